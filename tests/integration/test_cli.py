@@ -146,7 +146,8 @@ def test_bytes_are_written_as_they_are_and_left_out_of_json(run: Run, archive: s
         (("--url", "redis://127.0.0.1:1", "get", "s"), "127.0.0.1:1"),
     ],
 )
-def test_an_error_is_one_line_on_stderr(run: Run, words: tuple[str, ...], said: str) -> None:
+def test_an_error_is_one_line_on_stderr(run: Run, words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "archive.db").touch()  # else there is no store, which is another error
     done = run(*words)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error: ")
@@ -321,6 +322,19 @@ def test_deleting_and_forgetting(run: Run, archive: str) -> None:
     assert run("forget", "u", typed="y\n").code == 0
     assert run("get", "mine").code == 1
     assert run("forget", "nobody", "--yes").out == "0 records removed\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("get", "c1"), ("sessions",), ("doctor",), ("audit",), ("replicas",), ("export", "--all"), ("search", "x")],
+)
+def test_who_only_reads_makes_no_store(words: tuple[str, ...], tmp_path: Path, run: Run) -> None:
+    done = run(*words)
+    assert done.code == 1
+    assert "there is no store in" in done.err
+    assert not [*tmp_path.iterdir()]
+    assert run("set", "c1", "n", "1").code == 0
+    assert run("get", "c1").code == 0, "there is one now"
 
 
 def test_the_store_is_examined_and_migrated(run: Run) -> None:

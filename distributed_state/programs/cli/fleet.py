@@ -18,7 +18,7 @@ from rich.text import Text
 import distributed_state
 from distributed_state.programs.cli.auditing import ago, moment
 from distributed_state.programs.cli.looking import plain, printable, when
-from distributed_state.programs.cli.shell import app, err, open_store, out
+from distributed_state.programs.cli.shell import app, err, open_existing, out
 
 _COLOURS = {
     "conversation": "green",
@@ -42,7 +42,7 @@ def replicas(
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents replicas[/]
     """
-    with open_store(context) as store:
+    with open_existing(context) as store:
         found = store.replicas()
     if as_json:
         # JSON in ASCII: control sequences that a terminal would obey are escaped.
@@ -91,7 +91,7 @@ def tail(
     begin = None if position else moment("--since", since, time.time())
     wanted = types or ["*"]
     left = count
-    with open_store(context) as store, store.events(*wanted, since=since if position else None) as events:
+    with open_existing(context) as store, store.events(*wanted, since=since if position else None) as events:
         try:
             past = _past(store, begin, wanted, conversation)
             reached: dict[tuple[str, int], int] = {}

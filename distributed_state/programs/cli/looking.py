@@ -14,7 +14,7 @@ from rich.table import Table
 
 import distributed_state
 from distributed_state.errors import InvalidValue, NotFound, Unavailable
-from distributed_state.programs.cli.shell import Id, Scope, app, err, open_store, out, print_json, record_of
+from distributed_state.programs.cli.shell import Id, Scope, app, err, open_existing, out, print_json, record_of
 
 _PAGE = 1000
 
@@ -32,7 +32,7 @@ def get(
 
     Example: [cyan]distributed-state get user-123 preferences[/]
     """
-    with open_store(context) as store:
+    with open_existing(context) as store:
         record = record_of(store, scope, id)
         if not record.exists():
             raise NotFound(f"there is no {scope} {id!r}")
@@ -63,7 +63,7 @@ def history(
 
     Example: [cyan]distributed-state history user-123 --last 10[/]
     """
-    with open_store(context) as store:
+    with open_existing(context) as store:
         record = record_of(store, scope, id)
         version = record.version()
         if not version:
@@ -97,7 +97,7 @@ def sessions(
     Example: [cyan]distributed-state sessions --user u1 --tag run=r1[/]
     """
     tags = _tags(tag or [])
-    with open_store(context) as store:
+    with open_existing(context) as store:
         rows = store.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
     table = Table("id", "user", "version", "created", "updated", "")
     for row in rows:
@@ -133,7 +133,7 @@ def branches(
 
     Example: [cyan]distributed-state branches session/user-123[/]
     """
-    with open_store(context) as store:
+    with open_existing(context) as store:
         if record is not None:
             scope, slash, id = record.partition("/")
             if not slash:
@@ -184,7 +184,7 @@ def doctor(
 def _findings(context: typer.Context) -> list[distributed_state.Finding]:
     try:
         # It does not archive itself: whether others do is what is asked.
-        with open_store(context, archiver=False) as store:
+        with open_existing(context, archiver=False) as store:
             return store.doctor()
     except Unavailable as error:
         from distributed_state.store.doctor_apart import examine_apart

@@ -12,7 +12,7 @@ import typer
 
 import distributed_state
 from distributed_state.errors import Conflict, InvalidValue, NotFound, StateError
-from distributed_state.programs.cli.shell import Scope, app, err, open_store
+from distributed_state.programs.cli.shell import Scope, app, err, open_existing, open_store
 
 _HEADER = '{"format":'
 _SCOPES = ("user", "app", "task", "session")
@@ -36,7 +36,7 @@ def export(
     if (id is None) != all:
         raise typer.BadParameter("give the id of a record, or --all")
     with ExitStack() as stack:
-        store = stack.enter_context(open_store(context))
+        store = stack.enter_context(open_existing(context))
         if id is not None:
             lines = store.export(id, scope=scope)
         file = sys.stdout

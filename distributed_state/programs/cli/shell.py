@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import typer
 from rich.console import Console
 
 import distributed_state
-from distributed_state.errors import InvalidValue, StateError
+from distributed_state.errors import InvalidValue, NotFound, StateError
 from distributed_state.programs import logs
 
 _HELP = (
@@ -87,6 +88,21 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
     with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
         if isinstance(store, distributed_state.StateStore):  # one behind a service is no replica
             logs.of_replica(store.replica)
+        yield store
+
+
+@contextmanager
+def open_existing(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
+    """Open a store to read from: where there is none, none is made. Raises NotFound then."""
+    if context.obj["url"] is None:
+        from distributed_state.cold.urls import parse_url
+        from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE
+
+        archive = parse_url(context.obj["archive"] or EMBEDDED_ARCHIVE)
+        file = archive.database if archive.get_backend_name() == "sqlite" else None
+        if file and not file.startswith("file:") and not Path(file).exists():
+            raise NotFound(f"there is no store in {file}: --url and --archive name another one; `set` begins one here")
+    with open_store(context, **settings) as store:
         yield store
 
 
