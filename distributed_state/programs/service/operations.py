@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.responses import Response
 
 from distributed_state.programs.service.callers import Right
@@ -52,6 +53,15 @@ _AGAIN = (IF_MATCH, IDEMPOTENCY_KEY, LEASE)  # of a record that is there
 _BEGIN = (IF_NONE_MATCH, IDEMPOTENCY_KEY)
 
 
+class _Number(IntegerConvertor):
+    """A number in a path. What has more digits than any is not found: Python refuses to read 4,301 of them."""
+
+    regex = "[0-9]{1,40}"
+
+
+register_url_convertor("number", _Number())
+
+
 def operations(events: Serve) -> list[Operation]:
     """All of them; `events` serves the stream of events."""
     # Those of each request first: routes are tried in order.
@@ -95,7 +105,7 @@ def _conversations() -> list[Operation]:
                   answer=transcripts.Popped, headers=_WRITE),
         Operation("GET", f"{one}/transcript", "read", transcripts.page, "Read messages as they were given",
                   query=messages.Page, answer=transcripts.Transcript, headers=_READ),
-        Operation("GET", f"{one}/messages/{{number:int}}", "read", messages.one, "Read one message",
+        Operation("GET", f"{one}/messages/{{number:number}}", "read", messages.one, "Read one message",
                   query=records.Fresh, answer=messages.Single),
         Operation("GET", f"{one}/lifetime", "read", lifetimes.read, "Read how long a conversation lives",
                   answer=lifetimes.Lives),
@@ -168,9 +178,9 @@ def _past(line: Line) -> list[Operation]:
     return [
         line("GET", "/versions", "read", versions.history, "Read a page of the history",
              query=versions.Past, answer=versions.Versions),
-        line("GET", "/versions/{version:int}", "read", versions.at, "Read a version",
+        line("GET", "/versions/{version:number}", "read", versions.at, "Read a version",
              query=versions.OnBranch, answer=versions.State),
-        line("GET", "/versions/{version:int}/diff", "read", versions.diff, "Compare two versions",
+        line("GET", "/versions/{version:number}/diff", "read", versions.diff, "Compare two versions",
              query=versions.Other, answer=versions.Difference),
         line("GET", "/checkpoints", "read", versions.checkpoints, "List the checkpoints", answer=versions.Checkpoints),
         line("POST", "/checkpoints", "write", versions.checkpoint, "Make a checkpoint",
