@@ -28,7 +28,7 @@ from distributed_state.programs import logs
 from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import answer, compress, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
-from distributed_state.programs.service.callers import serving
+from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
@@ -38,6 +38,7 @@ from distributed_state.programs.service.rates import Rates
 from distributed_state.programs.service.readiness import Probe, probes
 from distributed_state.programs.service.resources.events import Heard
 from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID, PREFIX, REQUEST_ID, Asked, Operation
+from distributed_state.programs.service.shares import Shares
 from distributed_state.programs.service.streaming import EventStream
 from distributed_state.programs.service.work import Work
 from distributed_state.store.asyncio import AsyncStateStore
@@ -46,6 +47,7 @@ from distributed_state.store.metrics import collector
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
 _RECOGNIZED_FOR = 2.0  # seconds after which it is asked again who hears a stream of events
+_JOINING = 4  # streams at once: each asks SQL and Redis for the position of every partition
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -70,9 +72,12 @@ class Service:
         self.registry = CollectorRegistry()
         self._probes: dict[str, Probe] = {}
         self._work = Work()
+        self._places = Shares(self.limits.requests, "requests")
+        self._hearers = Shares(self.limits.streams, "event streams")
+        self._joining = asyncio.Semaphore(_JOINING)
         self._rates = Rates(self.limits)
         self._quota = Quota(self.limits.tenant_conversations)
-        self._streams: dict[EventStream, asyncio.Task[None]] = {}
+        self._streams: dict[EventStream, tuple[Caller, asyncio.Task[None]]] = {}
         self._measure()
         self.operations = operations(self._events)
         self._described = Described(self.operations)
@@ -177,10 +182,12 @@ class Service:
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
         await bodies.receive(request, self.limits)
         self._rates.count(caller, len(request.state.body))
-        if len(self._work) >= self.limits.requests:
-            raise HTTPException(429, f"this worker already serves {self.limits.requests} requests")
         actor = caller.actor
-        with serving(caller), self.store.acting_as(actor) if actor else contextlib.nullcontext():
+        with (
+            self._places.one(caller),
+            serving(caller),
+            self.store.acting_as(actor) if actor else contextlib.nullcontext(),
+        ):
             asked = Asked(self.store, self.limits, caller, request, self._quota)
             response = await self._work.within(self.limits.request, operation.serve(asked))
         if operation.right == "read" and len(response.body) > self.limits.answer:
@@ -216,8 +223,6 @@ class Service:
         limits, request = asked.limits, asked.request
         if self.draining:
             raise Unavailable("this worker is stopping")
-        if len(self._streams) >= limits.streams:
-            raise HTTPException(429, f"this worker already has {limits.streams} event streams")
         given = requests.query(request, Heard)
         types = [each for several in given.types for each in several.split(",") if each]
         since = requests.header(request, LAST_EVENT_ID) or given.since or None
@@ -225,9 +230,11 @@ class Service:
             events = asked.store.events(*types, since=since)
         count = partial(self._rates.count, asked.caller)
         stream = EventStream(events, limits, self._forget, asked.caller.hears, count)
-        self._streams[stream] = asyncio.create_task(self._end_when_refused(stream, asked))
+        self._hearers.take(asked.caller)
+        self._streams[stream] = asked.caller, asyncio.create_task(self._end_when_refused(stream, asked))
         try:
-            await stream.join()
+            async with self._joining:
+                await stream.join()
         except BaseException:
             self._forget(stream)
             raise
@@ -243,8 +250,10 @@ class Service:
         stream.end()
 
     def _forget(self, stream: EventStream) -> None:
-        watching = self._streams.pop(stream, None)
-        if watching is not None:
+        known = self._streams.pop(stream, None)
+        if known is not None:
+            caller, watching = known
+            self._hearers.leave(caller)
             watching.cancel()
 
     # The description

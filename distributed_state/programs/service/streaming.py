@@ -19,12 +19,14 @@ from distributed_state.errors import CorruptState, StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.programs.service.answers import encode
 from distributed_state.programs.service.connections import CONNECTION
+from distributed_state.programs.service.fairness import turn
 from distributed_state.programs.service.limits import Limits
 from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
+_MANY = 8  # events that are waiting: who has so many catches up
 
 
 class EventStream(Response):
@@ -92,13 +94,21 @@ class EventStream(Response):
         if event is None:
             # A position without an event moves a client on past events of other types.
             return None if self._ended else b":\n%b\n" % self._position().encode()
+        if self._events.waiting < _MANY:
+            return await self._block(event)
+        # Hundreds of streams that catch up together would hold up everything else.
+        async with turn():
+            return await self._block(event)
+
+    async def _block(self, event: Event) -> bytes:
+        """This event and those that are here already, as they are written together."""
         parts = [self._shown(event)]
         size = len(parts[0])
         while size < _TOGETHER and self._events.waiting:
-            event = await self._readable(0)
-            if event is None:
+            following = await self._readable(0)
+            if following is None:
                 break
-            parts.append(self._shown(event))
+            parts.append(self._shown(following))
             size += len(parts[-1])
         return b"".join(parts)
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from distributed_state.errors import NotFound
 from distributed_state.programs.service import reading
 from distributed_state.programs.service.callers import Right
+from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.mcp.tool import OfSession, Tool
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.conversations import narrowed
@@ -127,7 +128,8 @@ class ForkSession(OfSession):
         """The new session's id and version."""
         id, session = _new(asked, self.new_session), self.chosen(asked)
         await asked.quota.ask(asked.store, asked.caller)
-        return {"session": id, "version": await session.fork(id, version=self.version)}
+        async with copying(asked.caller.prefix):
+            return {"session": id, "version": await session.fork(id, version=self.version)}
 
 
 class Rollback(OfSession):
@@ -139,7 +141,8 @@ class Rollback(OfSession):
 
     async def run(self, asked: Asked) -> Any:
         """The new version."""
-        return {"version": await self.chosen(asked).rollback(version=self.version)}
+        async with copying(asked.caller.prefix):
+            return {"version": await self.chosen(asked).rollback(version=self.version)}
 
 
 def _new(asked: Asked, id: str | None) -> str:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from distributed_state.errors import Conflict
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Body, Id, Version
@@ -42,7 +43,8 @@ async def fork(scope: Scope, asked: Asked) -> Response:
     if done is None:
         note = None if entry is None else partial(once.remember, entry)
         try:
-            version = await forks.fork(source, id, given.version, given.branch, note=note)
+            async with copying(asked.caller.prefix):
+                version = await forks.fork(source, id, given.version, given.branch, note=note)
         except Conflict:
             # Perhaps the same request, at another worker.
             done = None if once.key is None else once.answered(await target.read(True, VERSION))

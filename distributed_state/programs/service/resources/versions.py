@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from distributed_state.programs.service import conditions, reading, requests, writing
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -280,6 +281,7 @@ async def rollback(scope: Scope, asked: Asked) -> Response:
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
     rolled = partial(rollbacks.rollback, context, given.steps, given.label, given.version, note=once.note)
-    version, done = await once.settle(once.looked(context, rolled))
+    async with copying(asked.caller.prefix):
+        version, done = await once.settle(once.looked(context, rolled))
     version = version if done is None else done.version
     return answer({"version": version, "repeated": done is not None}, version=version)

@@ -1,0 +1,46 @@
+"""A service in this process with tokens of several tenants, for tests of what these may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from distributed_state import AsyncStateStore
+from distributed_state.programs.service import Access, Service, callers_policy
+from distributed_state.programs.service.auth import Authentication
+from distributed_state.values import access_tokens
+
+
+class Served:
+    """A service in this process, asked without a socket, and its tokens."""
+
+    def __init__(self, store: AsyncStateStore, access: Access, **options: Any) -> None:
+        self.store = store
+        self.service = Service(authentication=Authentication(access), **options)
+        self.service.begin(store)
+        transport = httpx.ASGITransport(self.service.app, client=("10.1.2.3", 5000))
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    async def token(self, prefix: str, *rights: str, actor: str = "web", seconds: float | None = 60.0) -> str:
+        id, text = access_tokens.make()
+        tiers = self.store.tiers()
+        tokens = tiers.cold.access_tokens
+        await tiers.port.sql(
+            lambda: tokens.add(
+                id, access_tokens.digest(text), prefix=prefix, rights=rights, actor=actor, seconds=seconds
+            )
+        )
+        return text
+
+    async def revoke(self, text: str) -> None:
+        tiers = self.store.tiers()
+        await tiers.port.sql(tiers.cold.access_tokens.revoke, access_tokens.id_of(text))
+
+    async def ask(self, method: str, path: str, token: str | None = None, **options: Any) -> httpx.Response:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return await self.http.request(method, path, headers=headers, **options)
+
+
+def opened(**options: Any) -> AsyncStateStore:
+    return AsyncStateStore.open(archive="memory", access=callers_policy(), **options)
