@@ -6,7 +6,7 @@ Design: section 21.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 CLAIM_SECONDS = 60.0
 _NAMED = 10
 _DOCUMENTS = 200  # in one transaction, at least
+_BYTES = 4 * 2**20  # of their texts, at least: each is kept in three forms until it is written
 
 
 class Round:
@@ -41,6 +42,7 @@ class Round:
         self._writes: list[Write] = []
         self._rows: list[Row] = []  # for an index of the user's own
         self._documents = 0
+        self._bytes = 0  # of their texts
         self._left_out = left_out  # what `embed` refuses
         self.lost = False
         self.done = 0
@@ -59,8 +61,7 @@ class Round:
             self._note(write)
         else:
             await self._whole(one)
-        if self._documents >= _DOCUMENTS:
-            await self.flush()
+        await self._flush_if_full()
 
     @property
     def _elsewhere(self) -> bool:
@@ -86,6 +87,7 @@ class Round:
             seen.add(piece.name)
             if existing.get(piece.name) != stored.digest:
                 write.put.append(stored)
+                self._bytes += len(stored.text)
                 if self._elsewhere:
                     self._rows.append(document(write.due, stored))
         self._documents += len(write.put) + len(write.remove)
@@ -116,19 +118,23 @@ class Round:
         self._note(Write(one, remove=gone, done=(one.epoch, one.version)))
 
     async def _page(self, one: Due, pieces: Sequence[Piece], existing: dict[Name, bytes], seen: set[Name]) -> None:
-        write = Write(one)
-        self._add(write, pieces, one.version, existing, seen)
-        # What lies above it in the line may say otherwise of an item that the index has by now.
-        existing.update((stored.name, stored.digest) for stored in write.put)
-        if write.put:
-            self._writes.append(write)
-        if self._documents >= _DOCUMENTS:
+        for some in _portions(pieces):
+            write = Write(one)
+            self._add(write, some, one.version, existing, seen)
+            # What lies above it in the line may say otherwise of an item that the index has by now.
+            existing.update((stored.name, stored.digest) for stored in write.put)
+            if write.put:
+                self._writes.append(write)
+            await self._flush_if_full()
+
+    async def _flush_if_full(self) -> None:
+        if self._documents >= _DOCUMENTS or self._bytes >= _BYTES:
             await self.flush()
 
     async def flush(self) -> None:
         """Write what was collected."""
         writes, rows = self._writes, self._rows
-        self._writes, self._rows, self._documents = [], [], 0
+        self._writes, self._rows, self._documents, self._bytes = [], [], 0, 0
         if self.lost or not writes:
             return
         if self._elsewhere:
@@ -172,6 +178,20 @@ class Round:
         self._left_out[name] = None
         while len(self._left_out) > _NAMED:
             del self._left_out[next(iter(self._left_out))]
+
+
+def _portions(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """The same in turn, as many together as are of a transaction's size."""
+    some: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece.data or b"")
+        if size >= _BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _described(one: Due, name: Name) -> str:

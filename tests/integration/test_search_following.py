@@ -27,6 +27,7 @@ from distributed_state import (
     Unavailable,
 )
 from distributed_state.cold import search_feed, search_tables
+from distributed_state.search import round as round_
 from distributed_state.search.querying import follower_of
 from tests.journals import Journal
 
@@ -261,6 +262,27 @@ async def test_a_follower_that_dies_anywhere_leaves_nothing_out_and_nothing_twic
     assert len(found) == len(set(found)) == count + min(count, 5)
     kept = {hit.value for hit in await store.search(MARK, kinds=["field"])}
     assert kept == {f"{MARK} {number}" for number in range(max(0, count - 5), count)}
+
+
+async def test_large_texts_are_written_a_few_at_a_time(opener: Any, monkeypatch: Any) -> None:
+    """Copies of a large record would all be in memory at once; as one record would."""
+    monkeypatch.setattr(round_, "_BYTES", 10_000)
+    store = await searching(opener, archiver=False)
+    session = store.session("c0")
+    await session.write(set={f"f{number}": f"{MARK} {number} " + "x" * 2000 for number in range(20)})
+    for number in range(3):
+        await session.fork(f"c{number + 1}")
+    sizes = []
+    real = search_feed.write
+
+    def seen(connection: Any, namespace: str, claimer: str, until_ms: int, writes: Any, language: str) -> Any:
+        sizes.append(sum(len(each.text) for write in writes for each in write.put))
+        return real(connection, namespace, claimer, until_ms, writes, language)
+
+    monkeypatch.setattr(search_feed, "write", seen)
+    assert len(await places(store, MARK, limit=1000)) == 80
+    assert max(sizes) < 10_000 + 3000, "at most a text more than the bound"
+    assert sum(sizes) > 80 * 2000
 
 
 @pytest.mark.replicas
