@@ -86,7 +86,7 @@ class Service:
             routes=[*self._routes(), *([] if ops_apart else self._ops())],
             exception_handlers={HTTPException: self._unrouted},
             middleware=[
-                Middleware(KnownHosts, hosts=self.authentication.hosts),
+                Middleware(KnownHosts, hosts=self.authentication.hosts, refuse=self._unrouted),
                 *(cors(origins) if origins else []),
             ],
         )

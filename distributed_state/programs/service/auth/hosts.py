@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs.service.answers import refusal
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.ASCII)
@@ -47,11 +48,12 @@ def require_loopback(address: str) -> None:
 
 
 class KnownHosts:
-    """An ASGI application that answers 421 to requests by another name, and gives the others to `app`."""
+    """An ASGI application that has 421 answered by `refuse` to requests by another name, and the others by `app`."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+    def __init__(self, app: ASGIApp, hosts: Hosts, refuse: Callable[[Request, Exception], Awaitable[Response]]) -> None:
         self._app = app
         self._hosts = hosts
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let `app` answer."""
@@ -59,5 +61,5 @@ class KnownHosts:
         if scope["type"] == "http":
             given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
             if not self._hosts.allow(given):
-                app = refusal(HTTPException(421, "it is not called by this name"))
+                app = await self._refuse(Request(scope), HTTPException(421, "it is not called by this name"))
         await app(scope, receive, send)
