@@ -338,7 +338,7 @@ def test_every_requirement_is_pinned_by_hash_and_no_index_is_named(name: str) ->
 def test_the_requirements_satisfy_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    shipped = [extra for extra in ("postgres", "serve", "telemetry", "encryption") if extra in extras]
+    shipped = [extra for extra in ("postgres", "serve", "mcp", "telemetry", "encryption") if extra in extras]
     wanted = project["dependencies"] + [each for extra in shipped for each in extras[extra]]
     pinned = requirements("requirements.txt")
     for each in map(Requirement, wanted):
