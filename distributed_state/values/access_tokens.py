@@ -12,9 +12,12 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from distributed_state.errors import InvalidValue
 
+Right = Literal["read", "write", "delete", "events", "admin"]
+RIGHTS: tuple[Right, ...] = get_args(Right)
 BEGINNING = "dstate_"
 _SHAPE = re.compile(r"dstate_([0-9a-f]{16})_[A-Za-z0-9_-]{43}", re.ASCII)
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,98}", re.ASCII)

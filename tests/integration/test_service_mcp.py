@@ -23,9 +23,10 @@ from distributed_state.programs import service
 from distributed_state.programs.cli import serving, shell
 from distributed_state.programs.service import mcp
 from distributed_state.programs.service.auth import Access, Authentication, callers_policy
-from distributed_state.programs.service.callers import RIGHTS, Caller
+from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.mcp import endpoint
 from distributed_state.programs.service.resources import records
+from distributed_state.values.access_tokens import RIGHTS
 from tests.integration.test_service import Worker
 
 PATH = "/v1/mcp"

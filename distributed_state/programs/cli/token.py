@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
+from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.programs.cli.auditing import span
 from distributed_state.programs.cli.looking import plain, when
 from distributed_state.programs.cli.shell import app, err, out
+from distributed_state.values.access_tokens import RIGHTS
 
 token = typer.Typer(
     help="Make, list and revoke the tokens by which callers of `serve --tokens` are known.",
@@ -26,7 +28,6 @@ token = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(token, name="token")
-RIGHTS = ("read", "write", "delete", "events", "admin")
 
 
 @contextmanager
@@ -149,6 +150,6 @@ def _is_such(tokens: Any, path: Path, prefix: str, rights: set[str], actor: str)
 def _write(path: Path, text: str) -> None:
     """Write a file that its owner alone may read, from its first byte on."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with open(beside, "x", opener=opener) as file:
         file.write(f"{text}\n")
     beside.replace(path)

@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, get_args
 
+from distributed_state.values.access_tokens import RIGHTS, Right
 from distributed_state.values.model import SCOPES, unescape
 from distributed_state.values.results import Event
-
-Right = Literal["read", "write", "delete", "events", "admin"]
-RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,7 @@ class Caller:
 
     actor: str = ""
     prefix: str = ""
-    rights: frozenset[Right] = RIGHTS
+    rights: frozenset[Right] = frozenset(RIGHTS)
     credential: str = ""
 
     def hears(self, event: Event) -> bool:

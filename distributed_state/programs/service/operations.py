@@ -9,7 +9,6 @@ from typing import Any
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.responses import Response
 
-from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.resources import (
     branches,
     changes,
@@ -42,6 +41,7 @@ from distributed_state.programs.service.routes import (
     Operation,
     Serve,
 )
+from distributed_state.values.access_tokens import Right
 from distributed_state.values.model import Scope
 
 OfScope = Callable[[Scope, Asked], Coroutine[Any, Any, Response]]

@@ -13,10 +13,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.programs.service.callers import Caller, Right
+from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.values.access_tokens import Right
 
 
 @dataclass(frozen=True, slots=True)

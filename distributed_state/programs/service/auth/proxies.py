@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from starlette.requests import Request
 
 from distributed_state.errors import ConfigurationError, InvalidValue, Unauthenticated
-from distributed_state.programs.service.callers import RIGHTS, Caller
-from distributed_state.values.access_tokens import prefix_of
+from distributed_state.programs.service.callers import Caller
+from distributed_state.values.access_tokens import RIGHTS, prefix_of
 
 ACTOR, TENANT, GRANTED = "x-actor", "x-tenant", "x-rights"
 _ALL = "*"
@@ -49,7 +49,7 @@ class Proxies:
             prefix = "" if tenant == _ALL else prefix_of(tenant)
         except InvalidValue as error:
             raise Unauthenticated from error
-        if not rights <= RIGHTS:
+        if not rights <= set(RIGHTS):
             raise Unauthenticated
         return Caller(actor, prefix, frozenset(each for each in RIGHTS if each in rights))
 

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import reading
-from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.mcp.tool import OfSession
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Limit, Version
@@ -21,6 +20,7 @@ from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
 from distributed_state.values import bytes_as_text
+from distributed_state.values.access_tokens import Right
 from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.model import PHASE
 

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from distributed_state.errors import NotFound
 from distributed_state.programs.service import reading
-from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.mcp.tool import OfSession, Tool
 from distributed_state.programs.service.resources import records
@@ -18,6 +17,7 @@ from distributed_state.programs.service.resources.conversations import narrowed
 from distributed_state.programs.service.resources.shapes import Limit, Version
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records.context import context_of
+from distributed_state.values.access_tokens import Right
 
 _LOOKED_AT = 100  # hits, to find those of one session among them
 

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import AccessDenied, InvalidValue
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import SESSION, Asked
+from distributed_state.values.access_tokens import Right
 
 _WRONG = 5  # arguments that are named in one error
 
