@@ -16,12 +16,13 @@ from tenants import Served, opened
 from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.auth import Authentication, policy
-from distributed_state.programs.service.callers import RIGHTS, Caller, serving
+from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import Operation
 from distributed_state.records.access import Request as Asked
 from distributed_state.values import access_tokens
+from distributed_state.values.access_tokens import RIGHTS
 
 HI = {"role": "user", "content": "hi"}
 
@@ -50,7 +51,7 @@ async def test_each_operation_is_for_those_who_have_its_right_in_its_tenant() ->
     """A row for each operation: without a token, without its right, of another tenant, of its own, of all tenants."""
     async with opened() as store:
         served = Served(store, Access(tokens=True))
-        lacking = {right: await served.token("acme:", *(RIGHTS - {right})) for right in RIGHTS}
+        lacking = {right: await served.token("acme:", *(set(RIGHTS) - {right})) for right in RIGHTS}
         other, mine, admin = [await served.token(prefix, *RIGHTS) for prefix in ("evil:", "acme:", "")]
         wrong = []
         for number, (name, operation) in enumerate(OPERATIONS.items()):
@@ -233,6 +234,20 @@ async def test_a_policy_of_ones_own_is_asked_as_well() -> None:
         token = await served.token("", *RIGHTS)
         assert (await served.ask("POST", "/v1/conversations", token, json={"id": "acme:secret"})).status_code == 403
         assert (await served.ask("POST", "/v1/conversations", token, json={"id": "acme:c"})).status_code == 201
+
+
+async def test_a_turn_asks_the_policy_few_questions() -> None:
+    """As many as docs/security.md says."""
+    asked: list[tuple[str, str | None]] = []
+    both = callers_policy(lambda request: asked.append((request.action, request.field)) is None)
+    async with AsyncStateStore.open(archive="memory", access=both) as store:
+        served = Served(store, Access(tokens=True))
+        token = await served.token("acme:", *RIGHTS)
+        await served.ask("POST", "/v1/conversations", token, json={"id": "acme:c"})
+        asked.clear()
+        turn = {"messages": [HI], "set": {"n": 1}, "request_id": "r"}
+        assert (await served.ask("POST", "/v1/conversations/acme:c/turns", token, json=turn)).status_code == 200
+        assert len(asked) == 5, asked
 
 
 @pytest.mark.parametrize("access", [None, lambda _: False, lambda _: True])

@@ -20,6 +20,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -36,10 +37,13 @@ from distributed_state.errors import (
 from distributed_state.programs.cli import shell
 from distributed_state.programs.service import Access, Issuer, Service
 from distributed_state.programs.service.auth import Authentication
+from distributed_state.programs.service.auth import access_tokens as recognized
+from distributed_state.programs.service.auth import jwts as jwts_module
 from distributed_state.programs.service.auth.access_tokens import AccessTokens, Ages
 from distributed_state.programs.service.auth.hosts import Hosts, require_loopback
 from distributed_state.programs.service.auth.jwts import Jwts
 from distributed_state.programs.service.auth.proxies import Proxies
+from distributed_state.programs.service.auth.strangers import Strangers
 from distributed_state.programs.service.callers import Caller
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, FoundToken
@@ -202,6 +206,20 @@ async def test_without_the_providers_keys_nobody_is_refused_or_let_in(provider: 
     assert provider.fetched == 1
 
 
+async def test_a_provider_that_does_not_end_its_answer_is_waited_for_so_long(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte may come in time: it is all of it that has to."""
+    over = threading.Event()
+    monkeypatch.setattr(jwts_module, "_FETCHING", 0.05)
+    monkeypatch.setattr(jwt.PyJWKClient, "get_jwk_set", lambda _: over.wait(10))
+    try:
+        with pytest.raises(Unavailable, match="in time"):
+            await jwts(provider).caller(signed())
+    finally:
+        over.set()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -325,6 +343,42 @@ async def test_an_outage_of_sql_slows_no_known_token_down() -> None:
     await tokens.close()
 
 
+@pytest.mark.parametrize("most", [3, 100])
+async def test_while_sql_is_silent_few_strangers_wait_and_none_of_them_in_anothers_place(most: int) -> None:
+    """With room for all of them all wait."""
+    text = access_tokens.make()[1]
+    sql = Sql(text)
+    tokens = AccessTokens(Ages(fresh=0.0, revoked=0.0, wait=0.05, wait_unknown=60.0), Strangers(most))
+    tokens.begin(sql.find)
+    await tokens.caller(text)
+    sql.silent = True
+    asked = [asyncio.create_task(tokens.caller(access_tokens.make()[1])) for _ in range(20)]
+    await asyncio.sleep(0.01)
+    refused = [each for each in asked if each.done()]
+    assert len(refused) == max(0, 20 - most)
+    assert all(isinstance(each.exception(), HTTPException) for each in refused)
+    assert (await tokens.caller(text)).prefix == "acme:"
+    await tokens.close()
+    async with asyncio.timeout(5):
+        told = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(type(each) is Unavailable for each in told) == min(20, most), "when the worker stops"
+
+
+async def test_guesses_that_wait_keep_no_known_token_from_being_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognized, "_WAITING", 2)
+    text = access_tokens.make()[1]
+    sql = Sql(text)
+    tokens = AccessTokens(Ages(fresh=0.0, revoked=0.0, wait=0.02, wait_unknown=0.02))
+    tokens.begin(sql.find)
+    await tokens.caller(text)
+    sql.silent = True
+    for refusal in (Unavailable, Unavailable, HTTPException):
+        with pytest.raises(refusal):
+            await tokens.caller(access_tokens.make()[1])
+    assert (await tokens.caller(text)).prefix == "acme:"
+    await tokens.close()
+
+
 async def test_tokens_end_by_the_clock_of_the_database_and_belong_to_a_namespace(servers: Any, namespace: str) -> None:
     archive = servers.database()
     cold, other = ColdStore.open(archive, namespace), ColdStore.open(archive, f"{namespace}-2")
@@ -435,8 +489,10 @@ async def test_only_a_name_that_is_known_is_answered(host: str, allowed: bool) -
     transport = httpx.ASGITransport(service.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         for path in ("/healthz", "/v1/conversations", "/nowhere"):
-            status = (await http.get(path, headers={"Host": host})).status_code
-            assert (status == 421) is not allowed
+            found = await http.get(path, headers={"Host": host, "X-Request-Id": "mine"})
+            assert (found.status_code == 421) is not allowed
+            if not allowed:
+                assert found.headers["x-request-id"] == found.json()["instance"] == "mine"
 
 
 def test_hosts_are_not_looked_at_where_callers_are_known_and_one_host_is_named() -> None:

@@ -30,6 +30,7 @@ from typer.testing import CliRunner
 from distributed_state import StateStore
 from distributed_state.programs.cli import shell
 from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
+from distributed_state.values import access_tokens
 from distributed_state.warm.scripts import COMMIT
 
 LISTED = {"id", "user", "version", "created", "updated", "deleted", "cursor"}
@@ -625,6 +626,33 @@ def test_without_sql_it_is_not_ready_and_serves_what_is_in_redis(servers: Any, n
             server.resume()
         with store_of(options) as store:
             assert store.session("c").version(fresh=True) == 3
+
+
+@pytest.mark.wide
+def test_while_sql_is_silent_unknown_tokens_wait_for_a_while_and_known_ones_are_served(
+    servers: Any, namespace: str
+) -> None:
+    """The strangers are three times as many as may wait, and 503 or 429 is all that any of them is told."""
+    with postgres_server() as server:
+        options = _options(servers.redis("valkey").url, server.url, namespace)
+        known = CliRunner().invoke(shell.app, [*options, "token", "create", "--all-tenants"]).stdout.strip()
+        with Worker(*options, "--tokens", "--max-requests", "10").ready() as worker, ThreadPoolExecutor(30) as pool:
+            worker.http.headers["Authorization"] = f"Bearer {known}"
+            assert worker.post("/v1/conversations", id="c").status_code == 201
+            server.pause()
+            began = time.monotonic()
+            asked = [
+                pool.submit(httpx.get, f"{worker.url}/v1/conversations", headers={"Authorization": f"Bearer {text}"})
+                for text in (access_tokens.make()[1] for _ in range(30))
+            ]
+            assert worker.post("/v1/conversations/c/turns", messages=[HI]).status_code == 200
+            assert worker.get("/healthz").status_code == 200
+            found = [each.result().status_code for each in asked]
+            assert time.monotonic() - began < 10
+            assert set(found) == {503, 429}
+            assert found.count(429) >= 10
+            server.resume()
+            assert worker.end() == 0
 
 
 @pytest.mark.wide

@@ -31,7 +31,8 @@ class Limits:
     answer: int = 16 * 2**20  # a larger one is refused, as it would be built in memory
     request: float = 30.0  # for the work of one request, once its body is here
     busy: float = 10.0  # how long a turn waits for another one of the same conversation
-    requests: int = 512  # at once; more are answered 429. One whose body is still on its way is not among them
+    requests: int = 512  # at once; more are answered 429. One whose body is still on its way is not among them, and of
+    # those whose caller is being found out there may be as many beside
 
     # Of a tenant, 0: any number. Of this worker, as each counts for itself.
     tenant_requests: float = 0.0  # a second, and ten seconds' worth at once; more are answered 429

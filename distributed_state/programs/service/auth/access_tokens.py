@@ -19,14 +19,15 @@ from hmac import compare_digest
 from starlette.exceptions import HTTPException
 
 from distributed_state.errors import ColdUnavailable, Unauthenticated, Unavailable
-from distributed_state.programs.service.callers import RIGHTS, Caller
-from distributed_state.values.access_tokens import FoundToken, digest, id_of
+from distributed_state.programs.service.auth.strangers import Strangers
+from distributed_state.programs.service.callers import Caller
+from distributed_state.values.access_tokens import RIGHTS, FoundToken, digest, id_of
 
 log = logging.getLogger(__name__)
 Find = Callable[[Collection[str]], Awaitable[dict[str, FoundToken]]]
 _KNOWN = 10_000  # tokens that are remembered, and as many ids of which there is none
 _TOGETHER = 500  # ids in one query
-_WAITING = 10_000  # ids that wait to be asked for; more are answered 429
+_WAITING = 10_000  # unknown ids that are to be asked for; more are answered 429
 _PAUSE = 0.02  # between two queries
 
 
@@ -51,8 +52,9 @@ class _Known:
 class AccessTokens:
     """The tokens that callers showed, as far as they are remembered."""
 
-    def __init__(self, ages: Ages | None = None) -> None:
+    def __init__(self, ages: Ages | None = None, strangers: Strangers | None = None) -> None:
         self._ages = ages or Ages()
+        self._strangers = strangers or Strangers()
         self._find: Find | None = None
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._absent: OrderedDict[str, float] = OrderedDict()  # apart: guesses push out no token that there is
@@ -65,10 +67,11 @@ class AccessTokens:
         self._find = find
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading. Who waits for that is told so."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait((self._reading,))
+        self._give_up([*self._wanted])
 
     async def caller(self, text: str) -> Caller:
         """Whose token this is. Raises Unauthenticated, or Unavailable if SQL cannot say."""
@@ -92,14 +95,18 @@ class AccessTokens:
         absent = self._absent.get(id)
         if known is None and absent is not None and now - absent <= self._ages.fresh:
             return None
+        if known is None and len(self._wanted) >= _WAITING:
+            raise HTTPException(429, "too many unknown tokens are being looked up")
         reading = self._ask(id)
         age = 0.0 if known is None else now - known.read
         # Who has waited in vain tells the others that they need not: else an outage would slow every request down.
         if known is not None and (age <= self._ages.revoked or (self._silent and age <= self._ages.away)):
             return known
-        wait = self._ages.wait if known is not None or self._silent else self._ages.wait_unknown
         try:
-            async with asyncio.timeout(wait):
+            if known is None:
+                wait = self._ages.wait if self._silent else self._ages.wait_unknown
+                return await self._strangers.wait(reading, wait)
+            async with asyncio.timeout(self._ages.wait):
                 return await asyncio.shield(reading)
         except (ColdUnavailable, TimeoutError) as error:
             self._silent = True
@@ -111,8 +118,6 @@ class AccessTokens:
         """What SQL says of an id, once it does."""
         wanted = self._wanted.get(id)
         if wanted is None:
-            if len(self._wanted) >= _WAITING:
-                raise HTTPException(429, "too many unknown tokens are being looked up")
             wanted = self._wanted[id] = asyncio.get_running_loop().create_future()
             wanted.add_done_callback(_look_at)
         if self._reading is None:
@@ -135,12 +140,15 @@ class AccessTokens:
         except Exception as error:
             if not isinstance(error, ColdUnavailable):
                 log.error("tokens cannot be read", exc_info=error)
-            for id in ids:
-                self._wanted.pop(id).set_exception(ColdUnavailable("tokens cannot be read"))
+            self._give_up(ids)
             return
         self._silent = False
         for id in ids:
             self._wanted.pop(id).set_result(self._remember(id, found.get(id), began))
+
+    def _give_up(self, ids: list[str]) -> None:
+        for id in ids:
+            self._wanted.pop(id).set_exception(ColdUnavailable("tokens cannot be read"))
 
     def _remember(self, id: str, found: FoundToken | None, read: float) -> _Known | None:
         if found is None:

@@ -16,6 +16,7 @@ from distributed_state.programs.service.auth.hosts import LOCAL, Hosts, require_
 from distributed_state.programs.service.auth.jwts import Issuer, Jwts
 from distributed_state.programs.service.auth.policy import require_policy
 from distributed_state.programs.service.auth.proxies import ACTOR, Proxies
+from distributed_state.programs.service.auth.strangers import Strangers
 from distributed_state.programs.service.callers import Caller
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.access_tokens import BEGINNING
@@ -44,16 +45,17 @@ class Access:
 
 
 class Authentication:
-    """Recognizes the callers of one service."""
+    """Recognizes the callers of one service; of so many `strangers` at once it waits to be told who they are."""
 
-    def __init__(self, access: Access | None = None) -> None:
+    def __init__(self, access: Access | None = None, *, strangers: int = 512) -> None:
         self._access = access or Access()
         self.known = self._access.known
         self.proxies = Proxies(self._access.trust_proxy)
         local = () if self.known or self._access.insecure else LOCAL
         self.hosts = Hosts({*local, *self._access.allow_host})
-        self._tokens = AccessTokens() if self._access.tokens else None
-        self._jwts = Jwts(self._access.issuer) if self._access.issuer else None
+        waiting = Strangers(strangers)
+        self._tokens = AccessTokens(strangers=waiting) if self._access.tokens else None
+        self._jwts = Jwts(self._access.issuer, waiting) if self._access.issuer else None
 
     def require_place(self, address: str) -> None:
         """Raise ConfigurationError if a service with these settings must not listen on this address."""

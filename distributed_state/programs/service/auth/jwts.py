@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 import jwt
 
 from distributed_state.errors import ConfigurationError, InvalidValue, Unauthenticated, Unavailable
-from distributed_state.programs.service.callers import RIGHTS, Caller
-from distributed_state.values.access_tokens import prefix_of
+from distributed_state.programs.service.auth.strangers import Strangers
+from distributed_state.programs.service.callers import Caller
+from distributed_state.values.access_tokens import RIGHTS, prefix_of
 
 log = logging.getLogger(__name__)
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -30,7 +31,7 @@ _CHECKED_FOR = 60.0  # seconds that the check of a token counts, if it does not 
 _RENEW = 300.0  # seconds after which the keys are fetched again
 _LASTING = 3600.0  # seconds that they count while the provider is away
 _PAUSE = 10.0  # seconds between two fetches, whatever keys tokens name
-_FETCHING = 5.0
+_FETCHING = 5.0  # seconds that the provider may be silent, and that a request waits for the keys
 _LONGEST_ACTOR = 200
 
 
@@ -63,9 +64,9 @@ class Issuer:
 class Jwts:
     """The tokens of one identity provider."""
 
-    def __init__(self, issuer: Issuer) -> None:
+    def __init__(self, issuer: Issuer, strangers: Strangers | None = None) -> None:
         self._issuer = issuer
-        self._keys = _Keys(issuer.keys_url)
+        self._keys = _Keys(issuer.keys_url, strangers or Strangers())
         self._checked: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
 
     async def caller(self, text: str) -> Caller:
@@ -121,7 +122,8 @@ class Jwts:
 class _Keys:
     """The keys of a provider, fetched when one is missing, and at most every few seconds."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, strangers: Strangers) -> None:
+        self._strangers = strangers
         # Without a cache of its own: a key that it does not know would be fetched for each token that names one.
         self._client = jwt.PyJWKClient(url, cache_jwk_set=False, timeout=_FETCHING)
         self._keys: dict[str, jwt.PyJWK] = {}
@@ -134,7 +136,10 @@ class _Keys:
         if id not in self._keys or now - self._fetched > _RENEW:
             fetching = self._fetch(now)
             if fetching is not None and (id not in self._keys or now - self._fetched > _LASTING):
-                await asyncio.shield(fetching)
+                try:
+                    await self._strangers.wait(fetching, _FETCHING)
+                except TimeoutError as error:
+                    raise Unavailable("the identity provider's keys cannot be fetched in time") from error
         if time.monotonic() - self._fetched > _LASTING:
             raise Unavailable("the identity provider's keys cannot be fetched")
         if id not in self._keys:
