@@ -172,6 +172,11 @@ def half_bodies(target: Target, many: int, size: int = 2**20) -> list[socket.soc
     return connected(target, _post(size) + b" " * (size - 1), many)
 
 
+def begun_bodies(target: Target, many: int) -> list[socket.socket]:
+    """Bodies of a megabyte of which nothing is sent yet."""
+    return connected(target, _post(2**20), many)
+
+
 def ten_bytes(target: Target, many: int) -> list[socket.socket]:
     """Bodies of ten bytes that do not come."""
     return connected(target, _post(10) + b"{", many)

@@ -5,17 +5,24 @@ Small numbers; those of docs/security.md are behind `-m soak`, and most attacks 
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from deploy.load import attacks
 from deploy.load.attacks import CONVERSATIONS, HONEST, Seen, Target, Watch
+from distributed_state import AsyncStateStore
+from distributed_state.programs.service import Limits, Service, bodies
+from distributed_state.programs.service.routes import Asked, Operation
 
 QUICK = ("--head-seconds", "0.4", "--body-seconds", "0.4", "--read-seconds", "0.4", "--min-rate", "10000000")
 SLOW = ("--head-seconds", "60", "--body-seconds", "60", "--read-seconds", "60")
@@ -50,6 +57,14 @@ def lenient(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield target
 
 
+@pytest.fixture(scope="module")
+def patient(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A worker that gives clients as little time as `strict`, and is content with a byte a second."""
+    with Target(options(servers, tmp_path_factory.mktemp("patient")), *QUICK[:-1], "1", *LARGE) as target:
+        attacks.conversation(target, "huge", 12, 950_000)
+        yield target
+
+
 def well(seen: Seen) -> bool:
     """Whether other clients were served all the while."""
     # Twice what is promised, as a machine that runs other tests too is late by itself.
@@ -65,8 +80,9 @@ def survives(target: Target, attack: Callable[[], list[socket.socket]]) -> None:
     assert _soon(lambda: target.descriptors() <= before + 5)
 
 
-def _soon(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
+def _soon(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether it holds within so many seconds; it is asked every 20 ms."""
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -121,45 +137,62 @@ def test_half_bodies_hold_no_more_memory_than_they_may(strict: Target, lenient: 
 
 
 @pytest.mark.wide
-def test_a_body_that_trickles_ends_too(strict: Target, lenient: Target) -> None:
+def test_a_body_that_trickles_ends_too(strict: Target, patient: Target) -> None:
     def ends(target: Target, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        with attacks.held(attacks.half_bodies(target, 1, 1000)) as (slow,):
-            while time.monotonic() < deadline:
-                if attacks.closed(slow):
-                    return True
-                # It lacks one byte of its 1,000, and more than those are chunks of a body that never ends.
-                time.sleep(0.02)
-        return False
+        with attacks.held(attacks.begun_bodies(target, 1)) as (slow,):
+            return _soon(lambda: attacks.closed(slow) or not slow.send(b" "), seconds)
 
     assert ends(strict, 10)
-    assert not ends(lenient, 1)
+    assert not ends(patient, 2), "it gives as long for the first byte, and each that comes is fast enough"
 
 
-def test_bodies_that_do_not_come_take_no_slots(lenient: Target, strict: Target) -> None:
+def test_bodies_that_do_not_come_take_no_slots(strict: Target) -> None:
     """Of which there are four."""
     with attacks.held(attacks.ten_bytes(strict, 20)):
         assert strict.post(f"{CONVERSATIONS}/{HONEST}/turns", set={"a": 2}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        (attacks.many_fields(50_000), "values"),
-        (attacks.many_fields(6_000), "fields has 6000 entries"),
-        (attacks.deep(100_000), "values"),
-        (attacks.deep(100), "nested deeper than 64"),
-        (attacks.wide_and_deep(90_000, 65), "nested deeper than 64"),
-        (b'{"fields": {"\\\\\\"[[": ' + b"[" * 65 + b"]" * 65 + b"}}", "nested deeper than 64"),
-        ('{"fields": {"a": "\u2200"}}'.encode("utf-16-le"), "not JSON"),
-    ],
-    ids=["members", "fields", "brackets", "deep", "deep again and again", "deep after an odd name", "not in UTF-8"],
-)
-def test_a_body_of_an_absurd_shape_is_refused_unread(strict: Target, body: bytes, why: str) -> None:
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_body_is_waited_for_before_its_request_has_a_place(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it were waited for in that place, strangers who send nothing would take all of them."""
+    receive = bodies.receive
+
+    async def unread(request: Request, limits: Limits) -> None:
+        request.state.body = b""
+
+    async def late(asked: Asked) -> Response:
+        if not first:
+            await receive(asked.request, asked.limits)
+        return Response()
+
+    if not first:
+        monkeypatch.setattr(bodies, "receive", unread)
+    async with AsyncStateStore.open(archive="memory") as store:
+        service = Service(Limits(requests=4), more=[Operation("POST", "/v1/late", "write", late)])
+        service.begin(store)
+        transport = httpx.ASGITransport(service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+
+            async def endless() -> AsyncIterator[bytes]:
+                yield b"{"
+                await asyncio.Event().wait()
+
+            attack = [asyncio.create_task(http.post("/v1/late", content=endless())) for _ in range(20)]
+            await asyncio.sleep(0.02)
+            honest = await http.post("/v1/late", content=b"{}")
+            assert honest.status_code == (200 if first else 429)
+            for each in attack:
+                each.cancel()
+            await asyncio.gather(*attack, return_exceptions=True)
+
+
+def test_a_body_of_an_absurd_shape_is_refused_unread(strict: Target) -> None:
+    """Each kind of them, and that it is its limit which refuses it: tests/unit/test_service_bodies.py."""
     with Watch(strict) as watch:
-        answer = strict.http.post(CONVERSATIONS, content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 422, answer.text
-    assert why in answer.json()["detail"]
+        for body in (attacks.many_fields(50_000), attacks.many_fields(6_000), attacks.deep(100_000)):
+            assert attacks.sent(strict, body, 1) == {422}
     assert well(watch.seen), watch.seen
 
 
@@ -208,6 +241,19 @@ def test_clients_that_do_not_read_are_disconnected(strict: Target, lenient: Targ
     with attacks.held(attacks.deaf(lenient, path, 6)):
         assert _soon(lambda: lenient.rss() > began + 25), "without the limit their answers are kept"
         assert lenient.descriptors() >= before + 6
+
+
+@pytest.mark.wide
+def test_an_answer_that_is_read_too_slowly_ends_too(strict: Target, patient: Target) -> None:
+    """Though what the kernel keeps for the client comes to an end long after it."""
+
+    def ends(target: Target, seconds: float) -> bool:
+        before = target.descriptors()
+        with attacks.held(attacks.deaf(target, f"{HUGE}?last=9", 1)) as (slow,):
+            return _soon(lambda: target.descriptors() <= before or not slow.recv(4096), seconds)
+
+    assert ends(strict, 10)
+    assert not ends(patient, 2)
 
 
 @pytest.mark.soak

@@ -37,6 +37,7 @@ from distributed_state.store.asyncio import AsyncStateStore
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _OPS = 64  # connections to the port of health and metrics
+_UNSENT = 64 * 1024  # bytes of an answer that the kernel takes ahead of its client
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -85,7 +86,9 @@ def serve(
         factory = uvloop.new_event_loop
     if "FORWARDED_ALLOW_IPS" in os.environ:
         log.warning("FORWARDED_ALLOW_IPS is not read: name the proxies that are believed by trust_proxy")
-    service = Service(limits, Authentication(access), ops_apart=ops_port is not None, origins=origins, more=more)
+    limits = limits or Limits()
+    authentication = Authentication(access, strangers=limits.requests)
+    service = Service(limits, authentication, ops_apart=ops_port is not None, origins=origins, more=more)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=factory))
         listener = stack.enter_context(_listening(host, port))
@@ -236,6 +239,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     with listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Else it takes 4 MB of each connection, which no limit counts, and a slow client is not seen to read.
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
             listener.bind(address)
             listener.setblocking(False)
         except OSError as error:
