@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 from below import until
 
 from distributed_state.errors import Unavailable, WarmUnavailable
+from distributed_state.programs.service import memory
+from distributed_state.programs.service.connections import Connections
+from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.readiness import Probe
 from distributed_state.programs.service.work import Work
 
@@ -87,3 +91,26 @@ async def test_work_is_finished_or_given_up_at_the_end() -> None:
     await work.finish(0.01)
     with pytest.raises(Unavailable):
         await running
+
+
+@pytest.mark.parametrize("many", [10, 1000])
+async def test_the_memory_of_a_crowd_of_connections_is_given_back_once(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(memory, "trim", lambda: given.append(1))
+    connections = Connections(Limits(head=0.02))
+    watching = asyncio.create_task(connections.watch())
+    for each in [Mock(address="10.1.2.3") for _ in range(many)]:
+        connections.enter(each)
+        connections.leave(each)
+    await asyncio.sleep(0.05)
+    watching.cancel()
+    assert len(given) == (many == 1000)
+
+
+def test_giving_memory_back_is_no_error_wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.trim()
+    monkeypatch.setattr(memory.ctypes, "CDLL", Mock(side_effect=OSError))
+    memory.trim()
+    memory.give_back()

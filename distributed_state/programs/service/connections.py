@@ -14,11 +14,13 @@ import resource
 from collections import Counter
 from typing import Protocol
 
+from distributed_state.programs.service import memory
 from distributed_state.programs.service.limits import Limits
 
 log = logging.getLogger(__name__)
 CONNECTION = "connection"  # in the state of a request: the one it came by, which ASGI itself cannot abort
 _OTHERS = 256  # descriptors for Redis, SQL, logs, and what the interpreter opens
+_CROWD = 500  # connections whose memory is given back once they are gone
 BACKLOG = 1024  # connections that wait to be accepted; the loop may accept all of them before it tells us of the first
 
 
@@ -60,6 +62,7 @@ class Connections:
         self.most = room(limits.connections)
         self.in_flight = 0
         self.evicted = 0
+        self._gone = 0
         self._all: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
         # Those that wait for their client, the longest first: of clients that were never answered, and of others.
@@ -86,6 +89,7 @@ class Connections:
         """It is closed."""
         if connection in self._all:
             self._all.discard(connection)
+            self._gone += 1
             self.goes_on(connection)
             self._addresses[connection.address] -= 1
             if not self._addresses[connection.address]:
@@ -139,7 +143,7 @@ class Connections:
     # Time
 
     async def watch(self) -> None:
-        """Look at all connections again and again."""
+        """Look at all connections again and again, and give the memory of crowds of them back."""
         limits = self.limits
         pause = min(1.0, min(limits.head, limits.arriving, limits.leaving) / 4)
         loop = asyncio.get_running_loop()
@@ -151,6 +155,9 @@ class Connections:
             if self.evicted:
                 log.warning("disconnected %d clients that were waited for, to make room", self.evicted)
                 self.evicted = 0
+            if self._gone >= _CROWD:
+                memory.trim()
+                self._gone = 0
 
 
 def room(wanted: int) -> int:
