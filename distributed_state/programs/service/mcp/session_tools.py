@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.service import reading
+from distributed_state.programs.service import fairness, reading
 from distributed_state.programs.service.mcp.tool import OfSession
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Limit, Version
@@ -121,9 +121,9 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
     context.allow("read", MESSAGES)
     order: Literal["asc", "desc"] = "desc" if wanted.after is None else "asc"
     page = shown_messages.Page(limit=wanted.limit, before=wanted.before, after=wanted.after, order=order)
-    shown, _ = await reading.shown(context, page, asked.limits, fresh=True)
+    shown, size = await reading.shown(context, page, asked.limits, fresh=True)
     records.there(shown.entry, "session", session.id)
-    found = shown.raw()
+    found = await fairness.in_turn(size, shown.raw)
     return {
         "session": session.id,
         "version": shown.entry.version,
