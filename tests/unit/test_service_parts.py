@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import time
+from typing import Any
 
 import pytest
 from starlette.requests import Request
+from typer.testing import CliRunner
 
 from distributed_state import errors
 from distributed_state.errors import DurabilityUnknown, StateError
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.programs import service
+from distributed_state.programs.cli import shell
 from distributed_state.programs.service.answers import PUBLIC, STATUS, encode, refusal
 from distributed_state.programs.service.conditions import not_modified
 from distributed_state.values.codec import Codec
@@ -72,3 +76,11 @@ def test_a_header_of_any_kind_is_read_at_once() -> None:
 @pytest.mark.parametrize("value", [{"a": [1, None]}, 10**30, "\udc80", {"n": 0.1 + 0.2}, {"deep": [[{}]]}])
 def test_what_is_written_is_read_back(value: object) -> None:
     assert json.loads(encode(value)) == value
+
+
+def test_the_command_serves_with_the_limits_that_a_program_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(service, "serve", lambda _, **options: given.update(options))
+    assert CliRunner().invoke(shell.app, ["serve"]).exit_code == 0
+    assert given["limits"] == service.Limits()
+    assert given["access"] == service.Access()
