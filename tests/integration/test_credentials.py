@@ -11,6 +11,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -131,11 +132,12 @@ def jwts(provider: Provider, **options: Any) -> Jwts:
 async def test_a_jwt_says_tenant_rights_and_actor(provider: Provider) -> None:
     expected = Caller("Zoë", "acme:", frozenset({"read", "write"}))
     found = jwts(provider)
-    assert await found.caller(signed()) == expected
-    assert await found.caller(signed(CURVE, "curve", "ES256", scope=["read", "write", "x"])) == expected
+    assert replace(await found.caller(signed()), credential="") == expected
+    curve = await found.caller(signed(CURVE, "curve", "ES256", scope=["read", "write", "x"]))
+    assert replace(curve, credential="") == expected
     named = jwts(provider, tenant="org", rights="permissions", actor="email")
     text = signed(org="b:", permissions=["events"], email="z@example", tenant=None, scope=None, sub=None)
-    assert await named.caller(text) == Caller("z@example", "b:", frozenset({"events"}))
+    assert replace(await named.caller(text), credential="") == Caller("z@example", "b:", frozenset({"events"}))
     assert provider.fetched == 2, "the keys are kept"
 
 
