@@ -92,7 +92,7 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure], actor: str = "") -> Non
         raise errors[0]
 
 
-async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError], actor: str) -> list[str]:
+async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError], actor: str = "") -> list[str]:
     """Put tombstones on these records and archive them; those for which that was possible."""
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:

@@ -65,8 +65,7 @@ def compact(data: bytes) -> bytes:
 
 
 def _encode_exactly(value: Any, name: str) -> bytes:
-    complaint = _complaint(value)
-    if complaint is not None:
+    if (complaint := _complaint(value)) is not None:
         raise InvalidValue(_shown(name) + complaint)
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     if json.loads(text) != value:
@@ -75,7 +74,6 @@ def _encode_exactly(value: Any, name: str) -> bytes:
 
 
 def _shown(name: str) -> str:
-    """A name as a complaint shows it; an item's without what makes it one."""
     return name[1:].replace("\0", " ") if name.startswith(ITEM) else name
 
 

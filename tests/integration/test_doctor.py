@@ -71,7 +71,7 @@ async def test_an_archiver_that_makes_no_progress_is_named_with_its_reason(
     await until(well_again, 15)
 
 
-@pytest.mark.only(warm=("redis", "embedded"), cold="sqlite")
+@pytest.mark.only(warm=("redis", "fake"), cold="sqlite")
 async def test_a_damaged_archive_is_told_and_archiving_goes_on_when_it_is_repaired(opener: Any, tmp_path: Path) -> None:
     """An error of the driver that nobody expects would end the archiver's thread, and nobody would hear of it."""
     store = await opener(beat=0.1, archive_every=0.02, durability="memory")

@@ -2,8 +2,7 @@
 
 A namespace is an app's record, its keys are items of it. A record of its own, the directory, has the names of all
 namespaces as items, so that those below another one are found in their order; a namespace is in it before anything is
-in the namespace. A value stands as it was given, with its times under a name of ours; where a value has that name, or
-one like it, its own has one "#" more, so that the two never meet.
+in the namespace. A value stands as it was given, with its times under a name of ours; its own names like that have one "#" more.
 All times are those of the server's clock: by the workers' own, one would still show what is past its time to another.
 
 Design: section 22.
@@ -59,10 +58,9 @@ class Memory:
     def pack(self) -> dict[str, Any]:
         """As JSON."""
         times = [self.created, self.updated, self.ttl, self.used, self.indexed]
-        if any(map(_LIKE_OURS.fullmatch, self.value)):
-            # Said with the value: earlier releases stored such names as they were, and those are read so.
-            return {_stored(name): each for name, each in self.value.items()} | {_TIMES: [*times, True]}
-        return {**self.value, _TIMES: times}
+        stored = _stored(self.value)
+        # It is said where names are others: earlier releases stored such names as they were, and those are read so.
+        return {**stored, _TIMES: times if stored.keys() == self.value.keys() else [*times, True]}
 
     @classmethod
     def unpack(cls, item: Any) -> Memory:
@@ -87,8 +85,8 @@ class Memory:
         return {"namespace": namespace, "key": key, "value": self.value, **times}
 
 
-def _stored(name: str) -> str:
-    return f"#{name}" if _LIKE_OURS.fullmatch(name) else name
+def _stored(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"#{name}" if _LIKE_OURS.fullmatch(str(name)) else name: each for name, each in named.items()}
 
 
 def _time(seconds: float) -> datetime:
@@ -182,8 +180,7 @@ class Memories:
         """What the store's search finds in namespaces that begin so, the most relevant first."""
         hits = yield store.search(
             query, scope="app", prefix=self.prefix + text_of(prefix), kinds=("item",), collection=ITEMS,
-            filter={_stored(name): each for name, each in filter.items()} if filter else None,
-            match="any", limit=limit, offset=offset, fresh=True,
+            filter=_stored(filter or {}) or None, match="any", limit=limit, offset=offset, fresh=True,
         )  # fmt: skip
         now = yield store.time()
         found = []
