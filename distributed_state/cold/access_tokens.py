@@ -7,6 +7,7 @@ Design: section 17.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -15,10 +16,11 @@ from sqlalchemy import Row, insert, select, update
 from distributed_state.cold.engine import Database
 from distributed_state.cold.recovery import clock_us
 from distributed_state.cold.tables import access_tokens
-from distributed_state.errors import NotFound
+from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.values.access_tokens import AccessToken, FoundToken
 
 _c = access_tokens.c
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class AccessTokenStore:
@@ -32,7 +34,9 @@ class AccessTokenStore:
     def add(
         self, id: str, digest: bytes, *, prefix: str, rights: Collection[str], actor: str, seconds: float | None
     ) -> AccessToken:
-        """Keep a new token, valid for so many seconds from now; None is without end."""
+        """Keep a new token, valid for so many seconds from now; None is without end. Raises InvalidValue."""
+        if _UNSTORABLE.search(actor):
+            raise InvalidValue(f"an actor that a token names has no NUL and no lone surrogate, unlike {actor!r:.80}")
         with self._database.write() as connection:
             now_ms = clock_us(connection) // 1000
             row = {

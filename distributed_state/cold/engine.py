@@ -35,6 +35,7 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 _INSUFFICIENT_PRIVILEGE = "42501"
+_INTERNAL = "XX"  # what these codes begin with: data_corrupted, index_corrupted
 # A transaction that was too long idle, a table that is not there: a dump is being restored.
 _AWAY = ("25006", "25P03", "25P04", "42P01", "3F000")
 
@@ -228,7 +229,16 @@ class Database:
             ours = self._ours(error)
             if ours is None:
                 raise
+            if self._damaged(error) and not self.memory:
+                # Open connections keep pages that they have read: they would not see that the file was repaired.
+                self._engine.dispose()
             raise ours from error
+
+    def _damaged(self, error: Exception) -> bool:
+        """Whether what is stored cannot be read. SQLite has no class of its own for it, PostgreSQL one of codes."""
+        driver: Any = self._engine.dialect.dbapi
+        original: Any = error.orig if isinstance(error, exc.DBAPIError) else error
+        return type(original) is driver.DatabaseError or (getattr(original, "sqlstate", None) or "")[:2] == _INTERNAL
 
     def _ours(self, error: Exception) -> StateError | None:
         """What a driver's error is for our callers; None for a bug, which stays what it is."""
@@ -246,10 +256,10 @@ class Database:
             return ConfigurationError(message)  # an option of the URL, refused by the driver itself
         lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
         kinds = (driver.OperationalError, driver.InterfaceError)
-        # "file is not a database" has no class of its own.
-        if not self.opened and (isinstance(original, kinds) or type(original) is driver.DatabaseError):
+        damaged = self._damaged(error)
+        if not self.opened and (isinstance(original, kinds) or damaged):
             return (ConfigurationError if _REFUSED.search(str(original)) else ColdUnavailable)(message)
-        if lost or isinstance(original, kinds) or code in _AWAY:
+        if lost or damaged or isinstance(original, kinds) or code in _AWAY:
             return ColdUnavailable(message)
         return None
 

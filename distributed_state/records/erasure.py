@@ -45,8 +45,13 @@ async def forget(tiers: Tiers, owner: str) -> int:
     raise Conflict(f"{len(found)} records are erased, and more are written all the time: end that and repeat it")
 
 
-async def erase(tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref], Awaitable[None]]]) -> bool:
-    """Erase one record; False if there was nothing of it. `hooks` are awaited if it is there and not deleted."""
+async def erase(
+    tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref], Awaitable[None]]], *, actor: str = ""
+) -> bool:
+    """Erase one record; False if there was nothing of it. `hooks` are awaited if it is there and not deleted.
+
+    `actor` is that of the handle, escaped: its tombstone says so, unless another replica carries this through.
+    """
     text = names.ref.text
     found = False
     entry = await read_path.read(tiers, names, fresh=True)
@@ -60,19 +65,19 @@ async def erase(tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref],
         if not noted:
             return found
         found = True
-        await finish(tiers, noted)
+        await finish(tiers, noted, actor)
         # A rollback that had read what it brings back is noted when it is archived.
         await write_path.reach(tiers, names)
         noted = await tiers.port.sql(partial(tiers.cold.pending, names=[text]))
     raise Conflict(f"{text[:200]}: is erased, and brought back all the time: end that and repeat it")
 
 
-async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> None:
+async def finish(tiers: Tiers, noted: Sequence[Erasure], actor: str = "") -> None:
     """Carry these erasures through from wherever they were left. Raises the first error when all were tried."""
     errors: list[StateError] = []
     for at in range(0, len(noted), _AT_ONCE):
         some = noted[at : at + _AT_ONCE]
-        buried = await _bury(tiers, [each for each in some if not each.version], errors)
+        buried = await _bury(tiers, [each for each in some if not each.version], errors, actor)
         if buried:
             await tiers.port.sql(tiers.cold.erase, buried)
         names = [each.record for each in some]
@@ -87,12 +92,13 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> None:
         raise errors[0]
 
 
-async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]) -> list[str]:
+async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError], actor: str = "") -> list[str]:
     """Put tombstones on these records and archive them; those for which that was possible."""
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
         draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
+        draft.actor = actor
         draft.deleted = (
             "revive"  # one that is deleted already gets another: replicas that are away learn of the end by it
         )

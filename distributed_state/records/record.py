@@ -446,7 +446,8 @@ class AsyncRecord:
         goes on. A fork that was on its way meanwhile may go as well.
         """
         self._context.allow("admin", None)
-        return await erasure.erase(self._context.tiers, self._context.keys, self._context.store.deleting)
+        context = self._context
+        return await erasure.erase(context.tiers, context.keys, context.store.deleting, actor=context.actor)
 
     # The past
 

@@ -222,7 +222,7 @@ async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     if any(finding.name == "cluster" for finding in findings):
         findings += await _failover(tiers)
     findings += await fleet_checks.lag(tiers)
-    return findings if embedded else findings + await fleet_checks.fleet(tiers)
+    return findings + (fleet_checks.here(tiers) if embedded else await fleet_checks.fleet(tiers))
 
 
 def away(error: StateError) -> Finding:

@@ -16,6 +16,13 @@ from distributed_state.warm.answers import PartitionState
 
 _OLD = 60.0  # seconds that a commit waits for SQL before somebody should look
 _NAMED = 5  # partitions, in one line
+_STOPPED = "see the message: this archiver makes no progress until then"
+
+
+def here(tiers: Tiers) -> list[Finding]:
+    """What stops the archiver of a store whose Redis is in its own process: nobody else archives, nor hears of it."""
+    failure = tiers.archiver.failure
+    return [Finding("archiver", False, failure, _STOPPED)] if failure else []
 
 
 async def fleet(tiers: Tiers) -> list[Finding]:
@@ -36,9 +43,8 @@ def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
     found = f"{len(at_work)} of {len(replicas)} replicas archive {taken} of {count} partitions"
     advice = "start `distributed-state archiver`: until then nothing reaches SQL, and full journals refuse writes"
     findings = [Finding("archivers", bool(at_work) or here, found, advice)]
-    advice = "see the message: this archiver makes no progress until then"
     return findings + [
-        Finding(f"archiver {each.id}", False, f"{each.host}, process {each.pid}: {each.archiving}", advice)
+        Finding(f"archiver {each.id}", False, f"{each.host}, process {each.pid}: {each.archiving}", _STOPPED)
         for each in replicas
         if each.archiving
     ]

@@ -43,7 +43,7 @@ def encode(value: Any, name: str = "value") -> bytes:
     if kind is int:
         return b"%d" % value if -(2**63) <= value < 2**64 else _encode_exactly(value, name)
     if kind is float and not math.isfinite(value):
-        raise InvalidValue(f"{name}: {value!r} is not a JSON number")
+        raise InvalidValue(f"{_shown(name)}: {value!r} is not a JSON number")
     try:
         data = orjson.dumps(value, option=_OPTIONS)
         # orjson writes NaN as null, tuples as lists and enums as their values; only a look at the result shows.
@@ -65,18 +65,20 @@ def compact(data: bytes) -> bytes:
 
 
 def _encode_exactly(value: Any, name: str) -> bytes:
-    name = name.removeprefix("#").replace("\0", " ")  # an item's, as a message shows it
-    complaint = _complaint(value, name)
-    if complaint is not None:
-        raise InvalidValue(complaint)
+    if (complaint := _complaint(value)) is not None:
+        raise InvalidValue(_shown(name) + complaint)
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     if json.loads(text) != value:
-        raise InvalidValue(f"{name}: does not survive JSON unchanged")
+        raise InvalidValue(f"{_shown(name)}: does not survive JSON unchanged")
     return b" " + text.encode()
 
 
-def _complaint(value: Any, name: str) -> str | None:
-    """Find the first place that JSON cannot hold and say what is wrong with it."""
+def _shown(name: str) -> str:
+    return name[1:].replace("\0", " ") if name.startswith(ITEM) else name
+
+
+def _complaint(value: Any) -> str | None:
+    """Find the first place that JSON cannot hold and say what is wrong with it, behind the value's name."""
     open_containers: set[int] = set()
 
     def search(value: Any, path: str, depth: int) -> str | None:
@@ -105,7 +107,7 @@ def _complaint(value: Any, name: str) -> str | None:
             return f"{path}: {_a(value)} is not a JSON value" + _ADVICE.get(type(value).__name__, "")
         return None
 
-    return search(value, name, 0)
+    return search(value, "", 0)
 
 
 def _a(value: Any) -> str:

@@ -283,6 +283,23 @@ def test_memories_are_found_by_prefix_and_filter_and_go_after_their_time(setting
         assert memories.sweep_ttl() == 1
 
 
+def test_a_value_may_have_any_name(settings: dict[str, Any]) -> None:
+    """Those of ours, too; what an earlier release stored under names like ours is read as it was."""
+    with StateStore.open(**settings) as store:
+        memories = DistributedStateStore(store)
+        value = {"#langgraph": 1, "##langgraph": [2], "a": 3}
+        memories.put(("users",), "k", value, ttl=10)
+        store.app("langgraph-store/users.").items("items").put(
+            "old", {"##langgraph": [2], "#langgraph": [1.0, 2.0, None, 2.0, True]}
+        )
+        for seen in (memories, DistributedStateStore(store)):
+            assert [each.value for each in seen.search(("users",))] == [value, {"##langgraph": [2]}]
+            assert [each.key for each in seen.search(("users",), filter={"#langgraph": 1})] == ["k"]
+            found = seen.get(("users",), "k")
+            assert found is not None
+            assert found.value == value
+
+
 def test_namespaces_that_hold_nothing_are_not_listed(settings: dict[str, Any]) -> None:
     with StateStore.open(**settings) as store:
         memories = DistributedStateStore(store)

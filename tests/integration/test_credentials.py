@@ -30,6 +30,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import (
     ColdUnavailable,
     ConfigurationError,
+    InvalidValue,
     NotFound,
     StateError,
     Unauthenticated,
@@ -391,6 +392,9 @@ async def test_tokens_end_by_the_clock_of_the_database_and_belong_to_a_namespace
                 id, access_tokens.digest(text), prefix="a:", rights=["write", "read"], actor="Zoë", seconds=seconds
             )
             assert (kept.rights, kept.actor, kept.revoked) == (("read", "write"), "Zoë", None)
+        for actor in ("Zoë\0", "Zoë\udceb"):
+            with pytest.raises(InvalidValue, match="no NUL and no lone surrogate"):
+                tokens.add("0" * 16, b"", prefix="a:", rights=["read"], actor=actor, seconds=None)
         first, lasting, ended = (id for id, _ in made)
         found = tokens.find([first, lasting, ended, "unknown"])
         assert found.keys() == {first, lasting, ended} == {each.id for each in tokens.all()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from below import everything_in_sql, evict, held_in_redis, redis_of, shift, tier
 from faces import core
 
 from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
+from distributed_state.tiers import actors
 
 HOSTILE = {
     "nul\x00key": "nul\x00value",
@@ -61,6 +63,42 @@ async def test_history_says_who_did_what_and_when(store: Any) -> None:
     assert [change.version for change in await session.history(limit=2)] == [1, 2]
     assert [change.version for change in await session.history(after=2, limit=1)] == [3]
     assert await store.session("never").history() == []
+
+
+@pytest.mark.parametrize("by_handle", [True, False])
+async def test_who_acted_stands_with_each_kind_of_write(opener: Any, by_handle: bool) -> None:
+    store = await opener()
+    actor = {"actor": "ann"} if by_handle else {}
+    with nullcontext() if by_handle else store.acting_as("ann"):
+        session = store.session("s", user="u", **actor)
+        await session.create({"a": 1})
+        await session.append(said("hi"))
+        await session.write(set={"b": 1}, phase="planning")
+        await session.delete("b")
+        await session.items("notes").put("k", 1)
+        await session.items("notes").delete("k")
+        await session.checkpoint("half way")
+        await session.rollback(version=2)
+        async with store.batch() as batch:
+            batch.on(session).set("d", 1)
+        await session.clear()
+        await session.fork("f")
+        await store.session("e", **actor).set("a", 1)
+        erased: list[str] = []
+        commit_many = tiers(store).warm.commit_many
+
+        async def noted(writes: Any, *rest: Any, **options: Any) -> Any:
+            erased.extend(draft.actor or actors.present() for _, draft, *_ in writes)
+            return await commit_many(writes, *rest, **options)
+
+        tiers(store).warm.commit_many = noted
+        await store.session("e", **actor).erase()
+    for id in ("s", "f"):
+        assert {change.actor for change in await store.session(id).history()} == {"ann"}
+    assert erased == ["ann"]
+    with store.acting_as("bob"):
+        await store.delete("s")
+    assert [(each.kind, each.actor) for each in await store.session("s").history()][-1] == ("delete", "bob")
 
 
 async def test_any_version_can_be_read(opener: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_state import ConfigurationError, DecryptionFailed, Encryption, InvalidValue, KeyRing, Message
-from distributed_state.values.codec import Codec
+from distributed_state.values.codec import Codec, encode, item_name
 from distributed_state.values.encryption import Sealed
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
@@ -140,6 +140,14 @@ def test_patterns_choose_fields() -> None:
     assert not Encryption(RING, fields=()).covers("x")
     # What was encrypted once can still be read where it need not be any more.
     assert form(fields=()).decode(form().encode(1, "x"), "x") == 1
+
+
+def test_a_complaint_names_an_item_as_users_do_and_leaves_other_names_alone() -> None:
+    for value in (object(), float("nan"), [float("nan")]):
+        with pytest.raises(InvalidValue, match=r"^item notes k(\[0\])?: "):
+            encode(value, item_name(b"notes\0k"))
+        with pytest.raises(InvalidValue, match=r"^#tag\0k(\[0\])?: "):
+            encode(value, "#tag\0k")
 
 
 def test_complaints_do_not_repeat_what_is_to_be_encrypted() -> None:

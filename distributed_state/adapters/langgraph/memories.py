@@ -2,7 +2,7 @@
 
 A namespace is an app's record, its keys are items of it. A record of its own, the directory, has the names of all
 namespaces as items, so that those below another one are found in their order; a namespace is in it before anything is
-in the namespace. A value stands as it was given, with its times under a name that no value of LangGraph's may have.
+in the namespace. A value stands as it was given, with its times under a name of ours; its own names like that have one "#" more.
 All times are those of the server's clock: by the workers' own, one would still show what is past its time to another.
 
 Design: section 22.
@@ -10,6 +10,7 @@ Design: section 22.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from distributed_state.adapters.langgraph.steps import Steps, sent
 Namespace = tuple[str, ...]
 ITEMS, NAMESPACES = "items", "namespaces"
 _TIMES = "#langgraph"
+_LIKE_OURS = re.compile("#+langgraph")
 _PAGE = 1000
 _AT_ONCE = 50
 _SOME = 20
@@ -55,13 +57,18 @@ class Memory:
 
     def pack(self) -> dict[str, Any]:
         """As JSON."""
-        return {**self.value, _TIMES: [self.created, self.updated, self.ttl, self.used, self.indexed]}
+        times = [self.created, self.updated, self.ttl, self.used, self.indexed]
+        stored = _stored(self.value)
+        # It is said where names are others: earlier releases stored such names as they were, and those are read so.
+        return {**stored, _TIMES: times if stored.keys() == self.value.keys() else [*times, True]}
 
     @classmethod
     def unpack(cls, item: Any) -> Memory:
         """Read it back from an item of the record."""
         value = dict(item.value)
-        created, updated, ttl, used, indexed = value.pop(_TIMES)
+        created, updated, ttl, used, indexed, *renamed = value.pop(_TIMES)
+        if renamed:
+            value = {name[1:] if _LIKE_OURS.fullmatch(name) else name: each for name, each in value.items()}
         return cls(value, created, updated, ttl, used, indexed, item)
 
     def expired(self, now: float) -> bool:
@@ -76,6 +83,10 @@ class Memory:
         """What LangGraph's items are made of."""
         times = {"created_at": _time(self.created), "updated_at": _time(self.updated)}
         return {"namespace": namespace, "key": key, "value": self.value, **times}
+
+
+def _stored(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"#{name}" if _LIKE_OURS.fullmatch(str(name)) else name: each for name, each in named.items()}
 
 
 def _time(seconds: float) -> datetime:
@@ -169,7 +180,7 @@ class Memories:
         """What the store's search finds in namespaces that begin so, the most relevant first."""
         hits = yield store.search(
             query, scope="app", prefix=self.prefix + text_of(prefix), kinds=("item",), collection=ITEMS,
-            filter=dict(filter) if filter else None, match="any", limit=limit, offset=offset, fresh=True,
+            filter=_stored(filter or {}) or None, match="any", limit=limit, offset=offset, fresh=True,
         )  # fmt: skip
         now = yield store.time()
         found = []
