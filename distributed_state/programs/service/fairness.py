@@ -12,10 +12,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from distributed_state.programs.service import memory
+
 T = TypeVar("T")
 _ROUNDS = 10  # of the loop: a new connection is accepted, read and answered in six
 _LARGE = 64 * 1024  # from which on reading and writing JSON counts as long
-_COPIES = 4  # at once, of whole records
+_COPIES = 2  # at once, of whole records
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
@@ -52,4 +54,7 @@ async def copying(tenant: str) -> AsyncIterator[None]:
         # Kept by those who hold it or wait for it.
         own = _of_tenants.setdefault((id(loop), tenant), asyncio.Lock())
     async with own, _copying.setdefault(loop, asyncio.Semaphore(_COPIES)):
-        yield
+        try:
+            yield
+        finally:
+            memory.trim()
