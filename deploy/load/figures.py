@@ -96,13 +96,22 @@ def cpu(before: dict[str, float], after: dict[str, float], result: Result) -> Fi
     return Figure(f"ms of CPU for a turn, at {result.per_second:,.0f}/s", told, f"{sum(each.values()):.2f} in all")
 
 
+def settle(fleet: LocalFleet) -> None:
+    """Wait until everything is archived: what a search for the knee left to do is no part of what is measured next."""
+    with _store(fleet) as store:
+        store.archive()
+
+
+def _store(fleet: LocalFleet) -> StateStore:
+    return StateStore.open(
+        fleet.warm.url, archive=fleet.postgres.url, namespace=fleet.namespace, archiver=False, beat=0.0
+    )
+
+
 def idle_bytes(fleet: LocalFleet, sessions: int = 3000) -> Figure:
     """What an idle session of 2 KB takes in Redis."""
     client = redis.Redis.from_url(fleet.warm.url)
-    with (
-        client,
-        StateStore.open(fleet.warm.url, archive=fleet.postgres.url, namespace=fleet.namespace, archiver=False) as store,
-    ):
+    with client, _store(fleet) as store:
         store.archive()
         before = client.info("memory")["used_memory_dataset"]
         for number in range(sessions):

@@ -68,6 +68,7 @@ class Run:
                     steps += [step] if step else []
             self.report.figures += figures.at_knees(ours, bare, count, commands)
             if ours.best is not None:
+                figures.settle(self.fleet)
                 halves = [each.run(scenario, ours.best.rate / 2, _HALF, patience=2.0) for each in (self.crew, crew)]
                 self.report.figures.append(figures.at_half(*halves))
         return self._at_the_knee(ours)

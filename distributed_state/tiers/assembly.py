@@ -76,6 +76,7 @@ class Tiers:
         self.settings = settings
         self.keys = keys
         self.cold = cold
+        self.archive_id = str(layout["archive"])
         self.replica = replica
         self._name = replica.encode()
         self.codec_of = codec_of

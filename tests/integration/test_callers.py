@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from below import until
+from below import tiers, until
 from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, ConfigurationError
@@ -18,6 +18,7 @@ from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.auth import Authentication, policy
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.positions import Positions
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import Operation
 from distributed_state.records.access import Request as Asked
@@ -305,6 +306,11 @@ async def test_a_tenant_hears_nothing_of_another_and_a_stream_ends_with_its_toke
         assert heard[0] == b"200"
         assert text.count(b"data: ") == 1
         assert b"evil" not in text
+        last = [line.removeprefix(b"id: ").decode() for line in text.splitlines() if line.startswith(b"id: ")][-1]
+        plain = Positions(tiers(store).archive_id, "acme:").open(last)
+        assert "-" in plain, "it names epochs"
+        for place in (plain, Positions(tiers(store).archive_id, "evil:").seal(plain)):
+            assert (await served.ask("GET", f"/v1/events?since={place}", token)).status_code == 422
         await served.revoke(token)
         async with asyncio.timeout(10):
             await stream

@@ -33,6 +33,7 @@ from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.operations import operations
+from distributed_state.programs.service.positions import Positions
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.rates import Rates
 from distributed_state.programs.service.readiness import Probe, probes
@@ -220,16 +221,16 @@ class Service:
 
     async def _events(self, asked: Asked) -> Response:
         """The stream of events: `types=conversation.*&since=`, and the header Last-Event-ID, which goes first."""
-        limits, request = asked.limits, asked.request
         if self.draining:
             raise Unavailable("this worker is stopping")
-        given = requests.query(request, Heard)
+        given = requests.query(asked.request, Heard)
         types = [each for several in given.types for each in several.split(",") if each]
-        since = requests.header(request, LAST_EVENT_ID) or given.since or None
+        positions = Positions(asked.store.tiers().archive_id, asked.caller.prefix)
+        since = positions.open(requests.header(asked.request, LAST_EVENT_ID) or given.since or "") or None
         with serving(None):  # the stream leaves out what its caller may not hear
             events = asked.store.events(*types, since=since)
         count = partial(self._rates.count, asked.caller)
-        stream = EventStream(events, limits, self._forget, asked.caller.hears, count)
+        stream = EventStream(events, asked.limits, self._forget, asked.caller.hears, count, positions.seal)
         self._hearers.take(asked.caller)
         self._streams[stream] = asked.caller, asyncio.create_task(self._end_when_refused(stream, asked))
         try:

@@ -41,8 +41,10 @@ class EventStream(Response):
         over: Callable[[EventStream], None],
         hears: Callable[[Event], bool],
         count: Callable[[int], None],
+        shown: Callable[[str], str],
     ) -> None:
-        # `over` is told of its end, `hears` says what the client may hear, `count` is given the bytes that are sent
+        # `over` is told of its end, `hears` says what the client may hear, `count` is given the bytes that are sent,
+        # `shown` is a position as the client gets it
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
@@ -51,6 +53,7 @@ class EventStream(Response):
         self._over = over
         self._hears = hears
         self._count = count
+        self._shown_position = shown
         self._sent_position = ""
         self._ended = False
 
@@ -135,7 +138,7 @@ class EventStream(Response):
         if position == self._sent_position:
             return ""
         self._sent_position = position
-        return f"id: {position}\n"
+        return f"id: {self._shown_position(position)}\n"
 
     async def _notice_leaving(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -65,7 +65,7 @@ async def renew(scope: Scope, asked: Asked) -> Response:
 
 
 class Released(Answer):
-    """Whether it was held until now."""
+    """False: the lease had ended, and somebody else holds the record. What has ended may be released again."""
 
     released: bool
 
