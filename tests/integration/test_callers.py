@@ -41,6 +41,7 @@ BODIES: dict[str, Any] = {
     "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
     "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
     "Compact": {}, "Purge": {"keep_changes": 1000}, "ChangeItems": {"put": {"1": 1}}, "Live": {"idle": 60},
+    "MakeToken": {"rights": ["read"]},
 }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ async def test_each_operation_is_for_those_who_have_its_right_in_its_tenant() ->
             statuses = [each.status_code for each in found]
             if statuses[:2] != [401, 403]:
                 wrong.append((name, statuses))
-            if operation.right == "events":
+            if operation.right == "events" or "/tokens" in name:  # those are tested below
                 continue
             named = "{id}" in operation.path or id in str(body_of(operation, id)) or name in OF_ALL_TENANTS
             if statuses[2] != (403 if named else 200) or (not named and "acme" in found[2].text):
@@ -94,6 +95,40 @@ def body_of(operation: Operation, id: str) -> dict[str, Any]:
         return {}
     body = BODIES[operation.body.__name__]
     return {"json": body | {"id": f"{id}-{body['id']}"} if "id" in body else body}
+
+
+async def test_tokens_are_made_listed_and_refused_within_a_tenant_and_its_rights() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine, other, every = [await served.token(prefix, *RIGHTS) for prefix in ("acme:", "evil:", "")]
+        weak = await served.token("acme:", "admin", "read")
+
+        async def make(token: str, **body: Any) -> httpx.Response:
+            return await served.ask("POST", "/v1/tokens", token, json={"rights": ["read"], **body})
+
+        made = await make(mine, actor="robot", expires=60)
+        assert (made.status_code, made.json()["prefix"], made.headers["cache-control"]) == (201, "acme:", "no-store")
+        text, place = made.json()["token"], made.headers["location"]
+        assert (await served.ask("GET", "/v1/caller", text)).json()["actor"] == "robot"
+        assert (await make(mine, tenant="acme:eu")).json()["prefix"] == "acme:eu:"
+        refused = [
+            (await make(mine, tenant="evil")).status_code, (await make(mine, tenant="acm")).status_code,
+            (await make(weak, rights=["write"])).status_code, (await make(text)).status_code,
+        ]  # fmt: skip
+        assert refused == [403] * 4, "of others, or more than its maker may"
+        wrong = [
+            await make(mine, all_tenants=True), await make(every), await make(every, tenant="a/b"),
+            await make(mine, rights=[]), await make(mine, rights=["root"]), await make(mine, actor="\0"),
+        ]  # fmt: skip
+        assert [each.status_code for each in wrong] == [422] * 6
+        assert (await make(every, all_tenants=True)).json()["prefix"] == ""
+        seen = await served.ask("GET", "/v1/tokens", mine)
+        assert {each["prefix"] for each in seen.json()["tokens"]} == {"acme:", "acme:eu:"}
+        assert text.rsplit("_", 1)[1] not in seen.text
+        assert [each["prefix"] for each in (await served.ask("GET", "/v1/tokens", other)).json()["tokens"]] == ["evil:"]
+        absent = [await served.ask("DELETE", path, other) for path in (place, "/v1/tokens/0123456789abcdef")]
+        assert [each.status_code for each in absent] == [404, 404], "alike, whether there is one"
+        assert (await served.ask("DELETE", place, mine)).json()["revoked"] is not None
 
 
 async def test_a_conversation_that_a_write_begins_counts_as_one_that_is_begun() -> None:
