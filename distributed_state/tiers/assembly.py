@@ -75,8 +75,7 @@ class Tiers:
         self.port = port
         self.settings = settings
         self.keys = keys
-        self.cold = cold
-        self.archive_id = str(layout["archive"])
+        self.cold, self.archive_id = cold, str(layout["archive"])
         self.replica = replica
         self._name = replica.encode()
         self.codec_of = codec_of

@@ -2,8 +2,7 @@
 
 A namespace is an app's record, its keys are items of it. A record of its own, the directory, has the names of all
 namespaces as items, so that those below another one are found in their order; a namespace is in it before anything is
-in the namespace. A value stands as it was given, with its times under a name of ours; its own names like that have
-one "#" more.
+in the namespace. A value stands as it was given, with its times under a name of ours; names like that get a "#" more.
 All times are those of the server's clock: by the workers' own, one would still show what is past its time to another.
 
 Design: section 22.
