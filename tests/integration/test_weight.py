@@ -65,7 +65,7 @@ def test_help_is_shown_without_the_libraries_of_the_store(words: list[str]) -> N
     # Typer itself may check options by pydantic; the first screen has none to check.
     assert not (HEAVY if words == ["--help"] else HEAVY - {"pydantic"}) & loaded
     places = {name.split(".")[1] for name in own(loaded) if "." in name}
-    assert places == {"errors", "programs"}
+    assert places == {"errors", "programs", "values"}, "the last for the names of rights"
 
 
 def test_a_command_that_needs_a_store_loads_one() -> None:

@@ -100,6 +100,7 @@ async def test_bytes_of_a_stream_of_events_count_as_others_do() -> None:
         lambda _: None,
         lambda event: event.type == "mine",
         partial(rates.count, A),
+        str,
     )
     await events.stream({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
     assert b"".join(sent).count(b"event: mine") == 2

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Column, Table
 
-from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.programs.cli.auditing import span
 from distributed_state.programs.cli.looking import plain, when
@@ -149,6 +148,8 @@ def _is_such(tokens: Any, path: Path, prefix: str, rights: set[str], actor: str)
 
 def _write(path: Path, text: str) -> None:
     """Write a file that its owner alone may read, from its first byte on."""
+    from distributed_state.cold.private_files import opener
+
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(beside, "x", opener=opener) as file:
         file.write(f"{text}\n")
