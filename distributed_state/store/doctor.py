@@ -113,9 +113,12 @@ async def _times(tiers: Tiers) -> list[Finding]:
     """How far apart the clocks are."""
     apart = []
     for node in tiers.port.nodes():
-        seconds, micros = await tiers.warm.patiently(tiers.port.command_with, node, b"TIME")
+        try:
+            seconds, micros = await tiers.port.command_with(node, b"TIME")
+        except WarmUnavailable:
+            continue  # it was named above
         apart.append(tiers.port.wall() - int(seconds) - int(micros) / 1e6)
-    most = max(map(abs, apart))
+    most = max(map(abs, apart), default=0.0)
     findings = [Finding("clock", most < 5, f"{most:.3f} s apart", "run NTP here and on the servers")]
     if len(apart) > 1:
         spread = max(apart) - min(apart)

@@ -320,6 +320,9 @@ class Archiver:
                 moved = 0
                 pause = min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
+            except Exception as error:
+                self.failure = f"it has ended: {type(error).__name__}"  # the beats of this replica go on
+                raise
             if rests and not await self.resting.stirred.wait(max(pause, min(self._rounds.left, SECONDS))):
                 continue
             if not moved or not self.behind:

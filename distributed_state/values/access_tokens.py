@@ -20,6 +20,7 @@ Right = Literal["read", "write", "delete", "events", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 BEGINNING = "dstate_"
 _SHAPE = re.compile(r"dstate_([0-9a-f]{16})_[A-Za-z0-9_-]{43}", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,98}", re.ASCII)
 
 
@@ -55,6 +56,11 @@ def id_of(text: str) -> str | None:
     """The id in the text of a token; None if it is not the text of one."""
     shaped = _SHAPE.fullmatch(text)
     return shaped[1] if shaped else None
+
+
+def is_id(text: str) -> bool:
+    """Whether a token may have this id."""
+    return _ID.fullmatch(text) is not None
 
 
 def digest(text: str) -> bytes:

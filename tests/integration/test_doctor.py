@@ -104,6 +104,25 @@ async def test_a_damaged_archive_is_told_and_archiving_goes_on_when_it_is_repair
 
 
 @fleet
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_archiver_that_a_bug_ended_is_named(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replica goes on, and says with each beat which partitions it has."""
+    archiver, other = await opener(beat=0.1, archive_every=0.05), await opener(archiver=False, beat=0.1)
+
+    def wrong(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(tiers(archiver).cold, "archive", wrong)
+    await other.session("c").set("n", 1)
+
+    async def named() -> bool:
+        told = (await found(other)).get(f"archiver {archiver.replica}")
+        return told is not None and not told.ok and "it has ended: RuntimeError" in told.found
+
+    await until(named, 10)
+
+
+@fleet
 async def test_commits_that_wait_too_long_are_told_by_partition(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opener(archiver=False)
     session = store.session("c")

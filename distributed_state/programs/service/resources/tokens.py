@@ -1,4 +1,6 @@
-"""Access tokens over HTTP. Law: nobody makes a token that may more than the one that it was asked for with.
+"""Access tokens over HTTP. Law: nobody makes a token that has more rights than the one that it was asked for with.
+
+It is valid for a time of its own, and stays when the one that it was made with ends.
 
 Design: section 17.
 """
@@ -90,7 +92,8 @@ async def revoke(asked: Asked) -> Response:
     """Refuse a token from now on."""
     id = asked.request.path_params["token"]
     port = asked.store.tiers().port
-    found = (await port.sql(_tokens(asked).find, [id])).get(id)
+    # What is no id may be what SQL cannot even look for.
+    found = (await port.sql(_tokens(asked).find, [id])).get(id) if access_tokens.is_id(id) else None
     if found is None or not found.token.prefix.startswith(asked.caller.prefix):
         raise NotFound(f"there is no token {id!r:.80}")
     return answer(_shown(await port.sql(_tokens(asked).revoke, id)))
