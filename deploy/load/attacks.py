@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -207,6 +208,14 @@ def conversation(target: Target, id: str, messages: int, size: int) -> None:
         target.post(f"{CONVERSATIONS}/{id}/turns", messages=said).raise_for_status()
 
 
+def fields(target: Target, id: str, many: int, size: int) -> None:
+    """Have one written with so many fields of so many bytes."""
+    target.post(CONVERSATIONS, id=id).raise_for_status()
+    for number in range(many):
+        path = f"{CONVERSATIONS}/{id}/fields/f{number}"
+        target.http.put(path, json={"value": os.urandom(size // 2).hex()}).raise_for_status()
+
+
 def many_fields(many: int) -> bytes:
     """A body with so many fields."""
     return json.dumps({"fields": {f"f{number}": 0 for number in range(many)}}).encode()
@@ -294,6 +303,20 @@ def _ask_at_once(target: Target) -> int:
     return 1
 
 
+def _fork_at_once(target: Target, id: str, many: int) -> Callable[[], int]:
+    def fork(_: int) -> int:
+        return target.post(f"{CONVERSATIONS}/{id}/forks").status_code
+
+    def run() -> int:
+        with ThreadPoolExecutor(many) as pool:
+            statuses = set(pool.map(fork, range(many)))
+        # A journal that is full of them is for whoever asks again.
+        assert statuses <= {201, 429, 503}, statuses
+        return many
+
+    return run
+
+
 def attacks(target: Target) -> dict[str, Callable[[], int]]:
     """Each of the table, and how many connections it takes."""
     limit = 19_000
@@ -305,6 +328,7 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
         "1,000 bodies of ten bytes that do not come": _hold(lambda: ten_bytes(target, 1_000)),
         "a conversation of 312 MB at once": lambda: _ask_at_once(target),
         "30 readers that do not read 8 MB": _ignore(target, large, 30),
+        "16 forks at once of a conversation with 22 MB of fields": _fork_at_once(target, "wide", 16),
         "380,000 fields in one request, 20 times": _send(target, many_fields(380_000), 20),
         "5,001 fields in one request, 20 times": _send(target, many_fields(5_001), 20),
         "500,000 brackets within each other, 20 times": _send(target, deep(500_000), 20),
@@ -320,6 +344,7 @@ def main(only: str = "") -> None:
             # Not by the worker that is attacked: what it wrote last is in its memory.
             conversation(another, "huge", 312, _MEGABYTE)
             conversation(another, "large", 8, _MEGABYTE)
+            fields(another, "wide", 22, _MEGABYTE)
         with Target(options) as target:
             print("| attack | connections | seconds | RSS, MB | `/healthz`, ms | a read, ms | of them failed |")
             print("|---|---|---|---|---|---|---|")

@@ -471,6 +471,13 @@ def test_a_body_of_another_type_is_refused(http: httpx.Client, kind: str | None,
     )  # fmt: skip
 
 
+def test_a_body_that_is_compressed_is_refused(http: httpx.Client) -> None:
+    given = {"content": gzip.compress(b"{}"), "headers": {"Content-Encoding": "gzip"}}
+    assert said(http.post("/v1/conversations", **given)) == (415, "UnsupportedMediaType")
+    given = {"content": b"{}", "headers": {"Content-Encoding": "identity"}}
+    assert http.post("/v1/conversations", **given).status_code == 201
+
+
 @pytest.mark.parametrize("name", ["id", "user"])
 def test_ids_that_nobody_could_name_are_refused_when_they_are_made(http: httpx.Client, name: str) -> None:
     assert said(http.post("/v1/conversations", content=json.dumps({name: "\udc80"}))) == (422, "InvalidValue")

@@ -31,6 +31,9 @@ def body(request: Request, limits: Limits, model: type[B]) -> B:
     if kind != "application/json":
         # Other types, and none, a web page can send to any server without asking it first.
         raise HTTPException(415, f"a body is application/json, not {kind[:80] or 'without a Content-Type'}")
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        # What is a few kilobytes compressed may be gigabytes.
+        raise HTTPException(415, f"a body is sent as it is, not as {coding[:80]!r}")
     data: bytes = request.state.body
     try:
         # Not orjson: it reads large integers as floats, and a value must come back as it was sent. Of nothing but
