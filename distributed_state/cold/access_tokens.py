@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, func, insert, select, tuple_, update
 
 from distributed_state.cold.engine import Database
 from distributed_state.cold.recovery import clock_us
@@ -51,6 +51,19 @@ class AccessTokenStore:
         """Every token, those that are not valid any more too, the oldest first."""
         with self._database.read() as connection:
             query = select(access_tokens).where(self._here).order_by(_c.created_ms, _c.id)
+            return [_token(row) for row in connection.execute(query)]
+
+    def page(self, prefix: str, after: str | None, limit: int) -> list[AccessToken]:
+        """So many of the tenants whose prefix begins so, behind the token of this id. Raises NotFound for no token."""
+        # Compared letter by letter: LIKE of SQLite takes "acme:" for "ACME:", which is another tenant.
+        within = (self._here, func.substr(_c.prefix, 1, len(prefix)) == prefix)
+        query = select(access_tokens).where(*within).order_by(_c.created_ms, _c.id).limit(limit)
+        with self._database.read() as connection:
+            if after is not None:
+                last = connection.execute(select(_c.created_ms).where(*within, _c.id == after)).scalar()
+                if last is None:
+                    raise NotFound(f"there is no token {after!r:.80} to go on behind")
+                query = query.where(tuple_(_c.created_ms, _c.id) > tuple_(last, after))
             return [_token(row) for row in connection.execute(query)]
 
     def revoke(self, id: str) -> AccessToken:

@@ -133,6 +133,30 @@ async def test_tokens_are_made_listed_and_refused_within_a_tenant_and_its_rights
         assert (await served.ask("DELETE", place, mine)).json()["revoked"] is not None
 
 
+async def test_tokens_are_listed_by_pages_within_a_tenant() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine, capitals = [await served.token(prefix, *RIGHTS) for prefix in ("acme:", "ACME:")]
+        for _ in range(4):
+            assert (await served.ask("POST", "/v1/tokens", mine, json={"rights": ["read"]})).status_code == 201
+        whole = (await served.ask("GET", "/v1/tokens", mine)).json()
+        assert whole["after"] is None
+        found, path = [], "/v1/tokens?limit=2"
+        while path:
+            page = await served.ask("GET", path, mine)
+            found += page.json()["tokens"]
+            assert page.json()["after"] == (page.json()["tokens"][-1]["id"] if "link" in page.headers else None)
+            path = page.links["next"]["url"] if "link" in page.headers else ""
+        assert found == whole["tokens"]
+        assert len({each["id"] for each in found}) == 5
+        assert [each["prefix"] for each in (await served.ask("GET", "/v1/tokens", capitals)).json()["tokens"]] == [
+            "ACME:"
+        ]
+        behind = [f"/v1/tokens?after={id}" for id in (found[0]["id"], "0123456789abcdef", "%00")]
+        answers = [(await served.ask("GET", path, capitals)).status_code for path in behind]
+        assert answers == [404] * 3, "alike, whether another tenant has one or nobody has"
+
+
 async def test_a_conversation_that_a_write_begins_counts_as_one_that_is_begun() -> None:
     async with opened() as store:
         served = Served(store, Access(tokens=True), limits=Limits(tenant_conversations=1))

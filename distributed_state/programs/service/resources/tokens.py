@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from distributed_state.cold.access_tokens import AccessTokenStore
 from distributed_state.errors import AccessDenied, InvalidValue, NotFound
-from distributed_state.programs.service import requests
+from distributed_state.programs.service import conditions, requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources.shapes import Answer, Body, Span
+from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Query, Span
 from distributed_state.programs.service.routes import PREFIX, Asked
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, Right
@@ -57,10 +57,18 @@ class Made(Token):
     token: str
 
 
+class Page(Query):
+    """Which tokens are listed: so many, behind the one of this id."""
+
+    limit: Limit = 50
+    after: str | None = None
+
+
 class Tokens(Answer):
-    """Those within the caller's tenant, the oldest first."""
+    """Those within the caller's tenant, the oldest first; `after` is null if this is the last page."""
 
     tokens: list[Token]
+    after: str | None
 
 
 async def create(asked: Asked) -> Response:
@@ -83,9 +91,15 @@ async def create(asked: Asked) -> Response:
 
 
 async def listing(asked: Asked) -> Response:
-    """List the tokens."""
-    found = await asked.store.tiers().port.sql(_tokens(asked).all)
-    return answer({"tokens": [_shown(each) for each in found if each.prefix.startswith(asked.caller.prefix)]})
+    """A page of the tokens."""
+    given = requests.query(asked.request, Page)
+    if given.after is not None and not access_tokens.is_id(given.after):
+        raise NotFound(f"there is no token {given.after!r:.80} to go on behind")
+    read = partial(_tokens(asked).page, asked.caller.prefix, given.after, given.limit)
+    found = await asked.store.tiers().port.sql(read)
+    after = found[-1].id if len(found) == given.limit else None
+    more = conditions.next_page(asked.request, after=after) if after is not None else None
+    return answer({"tokens": [_shown(each) for each in found], "after": after}, headers=more)
 
 
 async def revoke(asked: Asked) -> Response:
