@@ -13,7 +13,8 @@ import yaml
 from starlette.testclient import TestClient
 
 from distributed_state.programs.service.app import Service
-from distributed_state.store.metrics import BY_PARTITION, FIGURES, LOCK_WAITS, OPERATIONS, PREFIX
+from distributed_state.store.figures import BY_PARTITION, FIGURES
+from distributed_state.store.metrics import LOCK_WAITS, OPERATIONS, PREFIX
 
 OBSERVE = Path(__file__).parents[2] / "deploy" / "observe"
 DASHBOARD = OBSERVE / "grafana" / "dashboards" / "distributed-state.json"

@@ -1,0 +1,185 @@
+"""What is measured of a store. Law: a figure is read from what the store knows; reading it asks no server.
+
+What concerns partitions is reported by the replica that archives them, so the sum over all replicas is the fleet's.
+
+Design: sections 9, 27.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distributed_state.search.querying import follower_of
+from distributed_state.store.reaper import Reaper
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.warm.answers import PartitionState
+
+Labelled = dict[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric. `read` is its value of a store, or its values by label values."""
+
+    name: str
+    kind: str
+    help: str
+    read: Callable[[Tiers], float | Labelled | None]
+    labels: tuple[str, ...] = ()
+
+
+def _reapers(tiers: Tiers) -> list[Reaper]:
+    return [each for each in tiers.workers if isinstance(each, Reaper)]
+
+
+def _indexed(tiers: Tiers) -> int:
+    return follower_of(tiers).indexed
+
+
+def _handled(tiers: Tiers, name: str) -> int:
+    return tiers.consumers.past[name] + sum(int(getattr(each, name)) for each in list(tiers.handlings))
+
+
+def _places(tiers: Tiers) -> dict[int, PartitionState]:
+    """The partitions that this replica archives, as it last saw them."""
+    places = tiers.archiver.places
+    return {each: places[each] for each in list(tiers.archiver.mine) if each in places}
+
+
+def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
+    """Entries and bytes that are not archived yet."""
+    return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in _places(tiers).items()}
+
+
+def _fill(tiers: Tiers) -> float:
+    return max((place.fill(tiers.settings) for place in _places(tiers).values()), default=0.0)
+
+
+def _lags(tiers: Tiers) -> dict[int, float]:
+    now = tiers.clock.now() if tiers.clock.known else 0.0
+    oldest = tiers.archiver.oldest
+    return {
+        each: max(0.0, now - oldest.get(each, now * 1000) / 1000) if count else 0.0
+        for each, (count, _) in _journals(tiers).items()
+    }
+
+
+def _by_partition(values: dict[int, float]) -> Labelled:
+    return {(str(each),): value for each, value in sorted(values.items())}
+
+
+def _link_up(tiers: Tiers) -> float | None:
+    return None if tiers.link.silence is None else float(tiers.link.up)
+
+
+FIGURES = (
+    Figure("hot_hits", "counter", "Reads that this process answered by itself", lambda t: t.hot.hits),
+    Figure("hot_misses", "counter", "Reads that had to leave the process", lambda t: t.hot.misses),
+    Figure("hot_entries", "gauge", "Records kept in this process", lambda t: len(t.hot.entries)),
+    Figure("hot_bytes", "gauge", "And their size, estimated", lambda t: t.hot.bytes),
+    Figure(
+        "refused_writes", "counter",
+        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, ...)",
+        lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
+    ),
+    Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),
+    Figure(
+        "durability_missed", "counter", "Writes that were applied, and whose durability was not confirmed, by level",
+        lambda t: {(level,): count for level, count in list(t.confirming.missed.items())}, ("level",),
+    ),
+    Figure("leases_held", "gauge", "Records locked by this replica", lambda t: t.leases.held),
+    Figure("leases_lost", "counter", "Locks that were lost while held", lambda t: t.leases.lost),
+    Figure("lock_timeouts", "counter", "Locks that could not be had in time", lambda t: t.leases.timeouts),
+    Figure(
+        "link_up", "gauge", "Whether the subscription to Redis stands; absent until it is needed", _link_up,
+    ),
+    Figure(
+        "link_silence_seconds", "gauge", "Time since the subscription last proved itself; absent until it is needed",
+        lambda t: t.link.silence,
+    ),
+    Figure("link_breaks", "counter", "How often the subscription was lost", lambda t: t.link.breaks),
+    Figure(
+        "remembered_bytes", "gauge", "Acknowledged commits kept in memory until they are archived, of memory_bytes",
+        lambda t: t.memory.bytes,
+    ),
+    Figure("archived_commits", "counter", "Commits carried to SQL by this replica", lambda t: t.archiver.archived),
+    Figure("archived_partitions", "gauge", "Partitions that this replica archives", lambda t: len(t.archiver.mine)),
+    Figure(
+        "journal_entries", "gauge", "Commits not archived yet, of the partitions that this replica archives",
+        lambda t: sum(count for count, _ in _journals(t).values()),
+    ),
+    Figure(
+        "journal_bytes", "gauge", "And their size in Redis", lambda t: sum(size for _, size in _journals(t).values())
+    ),
+    Figure(
+        "journal_fill_ratio", "gauge", "How full the fullest of them is, 0 to 1; at 1 writes are refused", _fill,
+    ),
+    Figure(
+        "journal_full_seconds", "gauge", "Until the first of them is full at its present rate; infinite if none grows",
+        lambda t: min(t.archiver.filling.seconds_left().values(), default=None),
+    ),
+    Figure(
+        "archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet",
+        lambda t: max(_lags(t).values(), default=0.0),
+    ),
+    Figure(
+        "archiver_failing", "gauge", "Whether the last round of this replica's archiver failed; its log says why",
+        lambda t: float(bool(t.archiver.failure)),
+    ),
+    Figure(
+        "diverged_partitions", "gauge", "Partitions where journal and archive do not fit, so that archiving stopped",
+        lambda t: len(t.archiver.diverged),
+    ),
+    Figure(
+        "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away)
+    ),
+    Figure(
+        "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
+        lambda t: t.archiver.quarantined,
+    ),
+    Figure("indexed_records", "counter", "Records that this replica brought up in the index", _indexed),
+    Figure(
+        "unindexed_records", "gauge", "Records with changes that the index lacks; absent until counted, or while off",
+        lambda t: follower_of(t).behind,
+    ),
+    Figure("branched_commits", "counter", "Commits that this replica kept in branches", lambda t: t.branches.commits),
+    Figure(
+        "branches", "gauge", "Branches of the namespace's records in SQL; absent until counted",
+        lambda t: t.branches.count,
+    ),
+    Figure(
+        "expired_sessions", "counter", "Sessions ended by this replica because their time was over",
+        lambda t: sum(each.expired for each in _reapers(t)),
+    ),
+    Figure("events_emitted", "counter", "Lifecycle events written by this replica", lambda t: t.warm.emitted),
+    Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
+    Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),
+    Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
+    Figure("events_waiting", "gauge", "Events that arrived and were not delivered yet", lambda t: t.consumers.waiting),
+    Figure(
+        "events_replayed", "counter", "Events read from the stream because they were not heard as they were written",
+        lambda t: t.consumers.replayed,
+    ),
+    Figure(
+        "resyncs", "counter", "How often a consumer got a resync: events are missing and it has to reload",
+        lambda t: t.consumers.resyncs,
+    ),
+    Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
+)  # fmt: skip
+
+BY_PARTITION = (
+    Figure(
+        "partition_journal_entries", "gauge", "Commits not archived yet, by partition",
+        lambda t: _by_partition({each: count for each, (count, _) in _journals(t).items()}), ("partition",),
+    ),
+    Figure(
+        "partition_journal_full_seconds", "gauge",
+        "Until it is full at the rate of the last seconds, by partition; infinite if it does not grow",
+        lambda t: _by_partition(t.archiver.filling.seconds_left()), ("partition",),
+    ),
+    Figure(
+        "partition_archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet, by partition",
+        lambda t: _by_partition(_lags(t)), ("partition",),
+    ),
+)  # fmt: skip
