@@ -32,6 +32,14 @@ def count(connection: Connection, namespace: str, table: Table) -> int:
     return int(connection.execute(query).scalar_one())
 
 
+def connections(connection: Connection) -> tuple[int, int] | None:
+    """How many connections the server has, and how many it allows; None for a file."""
+    if connection.dialect.name != "postgresql":
+        return None
+    used, most = connection.exec_driver_sql(_CONNECTIONS).one()
+    return int(used), int(most)
+
+
 def facts(connection: Connection, namespace: str) -> dict[str, str]:
     """Facts about the server and the namespace's tables, by name."""
     version = connection.dialect.server_version_info or ()
@@ -44,7 +52,7 @@ def facts(connection: Connection, namespace: str) -> dict[str, str]:
     records_of = select(func.count(b.record.distinct())).where(b.namespace == namespace)
     found["branched records"] = str(connection.execute(records_of).scalar_one())
     if connection.dialect.name == "postgresql":
-        used, most = connection.exec_driver_sql(_CONNECTIONS).one()
+        used, most = connections(connection) or (0, 0)
         found |= {"connections": str(used), "most connections": str(most)}
     if connection.dialect.name == "sqlite":
         found["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())

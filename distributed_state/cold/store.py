@@ -454,6 +454,11 @@ class ColdStore:
         with self._database.read() as connection:
             return facts | inspection.facts(connection, self.namespace)
 
+    def connections(self) -> tuple[int, int] | None:
+        """How many connections the server has, and how many it allows; None for a file."""
+        with self._database.read() as connection:
+            return inspection.connections(connection)
+
     def sync(self) -> bool:
         """On SQLite: move all that was committed into the database file. False if a reader was in the way."""
         return self._database.checkpoint()

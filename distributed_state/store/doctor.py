@@ -35,7 +35,7 @@ async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
     nodes = port.nodes()
     for node in nodes:
         try:
-            info = await _asked(port, node, b"INFO")
+            info = await server_info(port, node, b"INFO")
             found = _server(info, level)
             if info.get("cluster_enabled") == "1":
                 cluster[node] = info
@@ -52,7 +52,7 @@ async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
     return findings + (await _cluster(port, cluster) if cluster else [])
 
 
-async def _asked(port: Port, node: str, *words: bytes) -> Info:
+async def server_info(port: Port, node: str, *words: bytes) -> Info:
     """What a node says in lines of `name:value`."""
     text = (await port.command_with(node, *words)).decode(errors="replace")
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -60,7 +60,7 @@ async def _asked(port: Port, node: str, *words: bytes) -> Info:
 
 async def _cluster(port: Port, primaries: Mapping[str, Info]) -> list[Finding]:
     """Whether every slot is served, and what is left if a primary is lost."""
-    state = await _asked(port, next(iter(primaries)), b"CLUSTER", b"INFO")
+    state = await server_info(port, next(iter(primaries)), b"CLUSTER", b"INFO")
     served = state.get("cluster_slots_ok", "0")
     findings = [
         Finding(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from distributed_state.search.querying import follower_of
 from distributed_state.store.reaper import Reaper
+from distributed_state.store.watch import Journals, JournalWatch, SqlWatch
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.warm.answers import PartitionState
 
 Labelled = dict[tuple[str, ...], float]
 
@@ -41,28 +41,58 @@ def _handled(tiers: Tiers, name: str) -> int:
     return tiers.consumers.past[name] + sum(int(getattr(each, name)) for each in list(tiers.handlings))
 
 
-def _places(tiers: Tiers) -> dict[int, PartitionState]:
-    """The partitions that this replica archives, as it last saw them."""
-    places = tiers.archiver.places
-    return {each: places[each] for each in list(tiers.archiver.mine) if each in places}
+def _watch(tiers: Tiers) -> JournalWatch | None:
+    return next((each for each in tiers.workers if isinstance(each, JournalWatch)), None)
+
+
+def _seen(tiers: Tiers) -> tuple[Journals, float] | None:
+    """The journals that this replica archives as they were seen last, and how many seconds ago that was."""
+    watch = _watch(tiers)
+    return None if watch is None or watch.seen is None or watch.age is None else (watch.seen, watch.age)
 
 
 def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
     """Entries and bytes that are not archived yet."""
-    return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in _places(tiers).items()}
+    found = _seen(tiers)
+    places = {} if found is None else found[0].places
+    return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in places.items()}
 
 
-def _fill(tiers: Tiers) -> float:
-    return max((place.fill(tiers.settings) for place in _places(tiers).values()), default=0.0)
+def _fill(tiers: Tiers) -> float | None:
+    found = _seen(tiers)
+    if found is None:
+        return None
+    return max((place.fill(tiers.settings) for place in found[0].places.values()), default=0.0)
 
 
 def _lags(tiers: Tiers) -> dict[int, float]:
-    now = tiers.clock.now() if tiers.clock.known else 0.0
-    oldest = tiers.archiver.oldest
-    return {
-        each: max(0.0, now - oldest.get(each, now * 1000) / 1000) if count else 0.0
-        for each, (count, _) in _journals(tiers).items()
-    }
+    """How old the oldest commit of each is that is not in SQL; while Redis is away they grow older all the same."""
+    found = _seen(tiers)
+    if found is None:
+        return {}
+    journals, age = found
+    return {each: journals.ages[each] + age if each in journals.ages else 0.0 for each in journals.places}
+
+
+def _lag(tiers: Tiers) -> float | None:
+    return max(_lags(tiers).values(), default=None if _seen(tiers) is None else 0.0)
+
+
+def _seconds_left(tiers: Tiers) -> dict[int, float]:
+    found = _seen(tiers)
+    return {} if found is None else found[0].seconds_left
+
+
+def _of_redis(share: Callable[[Journals], float | None]) -> Callable[[Tiers], float | None]:
+    def read(tiers: Tiers) -> float | None:
+        found = _seen(tiers)
+        return None if found is None else share(found[0])
+
+    return read
+
+
+def _sql_connections(tiers: Tiers) -> float | None:
+    return next((each.seen for each in tiers.workers if isinstance(each, SqlWatch)), None)
 
 
 def _by_partition(values: dict[int, float]) -> Labelled:
@@ -117,11 +147,28 @@ FIGURES = (
     ),
     Figure(
         "journal_full_seconds", "gauge", "Until the first of them is full at its present rate; infinite if none grows",
-        lambda t: min(t.archiver.filling.seconds_left().values(), default=None),
+        lambda t: min(_seconds_left(t).values(), default=None),
     ),
     Figure(
         "archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet",
-        lambda t: max(_lags(t).values(), default=0.0),
+        _lag,
+    ),
+    Figure(
+        "journal_seen_seconds", "gauge", "Since the journals were seen that these figures are of; absent until then",
+        lambda t: None if (found := _seen(t)) is None else found[1],
+    ),
+    Figure(
+        "redis_memory_ratio", "gauge",
+        "Redis' memory of its maxmemory, the fullest server's; absent where it has none or evicts what is archived",
+        _of_redis(lambda journals: journals.memory),
+    ),
+    Figure(
+        "redis_connections_ratio", "gauge", "Redis' clients of its maxclients, the server's with most",
+        _of_redis(lambda journals: journals.connections),
+    ),
+    Figure(
+        "sql_connections_ratio", "gauge", "PostgreSQL's connections of its max_connections; absent for a file",
+        _sql_connections,
     ),
     Figure(
         "archiver_failing", "gauge", "Whether the last round of this replica's archiver failed; its log says why",
@@ -176,7 +223,7 @@ BY_PARTITION = (
     Figure(
         "partition_journal_full_seconds", "gauge",
         "Until it is full at the rate of the last seconds, by partition; infinite if it does not grow",
-        lambda t: _by_partition(t.archiver.filling.seconds_left()), ("partition",),
+        lambda t: _by_partition(_seconds_left(t)), ("partition",),
     ),
     Figure(
         "partition_archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet, by partition",

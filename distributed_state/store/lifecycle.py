@@ -32,7 +32,7 @@ from distributed_state.records.store_context import StoreContext
 from distributed_state.search.follower import Follower
 from distributed_state.search.setting import Setting
 from distributed_state.settings import Settings
-from distributed_state.store import doctor
+from distributed_state.store import doctor, watch
 from distributed_state.store.reaper import Reaper
 from distributed_state.tiers.assembly import Tiers, leave_mark
 from distributed_state.tiers.durability import admit
@@ -218,9 +218,9 @@ class StoreLifecycle:
             follower = Follower(tiers, self.search)
             if self._settings.archiver:
                 tiers.archiver.begin()
-                reaper = Reaper(tiers)
-                tiers.workers.append(reaper)
+                tiers.workers.append(reaper := Reaper(tiers))
                 reaper.begin()
+                watch.begin(tiers)
                 follower.begin()
             tiers.workers.append(follower)
             self._tiers = tiers

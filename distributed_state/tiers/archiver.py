@@ -18,7 +18,6 @@ from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, W
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import Pass, grouped
-from distributed_state.tiers.filling import Filling
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.values.journal import JournalEntry
@@ -77,8 +76,6 @@ class Archiver:
         self.diverged: dict[int, str] = {}
         self.telemetry = warm.telemetry
         self.places: dict[int, PartitionState] = {}  # as last seen
-        self.filling = Filling(settings, port.monotonic)
-        self.oldest: dict[int, int] = {}  # when the oldest entry on its way to SQL was written, in ms
         self.quarantined: int | None = None  # how many entries are, in SQL; None: not asked yet
         self._quarantined_at = 0.0
 
@@ -210,7 +207,6 @@ class Archiver:
         await self._read(partitions, passed, cursors)
         await self._insert(passed)
         for _, batch in passed.batches:
-            self.oldest.pop(batch.partition, None)
             if batch.partition not in passed.fits:
                 self._cursors.pop(batch.partition, None)
         self._cursors.update(passed.fits)
@@ -247,8 +243,6 @@ class Archiver:
         self.behind = self.behind or passed.more
         self.diverged.update(passed.misfits)
         self._cursors.update(passed.fits)
-        for _, batch in passed.batches:
-            self.oldest[batch.partition] = batch.entries[0].time_ms
 
     async def _known(self, partitions: Sequence[int]) -> dict[int, Cursor]:
         """The cursors as they are before the journals are read; a partition that SQL knows nothing of has none."""
@@ -316,7 +310,6 @@ class Archiver:
                 self.failure = ""
             except StateError as error:
                 self.failure = str(error)
-                self.filling.note({})  # nobody knows
                 moved = 0
                 pause = min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
@@ -336,7 +329,6 @@ class Archiver:
         asked = self._port.monotonic()
         places = await self._partitions.reachable_states(self._keys_of(mine))
         self.resting.looked(asked, places)
-        self.filling.note(places)
         await self._look_for_other_lives(places)
         return places
 

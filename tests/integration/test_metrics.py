@@ -24,6 +24,7 @@ from sqlalchemy import create_engine
 
 from distributed_state import ConfigurationError, Conflict, Fenced, LockTimeout, StateError, StateStore
 from distributed_state.programs.servers import free_port
+from distributed_state.store import watch
 from distributed_state.store.metrics import collector, serve
 
 Samples = dict[tuple[Any, ...], float]
@@ -199,7 +200,8 @@ async def test_waiting_for_a_lock_is_measured(store: Any) -> None:
 
 @pytest.mark.brief("servers")
 @pytest.mark.replicas
-async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any) -> None:
+async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_EVERY", 0.1)
     store = await opener(archive_every=0.01)
     scrape, session = Scrape(store), store.session("s")
     partition = str(names(store, "s").partition)
@@ -219,11 +221,60 @@ async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any) ->
         assert (scrape("journal_bytes") or 0) > 0
         assert 0 < (scrape("journal_fill_ratio") or 0) < 0.01
         assert (scrape("partition_journal_entries", partition) or 0) >= 1
+        # What is seen of Redis goes on, though the archiver waits.
+        archived = scrape("archived_commits_total")
+        for _ in range(3):
+            entries = scrape("journal_entries") or 0
+            await session.set("a", 9)
+            await until(lambda entries=entries: (scrape("journal_entries") or 0) > entries)
+        assert (scrape("journal_seen_seconds") or 0) < 5
+        assert scrape("archived_commits_total") == archived
         connection.rollback()
     engine.dispose()
-    await until(lambda: scrape("archived_commits_total") == 6)
+    await until(lambda: scrape("archived_commits_total") == 9)
     await until(lambda: scrape("archive_lag_seconds") == 0 and scrape("journal_entries") == 0)
     assert (scrape(OPERATIONS, "archive", "cold", "ok") or 0) >= 2
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.replicas
+async def test_a_partition_that_diverged_lags(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is on its way to SQL, and that is no reason to say that nothing waits."""
+    monkeypatch.setattr(watch, "_EVERY", 0.1)
+    writer = await opener(archiver=False)
+    for value in range(3):
+        await writer.session("s").set("a", value)
+    with redis_of(writer) as client:
+        client.xdel(names(writer, "s").journal, b"2-0")
+    scrape = Scrape(await opener(archive_every=0.01))
+    partition = str(names(writer, "s").partition)
+    await until(lambda: scrape("diverged_partitions") == 1)
+    await until(lambda: (scrape("partition_archive_lag_seconds", partition) or 0) > 0.5)
+    assert scrape("partition_journal_entries", partition) == 2 == scrape("journal_entries")
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.only(face="asyncio")
+async def test_figures_of_a_server_that_is_away_say_how_old_they_are(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_EVERY", 0.1)
+    with own_server(opener) as server:
+        opener.url = server.url
+        store = await opener(retry_for=0.2)
+        scrape = Scrape(store)
+        await store.session("s").set("a", 1)
+        with redis_of(store) as client:
+            used = client.info("memory")["used_memory"]
+            client.config_set("maxmemory", used * 4)
+        await until(lambda: 0.1 < (scrape("redis_memory_ratio") or 0) < 0.9)
+        assert 0 < (scrape("redis_connections_ratio") or 0) < 0.5
+        assert (scrape("journal_seen_seconds") or 9) < 2
+        with redis_of(store) as client:
+            client.config_set("maxmemory-policy", "volatile-lru")
+        await until(lambda: scrape("redis_memory_ratio") is None)  # what is archived makes room
+        server.stop()
+        await until(lambda: (scrape("journal_seen_seconds") or 0) > 2)
 
 
 @pytest.mark.brief("servers")
@@ -235,8 +286,9 @@ async def test_a_journal_is_told_of_by_whoever_archives_it(opener: Any) -> None:
     await writer.session("s").set("a", 1)
     await until(lambda: at_archiver("archived_commits_total") == 1)
     assert at_writer("archived_partitions") == 0
+    await until(lambda: at_archiver("partition_journal_entries", "0") == 0)
     assert at_writer("partition_journal_entries", "0") is None
-    assert at_archiver("partition_journal_entries", "0") == 0
+    assert at_writer("archive_lag_seconds") is None
     assert at_writer("quarantined_entries") is None
     await until(lambda: at_archiver("quarantined_entries") == 0)  # counted after a pass
 

@@ -1,0 +1,138 @@
+"""Looks at the servers for whoever takes metrics. Law: by jobs of its own, which wait for nothing that they describe.
+
+An archiver whose SQL does not answer stands still, and figures that it brought up itself would stand still with it. So
+journals are looked at in Redis by one job, and SQL by another; each says how old what it saw is. Nobody is asked
+anything until somebody takes metrics.
+
+Design: section 27.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from distributed_state.errors import StateError
+from distributed_state.port import Job
+from distributed_state.store import fleet_checks
+from distributed_state.store.doctor import server_info
+from distributed_state.store.filling import Filling
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.workers import Worker
+from distributed_state.warm.answers import PartitionState
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_EVERY = 2.0  # seconds between two looks at Redis
+_SQL_EVERY = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """The journals that this replica archives: how far each is, and the age of its oldest entry that SQL lacks.
+
+    `memory` and `connections` are the fullest Redis' shares of its limits; None where it has none, or where archived
+    records make room.
+    """
+
+    places: dict[int, PartitionState]
+    ages: dict[int, float]  # seconds
+    seconds_left: dict[int, float]  # until each is full at the present rate
+    memory: float | None
+    connections: float | None
+
+
+class Watch(Worker, Generic[T]):
+    """What `look` saw last, and when that was."""
+
+    def __init__(self, tiers: Tiers, look: Callable[[Tiers], Awaitable[T]], every: float) -> None:
+        self._tiers = tiers
+        self._port = tiers.port
+        self._look = look
+        self._every = every
+        self._job: Job | None = None
+        self._seen: tuple[T, float] | None = None
+
+    def begin(self) -> None:
+        """Look again and again, in the background."""
+        self._job = self._port.spawn(self._run, "distributed-state-watch")
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._job is not None:
+            await self._job.stop()
+            self._job = None
+
+    @property
+    def seen(self) -> T | None:
+        """What was seen last; None if nothing was yet."""
+        return None if self._seen is None else self._seen[0]
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since then."""
+        return None if self._seen is None else max(0.0, self._port.monotonic() - self._seen[1])
+
+    async def _run(self) -> None:
+        while True:
+            if self._tiers.telemetry.measures:
+                asked = self._port.monotonic()
+                try:
+                    self._seen = await self._look(self._tiers), asked
+                except StateError as error:
+                    log.debug("nothing was seen for the metrics: %s", error)  # its age tells; the work itself warns
+            await self._port.sleep(self._every)
+
+
+class JournalWatch(Watch[Journals]):
+    """Watches the journals that this replica archives, and the servers that they are on."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        super().__init__(tiers, self._journals, _EVERY)
+        self._filling = Filling(tiers.settings, tiers.port.monotonic)
+
+    async def _journals(self, tiers: Tiers) -> Journals:
+        mine = [tiers.keys.partition(each) for each in tiers.archiver.mine]
+        places = await tiers.warm.partitions.reachable_states(mine) if mine else {}
+        behind = {each: place for each, place in places.items() if place.offset > place.archived}
+        ages = await fleet_checks.ages(tiers, behind)
+        self._filling.note(places)
+        return Journals(places, ages, self._filling.seconds_left(), *await _shares(tiers))
+
+
+class SqlWatch(Watch[float | None]):
+    """Watches SQL's connections: their share of those that it allows, None where there is no limit."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        super().__init__(tiers, _sql, _SQL_EVERY)
+
+
+def begin(tiers: Tiers) -> None:
+    """Watch in the background, until the tiers are closed."""
+    for each in (JournalWatch(tiers), SqlWatch(tiers)):
+        tiers.workers.append(each)
+        each.begin()
+
+
+async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
+    """Of memory and of connections, the fullest server's. One that does not say, as the embedded one, has no limits."""
+    memory = connections = None
+    for node in tiers.port.nodes():
+        try:
+            info = await server_info(tiers.port, node, b"INFO")
+        except StateError as error:
+            log.debug("the limits of %s are not known: %s", node, error)
+            continue
+        limit, clients = int(info.get("maxmemory", 0)), int(info.get("maxclients", 0))
+        if limit and not info.get("maxmemory_policy", "").startswith("volatile"):
+            memory = max(memory or 0.0, int(info["used_memory"]) / limit)
+        if clients:
+            connections = max(connections or 0.0, int(info["connected_clients"]) / clients)
+    return memory, connections
+
+
+async def _sql(tiers: Tiers) -> float | None:
+    facts = await tiers.port.sql(tiers.cold.connections)
+    return None if facts is None else facts[0] / facts[1]
