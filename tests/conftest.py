@@ -41,7 +41,7 @@ from distributed_state.programs.servers import (
 
 SYSTEM_REDIS = shutil.which("redis-server")
 MODES = ("quick", "wide", "full")
-FRAMEWORKS = Path(__file__).parent / "frameworks"
+APART = {name: Path(__file__).parent / name for name in ("frameworks", "browser")}  # each with an option of its name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wide", action="store_true", help="each face, server and database at least once a test")
     parser.addoption("--full", action="store_true", help="the whole product of faces and backends, and many rounds")
     parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
+    parser.addoption("--browser", action="store_true", help="the tests of pages alone, in a browser")
+    parser.addoption("--pictures", action="store_true", help="with --browser: make the pictures in docs anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,11 +109,12 @@ def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[tuple[str, .
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `--quick`, files that have nothing for it are not even read: that would take longer than the tests.
 
-    And the tests of adapters import frameworks, which only `--frameworks` asks for.
+    And the tests of adapters import frameworks, those of pages a browser, which only their options ask for.
     """
-    if collection_path == FRAMEWORKS or FRAMEWORKS in collection_path.parents:
-        return None if config.option.frameworks else True
-    if config.option.frameworks and collection_path.suffix == ".py":
+    for name, folder in APART.items():
+        if collection_path == folder or folder in collection_path.parents:
+            return None if config.getoption(name) else True
+    if any(map(config.getoption, APART)) and collection_path.suffix == ".py":
         return True
     elsewhere = collection_path.suffix == ".py" and collection_path.parent.name != "unit"
     return True if config.option.quick and elsewhere and collection_path.name not in QUICK_FILES else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from distributed_state.search.querying import follower_of
 from distributed_state.store.reaper import Reaper
-from distributed_state.store.watch import Journals, JournalWatch, SqlWatch
+from distributed_state.store.watch import JournalWatch, Seen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
 
 Labelled = dict[tuple[str, ...], float]
@@ -45,7 +45,7 @@ def _watch(tiers: Tiers) -> JournalWatch | None:
     return next((each for each in tiers.workers if isinstance(each, JournalWatch)), None)
 
 
-def _seen(tiers: Tiers) -> tuple[Journals, float] | None:
+def _seen(tiers: Tiers) -> tuple[Seen, float] | None:
     """The journals that this replica archives as they were seen last, and how many seconds ago that was."""
     watch = _watch(tiers)
     return None if watch is None or watch.seen is None or watch.age is None else (watch.seen, watch.age)
@@ -54,7 +54,7 @@ def _seen(tiers: Tiers) -> tuple[Journals, float] | None:
 def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
     """Entries and bytes that are not archived yet."""
     found = _seen(tiers)
-    places = {} if found is None else found[0].places
+    places = {} if found is None else found[0].journals.places
     return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in places.items()}
 
 
@@ -62,7 +62,7 @@ def _fill(tiers: Tiers) -> float | None:
     found = _seen(tiers)
     if found is None:
         return None
-    return max((place.fill(tiers.settings) for place in found[0].places.values()), default=0.0)
+    return max((place.fill(tiers.settings) for place in found[0].journals.places.values()), default=0.0)
 
 
 def _lags(tiers: Tiers) -> dict[int, float]:
@@ -70,7 +70,7 @@ def _lags(tiers: Tiers) -> dict[int, float]:
     found = _seen(tiers)
     if found is None:
         return {}
-    journals, age = found
+    journals, age = found[0].journals, found[1]
     return {each: journals.ages[each] + age if each in journals.ages else 0.0 for each in journals.places}
 
 
@@ -83,7 +83,7 @@ def _seconds_left(tiers: Tiers) -> dict[int, float]:
     return {} if found is None else found[0].seconds_left
 
 
-def _of_redis(share: Callable[[Journals], float | None]) -> Callable[[Tiers], float | None]:
+def _of_redis(share: Callable[[Seen], float | None]) -> Callable[[Tiers], float | None]:
     def read(tiers: Tiers) -> float | None:
         found = _seen(tiers)
         return None if found is None else share(found[0])
@@ -160,11 +160,11 @@ FIGURES = (
     Figure(
         "redis_memory_ratio", "gauge",
         "Redis' memory of its maxmemory, the fullest server's; absent where it has none or evicts what is archived",
-        _of_redis(lambda journals: journals.memory),
+        _of_redis(lambda seen: seen.memory),
     ),
     Figure(
         "redis_connections_ratio", "gauge", "Redis' clients of its maxclients, the server's with most",
-        _of_redis(lambda journals: journals.connections),
+        _of_redis(lambda seen: seen.connections),
     ),
     Figure(
         "sql_connections_ratio", "gauge", "PostgreSQL's connections of its max_connections; absent for a file",

@@ -6,7 +6,8 @@ Design: section 27.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from distributed_state.errors import StateError
 from distributed_state.store.finding import Finding
@@ -56,17 +57,35 @@ def _versions(replicas: list[Replica]) -> Finding:
     return Finding("releases", len(found) < 2, shown or "no replica is there", "finish the upgrade, or take it back")
 
 
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """How far partitions are, those whose server answers, and of those that wait for SQL how old their oldest is."""
+
+    places: dict[int, PartitionState]
+    ages: dict[int, float]  # seconds, by the server's clock
+
+    @property
+    def behind(self) -> dict[int, PartitionState]:
+        """Those of which something waits."""
+        return {each: place for each, place in self.places.items() if place.offset > place.archived}
+
+
+async def look(tiers: Tiers, partitions: Iterable[int] | None = None) -> Journals:
+    """Look at these journals, or at all: two exchanges at most. Raises WarmUnavailable if no server answers."""
+    asked = range(tiers.keys.partitions) if partitions is None else partitions
+    keys = [tiers.keys.partition(each) for each in asked]
+    found = Journals(await tiers.warm.partitions.reachable_states(keys) if keys else {}, {})
+    return replace(found, ages=await _ages(tiers, found.behind))
+
+
 async def lag(tiers: Tiers) -> list[Finding]:
     """What is not archived yet: how much, how old, and how full it makes the journals."""
     advice = "add archivers, or make SQL faster; `replicas` shows who archives"
     try:
-        places = await tiers.warm.partitions.states(
-            [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
-        )
-        behind = {each: place for each, place in places.items() if place.offset > place.archived}
-        old = await ages(tiers, behind)
+        journals = await look(tiers)
     except StateError as error:
         return [Finding("archive lag", False, str(error), "see the message")]
+    behind, old = journals.behind, journals.ages
     waiting = sum(place.offset - place.archived for place in behind.values())
     fills = {each: place.fill(tiers.settings) for each, place in behind.items()}
     fullest = max(fills.values(), default=0.0)
@@ -78,7 +97,7 @@ async def lag(tiers: Tiers) -> list[Finding]:
     return [Finding("archive lag", not late, found, advice)]
 
 
-async def ages(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
+async def _ages(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
     """How old the oldest commit of each partition is that waits for SQL, in seconds, by the server's clock."""
     if not behind:
         return {}

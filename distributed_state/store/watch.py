@@ -16,12 +16,11 @@ from typing import Generic, TypeVar
 
 from distributed_state.errors import StateError
 from distributed_state.port import Job
-from distributed_state.store import fleet_checks
 from distributed_state.store.doctor import server_info
 from distributed_state.store.filling import Filling
+from distributed_state.store.fleet_checks import Journals, look
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import Worker
-from distributed_state.warm.answers import PartitionState
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,15 +29,14 @@ _SQL_EVERY = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Journals:
-    """The journals that this replica archives: how far each is, and the age of its oldest entry that SQL lacks.
+class Seen:
+    """The journals that this replica archives, and their servers.
 
     `memory` and `connections` are the fullest Redis' shares of its limits; None where it has none, or where archived
     records make room.
     """
 
-    places: dict[int, PartitionState]
-    ages: dict[int, float]  # seconds
+    journals: Journals
     seconds_left: dict[int, float]  # until each is full at the present rate
     memory: float | None
     connections: float | None
@@ -86,20 +84,17 @@ class Watch(Worker, Generic[T]):
             await self._port.sleep(self._every)
 
 
-class JournalWatch(Watch[Journals]):
+class JournalWatch(Watch[Seen]):
     """Watches the journals that this replica archives, and the servers that they are on."""
 
     def __init__(self, tiers: Tiers) -> None:
-        super().__init__(tiers, self._journals, _EVERY)
+        super().__init__(tiers, self._seen_of, _EVERY)
         self._filling = Filling(tiers.settings, tiers.port.monotonic)
 
-    async def _journals(self, tiers: Tiers) -> Journals:
-        mine = [tiers.keys.partition(each) for each in tiers.archiver.mine]
-        places = await tiers.warm.partitions.reachable_states(mine) if mine else {}
-        behind = {each: place for each, place in places.items() if place.offset > place.archived}
-        ages = await fleet_checks.ages(tiers, behind)
-        self._filling.note(places)
-        return Journals(places, ages, self._filling.seconds_left(), *await _shares(tiers))
+    async def _seen_of(self, tiers: Tiers) -> Seen:
+        journals = await look(tiers, list(tiers.archiver.mine))
+        self._filling.note(journals.places)
+        return Seen(journals, self._filling.seconds_left(), *await _shares(tiers))
 
 
 class SqlWatch(Watch[float | None]):

@@ -33,7 +33,8 @@ HI = {"role": "user", "content": "hi"}
 
 OPERATIONS = {f"{each.method} {each.path}": each for each in Service().operations}
 OF_ALL_TENANTS = {
-    "GET /v1/replicas", "GET /v1/branches", "POST /v1/maintenance/compact", "POST /v1/maintenance/purge",
+    "GET /v1/replicas", "GET /v1/partitions", "GET /v1/findings", "GET /v1/branches",
+    "POST /v1/maintenance/compact", "POST /v1/maintenance/purge",
 }  # fmt: skip
 BODIES: dict[str, Any] = {
     "Create": {"id": "new"}, "Turn": {"messages": [HI]}, "Append": {"messages": [HI]}, "Patch": {"set": {"n": 1}},

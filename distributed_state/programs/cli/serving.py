@@ -118,6 +118,9 @@ def serve(
     mcp: Annotated[
         bool, _option("MCP", "Speak the Model Context Protocol at /v1/mcp; needs the extra \\[mcp].")
     ] = False,
+    inspect: Annotated[
+        bool, _option("INSPECT", "Serve the inspector at /inspect: pages to look at the store and to steer it.")
+    ] = True,
 ) -> None:
     """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
 
@@ -162,8 +165,16 @@ def serve(
         access_log=access_log,
         origins=tuple(cors_origin or ()),
         more=_mcp() if mcp else (),
+        mounts={"/inspect": _inspector()} if inspect else {},
         report=lambda line: typer.echo(line),
     )
+
+
+def _inspector() -> Any:
+    """The pages. Imported only if they are asked for: their templates take 5 MB."""
+    from distributed_state.programs import inspector
+
+    return inspector.inspector
 
 
 def _mcp() -> tuple[Any, ...]:

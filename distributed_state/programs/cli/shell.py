@@ -94,6 +94,13 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
 @contextmanager
 def open_existing(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
     """Open a store to read from: where there is none, none is made. Raises NotFound then."""
+    require_existing(context)
+    with open_store(context, **settings) as store:
+        yield store
+
+
+def require_existing(context: typer.Context) -> None:
+    """Raise NotFound if there is no embedded store where the options name one."""
     if context.obj["url"] is None:
         from distributed_state.cold.urls import parse_url
         from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE
@@ -102,8 +109,6 @@ def open_existing(context: typer.Context, **settings: Any) -> Iterator[distribut
         file = archive.database if archive.get_backend_name() == "sqlite" else None
         if file and not file.startswith("file:") and not Path(file).exists():
             raise NotFound(f"there is no store in {file}: --url and --archive name another one; `set` begins one here")
-    with open_store(context, **settings) as store:
-        yield store
 
 
 def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distributed_state.Record:

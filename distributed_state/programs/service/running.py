@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from distributed_state.errors import ConfigurationError, StateError, Unavailable
 from distributed_state.programs.service.app import Service, log_of_requests
@@ -63,13 +64,15 @@ def serve(
     access_log: bool = False,
     origins: tuple[str, ...] = (),
     more: Sequence[Operation] = (),
+    mounts: Mapping[str, Callable[[ASGIApp], ASGIApp]] | None = None,
     report: Callable[[str], None] = log.info,
 ) -> None:
     """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `report` is called with its URL.
 
     `access` says how callers are known, and then the store has `access=callers_policy()`; without it none but this
     machine is served: another `host` is a ConfigurationError. With an `ops_port` health and metrics are there and
-    nowhere else. `more` are operations to serve beside the service's own.
+    nowhere else. `more` are operations to serve beside the service's own, `mounts` applications by their paths, each
+    made of the service's.
 
     While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
     ConfigurationError at once. Uses uvloop if it is installed. Scripts of web pages from `origins` may call it.
@@ -89,6 +92,8 @@ def serve(
     limits = limits or Limits()
     authentication = Authentication(access, strangers=limits.requests)
     service = Service(limits, authentication, ops_apart=ops_port is not None, origins=origins, more=more)
+    for path, made in (mounts or {}).items():
+        service.app.mount(path, made(service.app))
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=factory))
         listener = stack.enter_context(_listening(host, port))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from hmac import compare_digest
 
 from starlette.requests import Request
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How callers are known: by the namespace's `tokens`, by JWTs of an `issuer`, by what a proxy says.
+    """How callers are known: by the namespace's `tokens`, by JWTs of an `issuer`, by what a proxy says, by one `key`.
 
     By none of these: then the service is for its own machine, and called by one of `allow_host` or a name of this
     machine's; `insecure` opens it for everybody.
@@ -37,11 +38,12 @@ class Access:
     trust_proxy: tuple[str, ...] = ()
     allow_host: tuple[str, ...] = ()
     insecure: bool = False
+    key: str = ""
 
     @property
     def known(self) -> bool:
         """Whether callers have to say who they are."""
-        return self.tokens or self.issuer is not None or bool(self.trust_proxy)
+        return self.tokens or self.issuer is not None or bool(self.trust_proxy or self.key)
 
 
 class Authentication:
@@ -51,7 +53,9 @@ class Authentication:
         self._access = access or Access()
         self.known = self._access.known
         self.proxies = Proxies(self._access.trust_proxy)
-        local = () if self.known or self._access.insecure else LOCAL
+        # One who has the key is on this machine, and so may be a browser that a page of a stranger uses.
+        closed = (self.known and not self._access.key) or self._access.insecure
+        local = () if closed else LOCAL
         self.hosts = Hosts({*local, *self._access.allow_host})
         waiting = Strangers(strangers)
         self._tokens = AccessTokens(strangers=waiting) if self._access.tokens else None
@@ -86,6 +90,8 @@ class Authentication:
         if self.proxies.sent(request):
             return self.proxies.caller(request)
         text = _bearer(request.headers.getlist("authorization"))
+        if self._access.key and compare_digest(text, self._access.key):
+            return Caller()
         if self._tokens is not None and text.startswith(BEGINNING):
             return await self._tokens.caller(text)
         if self._jwts is not None and text:

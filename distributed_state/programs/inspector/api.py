@@ -1,0 +1,113 @@
+"""Asks the service's interface, in the same process. Law: as whoever looks, so that no page has a right of its own.
+
+Every request of a page passes the checks, limits and quotas that one over HTTP passes, because it is one.
+
+Design: section 28.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "distributed_state_inspector"
+# Of who looks, and of what a proxy says of them. The rest is about the page.
+_PASSED = frozenset(
+    [b"host", b"authorization", b"x-actor", b"x-tenant", b"x-rights", b"x-forwarded-for", b"last-event-id"]
+)
+_SCOPE = ("type", "asgi", "http_version", "scheme", "client", "server", "extensions")
+
+
+class Refused(Exception):
+    """The interface answered with an error; `detail` may be shown."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer: its JSON, and the query of the next page, None if there is none."""
+
+    json: Any
+    following: dict[str, str] | None
+
+
+class Api:
+    """The interface of one service."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def get(self, request: Request, path: str, query: Mapping[str, Any] | None = None) -> Found:
+        """What is read at this path, `/v1/...` with its parts quoted. Raises Refused."""
+        return await self.ask(request, "GET", path, query)
+
+    async def ask(
+        self, request: Request, method: str, path: str, query: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> Found:  # fmt: skip
+        """The answer to this request, made by whoever sent `request`. Raises Refused."""
+        body = None if given is None else json.dumps(given).encode()
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body or b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self._app(self._scope(request, method, path, query, body), receive, send)
+        status = sent[0]["status"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent[0]["headers"]}
+        found = json.loads(b"".join(each.get("body", b"") for each in sent[1:]) or b"null")
+        if status >= 400:
+            detail = found.get("detail") if isinstance(found, dict) else None
+            raise Refused(status, str(detail or "the service did not say why"))
+        return Found(found, _next(headers.get("link")))
+
+    def stream(self, request: Request, path: str, query: Sequence[tuple[str, str]]) -> ASGIApp:
+        """The answer to a GET that goes on, passed on as it comes."""
+
+        async def passed(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._app(self._scope(request, "GET", path, dict(query), None), receive, send)
+
+        return passed
+
+    def _scope(
+        self, request: Request, method: str, path: str, query: Mapping[str, Any] | None, body: bytes | None
+    ) -> Scope:
+        headers = [(name, value) for name, value in request.scope["headers"] if name in _PASSED]
+        token = request.cookies.get(COOKIE)
+        if token and not any(name == b"authorization" for name, _ in headers):
+            headers.append((b"authorization", f"Bearer {token}".encode("latin-1", "replace")))
+        if body is not None:
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        asked = urlencode(
+            [(name, value) for name, value in (query or {}).items() if value not in (None, "")], doseq=True
+        )
+        kept = {name: request.scope[name] for name in _SCOPE if name in request.scope}
+        return kept | {
+            "method": method, "path": unquote(path), "raw_path": path.encode(), "root_path": "",
+            "query_string": asked.encode(), "headers": headers, "state": dict(request.scope.get("state", {})),
+        }  # fmt: skip
+
+
+def quoted(part: str) -> str:
+    """A part of a path, as an id of a user's, which may hold anything."""
+    return quote(part, safe="")
+
+
+def _next(link: str | None) -> dict[str, str] | None:
+    """The query of the next page, of the header `Link`."""
+    if link is None:
+        return None
+    return dict(parse_qsl(urlsplit(link.partition("<")[2].partition(">")[0]).query))

@@ -1,0 +1,70 @@
+"""Makes pages of templates. Law: what users wrote is text on a page, and no page loads or runs what is not ours.
+
+Design: section 28.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import Response
+
+from distributed_state.programs.inspector.api import quoted
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_templates = jinja2.Environment(
+    loader=jinja2.PackageLoader("distributed_state.programs.inspector"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Response:
+    """A page, whole; where htmx asks, what it swaps is taken from that."""
+    root = request.scope["root_path"]
+    here = request.scope["path"].removeprefix(root)
+    text = _templates.get_template(f"{name}.html").render(root=root, here=here, status=status, **values)
+    return Response(text, status, HEADERS, media_type="text/html")
+
+
+def moment(seconds: float | None) -> str:
+    """A time in seconds since 1970, to the second, in UTC."""
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def age(seconds: float) -> str:
+    """So many seconds in one unit, as "4.0 s", "3 min", "2 h" or "5 d"."""
+    for unit, size in ("d", 86400), ("h", 3600), ("min", 60):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.1f} s"
+
+
+def since(seconds: float) -> str:
+    """How long ago a time in seconds since 1970 is, by this machine's clock: for the eye alone."""
+    return age(time.time() - seconds)
+
+
+def size(count: int) -> str:
+    """So many bytes."""
+    return f"{count} B" if count < 1000 else f"{count / 1000:.1f} kB" if count < 10**6 else f"{count / 10**6:.1f} MB"
+
+
+_templates.filters |= {"moment": moment, "age": age, "since": since, "size": size, "quoted": quoted}

@@ -1,0 +1,273 @@
+"""The inspector: who sees what on its pages, what they do, and what does not get through them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from below import until
+from tenants import Served, opened
+
+from distributed_state import AsyncStateStore
+from distributed_state.programs.inspector import PATH, Tickets, access, inspector, pages
+from distributed_state.programs.inspector.api import COOKIE
+from distributed_state.programs.inspector.trees import Budget, tree, trees
+from distributed_state.programs.service import Access
+from distributed_state.values.access_tokens import RIGHTS
+
+EVIL = "<script>alert('x')</script>\"onload='y'"
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+class Browser:
+    """A browser that has signed in with a token: the cookie is sent as one that is set on this path is."""
+
+    def __init__(self, served: Served, token: str | None) -> None:
+        self.served = served
+        self.headers = {} if token is None else {"Cookie": f"{COOKIE}={token}"}
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        return await self.served.http.get(PATH + path, headers=self.headers | headers)
+
+    async def post(self, path: str, given: dict[str, Any], **headers: str) -> httpx.Response:
+        return await self.served.http.post(PATH + path, data=given, headers=self.headers | (headers or OURS))
+
+
+@asynccontextmanager
+async def looked_at(*rights: str, tickets: Tickets | None = None) -> AsyncIterator[tuple[AsyncStateStore, Browser]]:
+    """A store with a conversation of tenant acme's, and a browser of somebody there with these rights."""
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        served.service.app.mount(PATH, inspector(served.service.app, tickets))
+        session = store.session("acme:c", user="acme:ada")
+        await session.create({"city": "Oslo", "plan": {"nights": [1, 2]}, EVIL: EVIL, "raw": b"\0\1"})
+        await session.append({"role": "user", "content": f"hi {EVIL}"})
+        await session.append(
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "book", "arguments": '{"hotel": "A"}'}}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "booked"},
+        )  # fmt: skip
+        await session.set("city", "Bergen")
+        await session.checkpoint("before")
+        await store.archive()
+        yield store, Browser(served, await served.token("acme:", *(rights or RIGHTS)))
+
+
+async def test_a_conversation_is_shown_as_it_is_and_as_it_was() -> None:
+    async with looked_at() as (_, browser):
+        now = await browser.get("/conversations/acme:c")
+        assert now.status_code == 200
+        for shown in ("Bergen", "version <b>5</b>", "calls <b>book</b>", "booked", "checkpoint before", "5 versions"):
+            assert shown in now.text, shown
+        past = (await browser.get("/conversations/acme:c?version=1")).text
+        assert "Oslo" in past
+        assert "booked" not in past
+        assert "Roll back to version 1" in past
+        difference = (await browser.get("/conversations/acme:c/difference?from=1&to=4")).text
+        assert "Oslo" in difference
+        assert "Bergen" in difference
+        assert "booked" in difference
+        statuses = [
+            (await browser.get(f"/conversations/{rest}")).status_code
+            for rest in (
+                "acme:c?version=6",
+                "acme:c?version=x",
+                "acme:nope",
+                "acme:c/difference",
+                "acme:%FF",
+                "acme:c/x",
+            )
+        ]
+        assert statuses == [404, 422, 404, 422, 404, 404]
+
+
+async def test_what_users_wrote_is_text_on_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with looked_at() as (_, browser):
+
+        async def shown() -> str:
+            found = await browser.get("/conversations/acme:c")
+            assert found.status_code == 200
+            assert "script-src 'self'" in found.headers["content-security-policy"]
+            assert "unsafe" not in found.headers["content-security-policy"]
+            assert found.headers["cache-control"] == "no-store"
+            return found.text
+
+        assert "<script>alert" not in await shown()
+        assert "&lt;script&gt;alert" in await shown()
+        with_id = await browser.get(f"/conversations/acme:{httpx.URL('/' + EVIL).raw_path.decode()[1:]}")
+        assert "<script>alert" not in with_id.text
+        # The negative control: without escaping it would be markup.
+        monkeypatch.setattr(pages._templates, "autoescape", False)
+        monkeypatch.setattr(pages._templates, "cache", None)
+        assert "<script>alert" in await shown()
+
+
+async def test_a_tenant_sees_its_own_alone() -> None:
+    async with looked_at() as (store, browser):
+        await store.session("evil:c").create({"secret": 1})
+        listed = (await browser.get("/")).text
+        assert "acme:c" in listed
+        assert "evil:c" not in listed
+        there, absent = [(await browser.get(f"/conversations/evil:{id}")) for id in ("c", "d")]
+        assert there.status_code == absent.status_code == 403
+        assert there.text.replace("evil:c", "evil:d") == absent.text
+        assert (await browser.get("/?prefix=evil:")).status_code == 403
+        assert (await browser.get("/fleet")).status_code == 403
+        every = Browser(browser.served, await browser.served.token("", *RIGHTS))
+        assert "evil:c" in (await every.get("/")).text, "the negative control"
+        fleet = await every.get("/fleet")
+        assert fleet.status_code == 200
+        assert "Partitions" in fleet.text
+
+
+async def test_who_is_nobody_signs_in_first() -> None:
+    async with looked_at() as (_, browser):
+        token = browser.headers["Cookie"].partition("=")[2]
+        stranger = Browser(browser.served, None)
+        for path in ("/", "/conversations/acme:c", "/live", "/fleet"):
+            sent = await stranger.get(path)
+            assert (sent.status_code, sent.headers["location"]) == (303, f"{PATH}/sign-in")
+        assert (await stranger.get("/live/events")).status_code == 401
+        swapped = await stranger.get("/fleet", **{"HX-Request": "true"})
+        assert swapped.headers["hx-redirect"] == f"{PATH}/sign-in"
+        for wrong in ("", "x", "dstate_0123456789abcdef_" + "a" * 43, "a b\n"):
+            assert (await stranger.post("/sign-in", {"token": wrong})).status_code == 401
+        entered = await stranger.post("/sign-in", {"token": token})
+        assert entered.status_code == 303, entered.text
+        cookie = entered.headers["set-cookie"]
+        assert (entered.status_code, entered.headers["location"]) == (303, f"{PATH}/")
+        for word in ("HttpOnly", "SameSite=strict", f"Path={PATH}"):
+            assert word in cookie
+        assert "Secure" not in cookie
+        assert (
+            "Secure"
+            in (await stranger.post("/sign-in", {"token": token}, **OURS, **{"X-Forwarded-Proto": "https"})).headers[
+                "set-cookie"
+            ]
+        )
+        left = await browser.post("/sign-out", {"x": ""})
+        assert f'{COOKIE}=""' in left.headers["set-cookie"]
+
+
+async def test_a_form_of_another_site_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with looked_at() as (store, browser):
+        session = store.session("acme:c")
+
+        async def rolled_back(**headers: str) -> int:
+            return (await browser.post("/conversations/acme:c/rollback", {"version": "1"}, **headers)).status_code
+
+        foreign = [
+            {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "none"},
+            {"Origin": "http://evil.example"}, {"Origin": "null"}, {"X": "y"},
+        ]  # fmt: skip
+        assert [await rolled_back(**each) for each in foreign] == [403] * 6
+        assert await session.get("city") == "Bergen"
+        assert await rolled_back(Origin="http://localhost") == 303
+        assert await session.get("city") == "Oslo"
+        monkeypatch.setattr(access, "_ours", lambda request: True)
+        assert await rolled_back(**foreign[0]) == 303, "the negative control"
+
+
+async def test_what_changes_something_takes_its_right_and_is_in_the_history() -> None:
+    async with looked_at() as (store, browser):
+        reader = Browser(browser.served, await browser.served.token("acme:", "read"))
+        place = "/conversations/acme:c"
+        for what, given in (("rollback", {"version": "1"}), ("fork", {"version": "1"}), ("erase", {"typed": "acme:c"})):
+            assert (await reader.get(f"{place}/{what}")).status_code == 200
+            assert (await reader.post(f"{place}/{what}", given)).status_code == 403
+        session = store.session("acme:c")
+        assert (await browser.post(f"{place}/rollback", {"version": "1"})).headers[
+            "location"
+        ] == f"{PATH}/conversations/acme%3Ac"
+        assert (await session.get("city"), (await session.history())[-1].actor) == ("Oslo", "web")
+        forked = await browser.post(f"{place}/fork", {"version": "4", "id": "acme:other"})
+        assert forked.headers["location"] == f"{PATH}/conversations/acme%3Aother"
+        assert await store.session("acme:other").get("city") == "Bergen"
+        for wrong in ("", "acme:d"):
+            assert (await browser.post(f"{place}/erase", {"typed": wrong})).status_code == 422
+        assert await session.get("city") == "Oslo"
+        assert (await browser.post(f"{place}/erase", {"typed": "acme:c"})).headers["location"] == f"{PATH}/"
+        await until(lambda: gone(browser, place))
+
+
+async def gone(browser: Browser, place: str) -> bool:
+    return (await browser.get(place)).status_code in (404, 410)
+
+
+async def test_long_histories_and_chats_are_pages() -> None:
+    async with looked_at() as (store, browser):
+        session = store.session("acme:long")
+        await session.create({})
+        for number in range(70):
+            await session.append({"role": "user", "content": f"said-{number}."})
+        await store.archive()
+        seen, path, texts = 0, "/conversations/acme:long", list[str]()
+        while path:
+            found = (await browser.get(path)).text
+            texts = re.findall(r"said-\d+\.", found) + texts
+            seen += 1
+            earlier = re.search(r'href="' + PATH + r'([^"]+before=\d+)"', found)
+            path = earlier[1].replace("%3A", ":") if earlier else ""
+        assert texts == [f"said-{number}." for number in range(70)]
+        assert seen == 3
+        versions = (await browser.get("/conversations/acme:long")).text
+        assert versions.count("difference<") == 20
+        assert "top=51" in versions
+
+
+async def test_conversations_are_found_by_pages() -> None:
+    async with looked_at() as (store, browser):
+        for number in range(60):
+            await store.session(f"acme:n{number:02}", user="acme:bob").create({})
+        found, path = list[str](), "/?prefix=acme:n"
+        while path:
+            page = (await browser.get(path)).text
+            found += re.findall(r">(acme:n\d\d)<", page)
+            more = re.search(r'href="' + PATH + r'([^"]+)" rel="next"', page)
+            path = more[1].replace("&amp;", "&") if more else ""
+        assert found == [f"acme:n{number:02}" for number in range(60)]
+        users = (await browser.get("/?user=acme:bob")).text
+        assert "acme:n00" in users
+        assert "acme:c<" not in users
+        opened_by_id = await browser.get("/?id=acme:a/b%3F")
+        assert opened_by_id.headers["location"] == f"{PATH}/conversations/acme%3Aa%2Fb%3F"
+        assert "found for “hi”" in (await browser.get("/?text=hi")).text
+
+
+async def test_a_ticket_is_good_for_one() -> None:
+    tickets = Tickets("the-key")
+    async with looked_at(tickets=tickets) as (_, browser):
+        ticket = tickets.ticket
+        for wrong in ("", "x", "é"):
+            assert (await browser.get(f"/enter?ticket={wrong}")).status_code == 403
+        first, second = [await browser.get(f"/enter?ticket={ticket}") for _ in range(2)]
+        assert f"{COOKIE}=the-key" in first.headers["set-cookie"]
+        assert (second.status_code, "set-cookie" in second.headers) == (403, False)
+        assert (await browser.get("/enter?ticket=")).status_code == 403
+
+
+async def test_a_key_opens_a_service_and_nothing_else_does() -> None:
+    async with opened() as store:
+        served = Served(store, Access(key="k" * 43))
+        assert (await served.ask("GET", "/v1/replicas", "k" * 43)).status_code == 200
+        for wrong in (None, "", "k" * 42, "k" * 44):
+            assert (await served.ask("GET", "/v1/replicas", wrong)).status_code == 401
+        away = await served.http.get("/v1/replicas", headers={"Authorization": f"Bearer {'k' * 43}", "Host": "evil"})
+        assert away.status_code == 421
+
+
+def test_of_a_large_value_a_part_is_shown_and_the_rest_is_named() -> None:
+    budget = Budget(100)
+    found = tree("a", {"list": [list(range(1000)) for _ in range(1000)]}, budget)
+    assert budget.left <= 0
+    assert found.children[0].more == "999 more"
+    assert tree("a", "x" * 10_000, Budget()).more == "6000 more characters"
+    assert len(trees({f"f{number}": number for number in range(100_000)})) == 401
+    deep: Any = []
+    for _ in range(90):
+        deep = [deep]
+    assert tree("deep", deep, Budget()).kind == "list"
