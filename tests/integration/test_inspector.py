@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +16,7 @@ import pytest
 from below import until
 from tenants import Served, opened
 
-from distributed_state import AsyncStateStore
+from distributed_state import AsyncStateStore, StateStore
 from distributed_state.programs.inspector import PATH, Tickets, access, inspector, pages
 from distributed_state.programs.inspector.api import COOKIE
 from distributed_state.programs.inspector.trees import Budget, tree, trees
@@ -271,3 +275,44 @@ def test_of_a_large_value_a_part_is_shown_and_the_rest_is_named() -> None:
     for _ in range(90):
         deep = [deep]
     assert tree("deep", deep, Budget()).kind == "list"
+
+
+# The command
+
+
+@contextmanager
+def inspecting(archive: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command on this archive, and the link that it prints."""
+    command = [sys.executable, "-m", "distributed_state", "--archive", f"sqlite:///{archive}", "inspect"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip().removeprefix("open ")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_command_prints_a_link_that_works_once_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    archive = tmp_path / "a.db"
+    with StateStore.open(archive=f"sqlite:///{archive}") as store:
+        store.session("c").create({"city": "Oslo"})
+    with inspecting(archive) as (process, link):
+        with httpx.Client() as client:
+            assert client.get(link).status_code == 303
+            found = client.get(link.partition("/enter")[0] + "/conversations/c")
+            assert (found.status_code, "Oslo" in found.text) == (200, True)
+            assert client.get(link.partition("/inspect")[0] + "/v1/conversations").status_code == 401
+        assert httpx.get(link).status_code == 403
+        assert httpx.get(link, headers={"Host": "evil.example"}).status_code == 421
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (0, ""), out
+
+
+def test_the_command_makes_no_store_where_there_is_none(tmp_path: Path) -> None:
+    with inspecting(tmp_path / "none.db") as (process, _):
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "there is no store" in err
+    assert list(tmp_path.iterdir()) == []
