@@ -86,9 +86,12 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
     """Open the store that the options name, for the time of one command."""
     # No heartbeat: a command that lasts a moment is not a replica of the fleet.
     with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
-        if isinstance(store, distributed_state.StateStore):  # one behind a service is no replica
-            logs.of_replica(store.replica)
-        yield store
+        replica = store.replica if isinstance(store, distributed_state.StateStore) else ""  # a service's is its own
+        logs.opened(replica)
+        try:
+            yield store
+        finally:
+            logs.closed(replica)
 
 
 @contextmanager
