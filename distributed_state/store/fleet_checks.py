@@ -64,7 +64,7 @@ async def lag(tiers: Tiers) -> list[Finding]:
             [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
         )
         behind = {each: place for each, place in places.items() if place.offset > place.archived}
-        old = await _oldest(tiers, behind)
+        old = await oldest(tiers, behind)
     except StateError as error:
         return [Finding("archive lag", False, str(error), "see the message")]
     waiting = sum(place.offset - place.archived for place in behind.values())
@@ -78,7 +78,7 @@ async def lag(tiers: Tiers) -> list[Finding]:
     return [Finding("archive lag", not late, found, advice)]
 
 
-async def _oldest(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
+async def oldest(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
     """How old the oldest commit of each partition is that waits for SQL, in seconds, by the server's clock."""
     if not behind:
         return {}

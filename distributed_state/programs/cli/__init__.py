@@ -14,6 +14,7 @@ from distributed_state.programs.cli import (
     serving,
     showing,
     token,
+    top,
 )
 from distributed_state.programs.cli.shell import main
 
@@ -32,4 +33,5 @@ __all__ = [
     "serving",
     "showing",
     "token",
+    "top",
 ]

@@ -43,6 +43,7 @@ def archiver(
     with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
         if metrics_port is not None:
             stack.enter_context(distributed_state.metrics.serve(store, metrics_port))
+        store.announce(role="archiver")
         typer.echo("archiving")
         said = 0.0
         while not stopping:

@@ -133,6 +133,7 @@ class Service:
         self._probes = probes(store, self.limits.check)
         self.registry.register(collector(store))
         logs.opened(store.replica)
+        store.announce(role="service")
         self.store = store
 
     async def leave(self) -> None:
