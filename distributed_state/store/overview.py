@@ -47,8 +47,8 @@ class Overview:
     """What one look showed. `commits` and `archived` are by the second since the look before, None at the first.
 
     `waiting` commits are not in SQL yet, the oldest for `oldest` seconds; `fullest` is how full the fullest journal is.
-    `busiest` has, of `sampled` commits, how many were of each record. `trouble` says what keeps archivers from their work, or that SQL
-    does not answer here; "" if nothing is known to.
+    `busiest` has, of `sampled` commits, how many were of each record. `trouble` says what keeps archivers from their
+    work, or that SQL does not answer here; "" if nothing is known to.
     """
 
     seconds: float | None
