@@ -472,7 +472,7 @@ def test_a_pod_is_given_its_servers_by_a_secret(manifest: dict[str, Any]) -> Non
     for container in manifest["spec"]["template"]["spec"]["containers"]:
         given = {each["name"]: each for each in container["env"]}
         assert {"DISTRIBUTED_STATE_URL", "DISTRIBUTED_STATE_ARCHIVE"} <= given.keys()
-        assert container["envFrom"] == [{"configMapRef": {"name": "distributed-state"}}]
+        assert container["envFrom"][0] == {"configMapRef": {"name": "distributed-state"}}
         for each in given.values():
             assert "value" in each or each["valueFrom"].keys() == {"secretKeyRef"}
             if "valueFrom" in each:

@@ -133,7 +133,6 @@ class Service:
         self._probes = probes(store, self.limits.check)
         self.registry.register(collector(store))
         logs.opened(store.replica)
-        store.announce(role="service")
         self.store = store
 
     async def leave(self) -> None:
