@@ -206,8 +206,8 @@ def test_an_empty_database_is_given_no_tables_by_who_only_reads(
     run: Run, place: dict[str, str], postgres_url: str
 ) -> None:
     empty = options(place, archive=postgres_url)
-    for words in (["get", "c"], ["sessions"], ["audit"], ["replicas"], ["top", "--once"], ["doctor", "--json"], ["branches"]):
-        code, out, err = run(*empty, *words)
+    for words in ("get c", "sessions", "audit", "replicas", "top --once", "doctor --json", "branches"):
+        code, out, err = run(*empty, *words.split())
         assert code == 1, words
         assert "there is no namespace" in err or "distributed-state migrate" in out, (out, err)
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:

@@ -101,10 +101,6 @@ def tail(
 
     Example: [cyan]distributed-state --url redis://host --archive sqlite:///a.db tail "conversation.*" --since 10m[/]
     """
-    from distributed_state.port.background import finish
-    from distributed_state.store import bookmarks
-    from distributed_state.store.twins import twin_of
-
     stopping = False
 
     def stop(*_: Any) -> None:
@@ -140,7 +136,7 @@ def tail(
             # The reader closed the pipe: nothing more may be written to it, not even at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
-            place = finish(bookmarks.keep(twin_of(store).tiers(), events.position))
+            place = _place(store, events.position)
             err.print(f"to continue from here: --since {place}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -153,6 +149,15 @@ def _position(store: distributed_state.StateStore, since: str | None) -> str | N
     if since is None or not bookmarks.is_bookmark(since):
         return since
     return finish(bookmarks.find(twin_of(store).tiers(), since))
+
+
+def _place(store: distributed_state.StateStore, position: str) -> str:
+    """A short name of a position."""
+    from distributed_state.port.background import finish
+    from distributed_state.store import bookmarks
+    from distributed_state.store.twins import twin_of
+
+    return finish(bookmarks.keep(twin_of(store).tiers(), position))
 
 
 def _past(

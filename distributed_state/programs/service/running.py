@@ -129,7 +129,6 @@ async def _run(
             store = await _unless(stopping, open_patiently(open_store, wait))
             if store is not None:
                 service.begin(store)
-                store.announce(role="service")
                 # A full garbage collection would scan everything loaded so far, and nothing is answered meanwhile.
                 gc.collect()
                 gc.freeze()
