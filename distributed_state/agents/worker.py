@@ -12,6 +12,7 @@ from typing import Any
 
 from distributed_state.agents.shutdown import Shutdown
 from distributed_state.port import Port
+from distributed_state.values.model import log_fields
 from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
@@ -127,4 +128,5 @@ class Worker:
             self._shutdown.fail(error)
             self._stop()
         except Exception:  # the next event is not to blame
-            log.exception("event %s of type %s could not be handled", event.id, event.type)
+            about = log_fields(event.subject)
+            log.exception("event %s of type %s could not be handled", event.id, event.type, extra=about)

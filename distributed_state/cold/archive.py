@@ -23,7 +23,7 @@ from distributed_state.cold.setting_aside import set_aside
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
 from distributed_state.values.journal import JournalEntry, State, fold
-from distributed_state.values.model import REPAIR
+from distributed_state.values.model import REPAIR, log_fields
 
 log = logging.getLogger(__name__)
 _INDEXABLE_BYTES = 1200  # two such texts fit into the 2,704 bytes that an index row of PostgreSQL may have
@@ -239,7 +239,7 @@ def quarantine(
     reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
     who = entry.record or entry.event
     text = "%s version %d at offset %d is quarantined: %s"
-    log.error(text, who, entry.version, entry.offset, reason, extra={"record": entry.record})
+    log.error(text, who, entry.version, entry.offset, reason, extra=log_fields(entry.record))
     row = {"namespace": namespace, "partition": partition, "epoch": epoch, "data": entry.data}
     # An event that was written alone is kept under what it is about, so that erasing that takes it too.
     texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}

@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, select, true, tuple_
 
 from distributed_state.cold.tables import events, quarantine
 from distributed_state.cold.values import Sought
 from distributed_state.values.journal import Happened
 
 _SET_BACK_MS = 600_000
+_TOGETHER = 10_000  # events that are removed in one transaction
 _ORDER = (events.c.time_ms, events.c.partition, events.c.epoch, events.c.offset)
 
 
@@ -91,3 +92,13 @@ def _types(connection: Connection, namespace: str, pattern: str) -> list[str]:
             found.append(following)
         following = connection.execute(query.where(e.type > following)).scalar()
     return found
+
+
+def purge(connection: Connection, namespace: str, before_ms: int) -> int:
+    """Remove the oldest events that are older than the cutoff, some thousands at most; how many those were."""
+    e = events.c
+    old = and_(e.namespace == namespace, e.time_ms < before_ms)
+    last = connection.execute(select(e.time_ms).where(old).order_by(e.time_ms).offset(_TOGETHER - 1).limit(1)).scalar()
+    # All of the last one's millisecond go too: a cut between them would not be one by time.
+    some = old if last is None else and_(e.namespace == namespace, e.time_ms <= last)
+    return connection.execute(delete(events).where(some)).rowcount

@@ -174,12 +174,12 @@ def erase(connection: Connection, namespace: str, records: Iterable[str]) -> Non
     connection.execute(delete(branches).where(b.namespace == namespace, among(connection, b.record, list(records))))
 
 
-def purge(connection: Connection, namespace: str, before_ms: int) -> int:
-    """Remove the branches whose newest commit is older than this; how many commits those had."""
+def purge(connection: Connection, namespace: str, before_ms: int, limit: int) -> int:
+    """Remove some branches whose newest commit is older than this, `limit` at most; how many commits those had."""
     b = branches.c
     old = select(b.record, b.branch).where(b.namespace == namespace).group_by(b.record, b.branch)
     removed = 0
-    for record, branch in connection.execute(old.having(func.max(b.time_ms) < before_ms)).all():
+    for record, branch in connection.execute(old.having(func.max(b.time_ms) < before_ms).limit(limit)).all():
         removed += connection.execute(delete(branches).where(_is(namespace, record, branch))).rowcount
     return removed
 

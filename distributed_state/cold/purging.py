@@ -27,7 +27,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import blocks, branch_reading, bulk, item_rows, layers
+from distributed_state.cold import auditing, blocks, branch_reading, bulk, item_rows, layers
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.handing_down import hand_down, hand_down_all, let_go
@@ -37,7 +37,6 @@ from distributed_state.cold.tables import (
     OF_A_RECORD,
     change_blocks,
     changes,
-    events,
     message_blocks,
     messages,
     shares,
@@ -49,7 +48,6 @@ from distributed_state.values.journal import Segment, State
 from distributed_state.values.model import NEXT, SEGMENTS
 
 CHUNK = 200
-_EVENTS = 10_000
 
 
 def purge_all(
@@ -58,15 +56,18 @@ def purge_all(
     before_ms: int,
     keep: int | None = None,
     events_before_ms: int | None = None,
+    branches_before_ms: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Purged:
     """Purge the namespace, chunk by chunk; `progress` is called after each with the number of records so far.
 
-    Of changes the newest `keep` of each record are left at most; events have a time of their own if it is given.
+    Of changes the newest `keep` of each record are left at most; events and branches have a time of their own if
+    it is given. No transaction takes more than some hundred records, or branches, or some thousand events.
     """
-    with database.write() as connection:
-        # First: what a branch continues stays until the branch is old.
-        total = Purged(0, branch_reading.purge(connection, namespace, before_ms), 0)
+    branches_before = before_ms if branches_before_ms is None else branches_before_ms
+    # First: what a branch continues stays until the branch is old.
+    cut = partial(branch_reading.purge, namespace=namespace, before_ms=branches_before, limit=CHUNK)
+    total = Purged(0, _by_batches(database, cut), 0)
     after: int | None = 0
     while after is not None:
         with database.long_read() as connection:
@@ -76,13 +77,20 @@ def purge_all(
                 total += purge(connection, namespace, names, before_ms, keep)
         if progress:
             progress(total.records)
-    events_before_ms = before_ms if events_before_ms is None else events_before_ms
-    removed = 1
-    while removed > 0:
+    events_before = before_ms if events_before_ms is None else events_before_ms
+    cut = partial(auditing.purge, namespace=namespace, before_ms=events_before)
+    return total + Purged(0, 0, 0, _by_batches(database, cut))
+
+
+def _by_batches(database: Database, cut: Callable[[Connection], int]) -> int:
+    """Cut a batch in a transaction of its own until nothing is left; how much that was."""
+    total = 0
+    while True:
         with database.long_write() as connection:
-            removed = purge_events(connection, namespace, events_before_ms)
-        total += Purged(0, 0, 0, removed)
-    return total
+            removed = cut(connection)
+        total += removed
+        if removed <= 0:
+            return total
 
 
 def candidates(
@@ -128,16 +136,6 @@ def purge(
     removed = [_purge_deleted(connection, namespace, gone), _purge_live(connection, namespace, bases, living)]
     counts = [sum(numbers) for numbers in zip(*removed, strict=True)]
     return Purged(len(gone) + len(bases), *counts)
-
-
-def purge_events(connection: Connection, namespace: str, before_ms: int) -> int:
-    """Remove the oldest events that are older than the cutoff, some thousands at most; how many those were."""
-    e = events.c
-    old = and_(e.namespace == namespace, e.time_ms < before_ms)
-    last = connection.execute(select(e.time_ms).where(old).order_by(e.time_ms).offset(_EVENTS - 1).limit(1)).scalar()
-    # All of the last one's millisecond go too: a cut between them would not be one by time.
-    some = old if last is None else and_(e.namespace == namespace, e.time_ms <= last)
-    return connection.execute(delete(events).where(some)).rowcount
 
 
 def _bases(

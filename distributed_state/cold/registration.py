@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import exc, insert, select
 
+from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.tables import namespaces
+from distributed_state.cold.urls import parse_url, sqlite_file
 from distributed_state.errors import ConfigurationError
 
 LAYOUT = 1
@@ -41,6 +44,22 @@ def require(database: Database, known: Known) -> None:
             f"{database.name}, namespace {known.namespace!r}: archive is {row.archive_id!r}, expected "
             f"{known.archive_id!r}: give the archive that this Redis had, or another namespace"
         )
+
+
+def is_there(url: str, namespace: str, timeout: float) -> bool:
+    """Whether a database has anything of a namespace. Nothing is made there. Raises ColdUnavailable."""
+    file = sqlite_file(parse_url(url))
+    if file is not None and not Path(file).exists():
+        return False  # connecting would make it
+    database = Database(url, timeout)
+    try:
+        with database.read() as connection:
+            if schema.revision(connection) is None:
+                return False
+            query = select(namespaces.c.namespace).where(namespaces.c.namespace == namespace)
+            return connection.execute(query).first() is not None
+    finally:
+        database.close()
 
 
 def register(database: Database, namespace: str, partitions: int) -> tuple[str, int]:

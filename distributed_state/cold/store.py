@@ -409,6 +409,7 @@ class ColdStore:
         *,
         keep: int | None = None,
         events_before_ms: int | None = None,
+        branches_before_ms: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Purged:
         """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
@@ -416,7 +417,9 @@ class ColdStore:
         With `keep` also all but so many of the newest changes of each record. Calls `progress` after each chunk with
         the number of records purged so far.
         """
-        return purging.purge_all(self._database, self.namespace, before_ms, keep, events_before_ms, progress)
+        return purging.purge_all(
+            self._database, self.namespace, before_ms, keep, events_before_ms, branches_before_ms, progress
+        )
 
     def overfull(self, keep: int | None, before_ms: int | None, after: int) -> tuple[list[str], int | None]:
         """Of the next records those that show more than `keep` messages, or older ones; and where to go on."""

@@ -18,6 +18,7 @@ from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.values.model import log_fields
 
 log = logging.getLogger(__name__)
 Step = Callable[[AgentState, Any], AgentState | Awaitable[AgentState]]
@@ -100,7 +101,8 @@ async def _begin(session: Any, text: str | None, request_id: str | None, lease: 
         following = await _with_input(turn, state, session.ref.id, text)
         if following is None:
             assert state is not None
-            log.info("%s: goes on in phase %s", session.ref.text[:200], state.phase)
+            about = session.ref.text
+            log.info("%s: goes on in phase %s", about[:200], state.phase, extra=log_fields(about))
             return state
         if state is None or state.phase in DEFAULT.final:
             turn[_FIRST] = turn.get(_NEXT, 0)

@@ -58,7 +58,7 @@ async def audit(tiers: Tiers, wanted: Sought) -> list[Event]:
     """The events asked for, oldest first."""
     # All events of one subject are in one partition.
     await tiers.archiver.drain(None if wanted.subject is None else [tiers.keys.partition_of(wanted.subject)])
-    return [_event(tiers.codec_of(row.subject), row) for row in await tiers.port.sql(tiers.cold.audit, wanted)]
+    return [event_of(tiers.codec_of(row.subject), row) for row in await tiers.port.sql(tiers.cold.audit, wanted)]
 
 
 def _time_ms(name: str, seconds: float | None, otherwise: int) -> int:
@@ -85,7 +85,8 @@ def _storable(text: str) -> bool:
         return False
 
 
-def _event(record_codec: Codec, row: Happened) -> Event:
+def event_of(record_codec: Codec, row: Happened) -> Event:
+    """An event of the archive as users see it."""
     data = codec.decode(record_codec.open_event(row.data, row.type, row.id), "data")
     if not isinstance(data, dict):
         raise CorruptState(f"event {row.id}: its data is not an object", field="data", data=row.data)

@@ -17,6 +17,7 @@ from distributed_state.errors import CorruptState, InvalidValue, StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import HandlerWorker
+from distributed_state.values.model import log_fields
 from distributed_state.values.results import Event
 from distributed_state.warm.consumer import RESYNC
 from distributed_state.warm.telemetry import Facts, observed
@@ -121,7 +122,9 @@ class Handling(HandlerWorker):
             await self._call(event)
         except (Exception, SystemExit):  # an exit as well: from a thread it would end the handler, without a word
             self.failed += 1
-            log.exception("%s failed on %s %s of %r", _name(self.handler), event.type, event.id, event.subject[:200])
+            text = "%s failed on %s %s of %r"
+            about = log_fields(event.subject)
+            log.exception(text, _name(self.handler), event.type, event.id, event.subject[:200], extra=about)
         finally:
             _handled.reset(outer)
         self._at = None
@@ -132,6 +135,7 @@ class Handling(HandlerWorker):
             log.warning(
                 "%s took %.0f ms for %s %s of %r",
                 _name(self.handler), took * 1000, event.type, event.id, event.subject[:200],
+                extra=log_fields(event.subject),
             )  # fmt: skip
 
     @observed("event.handle", "handler", _facts)
@@ -151,6 +155,7 @@ class Handling(HandlerWorker):
                 log.warning(
                     "%s has been at %s %s of %r for %.0f s, and %d events wait for it",
                     _name(self.handler), event.type, event.id, event.subject[:200], took, self._events.waiting,
+                    extra=log_fields(event.subject),
                 )  # fmt: skip
 
     def end(self) -> None:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Guard, Job, Words, background, callers
 from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, complete, shield
-from distributed_state.port.background import JOINED, BlockingJob, finish
+from distributed_state.port.background import JOINED, REPLICA, BlockingJob, finish
 from distributed_state.port.blocking import BlockingGuard, BlockingPort
 from distributed_state.port.connections import Connections
 from distributed_state.port.pools import Pools
@@ -39,8 +39,9 @@ class SharedPort(BlockingPort):
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, replica: str = "") -> None:
         super().__init__(connections)
+        self.replica = replica
         self._pools = Pools()
         self._loops: dict[asyncio.AbstractEventLoop, AsyncioPort] = {}
         self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
@@ -207,7 +208,7 @@ class SharedPort(BlockingPort):
     # What any caller may wait for
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
-        made = BlockingJob(job, name)
+        made = BlockingJob(partial(self._as_replica, job), name)
         with self._meeting:
             self._jobs.add(made)
             late = self.closed
@@ -223,7 +224,12 @@ class SharedPort(BlockingPort):
 
     def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
         loop = callers.loop()
-        return BlockingJob(job, name) if loop is None else LoopJob(loop, job, name)
+        work = partial(self._as_replica, job)
+        return BlockingJob(work, name) if loop is None else LoopJob(loop, work, name)
+
+    async def _as_replica(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        REPLICA.set(self.replica)  # of this thread or task, which is the job's own
+        await job()
 
     def mutex(self) -> threading.Lock:
         return threading.Lock()

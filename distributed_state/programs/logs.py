@@ -1,7 +1,8 @@
 """Logs of commands. Law: a terminal gets lines for people; whatever else reads them gets one JSON object a line.
 
-Each has `time` (ISO 8601, UTC), `level`, `logger` and `message`; `replica` once a store is open, `request_id` where a
-request was served, `record` where it is about one, and `exc_info` with an error's trace.
+Each has `time` (ISO 8601, UTC), `level`, `logger` and `message`; `request_id` where a request was served, `record`
+where it is about one, and `exc_info` with an error's trace. `replica` is that of the store whose background work it is;
+else that of the store which is open. Where several are, none is named, as it may be any of them.
 """
 
 from __future__ import annotations
@@ -15,22 +16,29 @@ from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 
+from distributed_state.port.background import REPLICA
+
 REQUEST_ID: ContextVar[str | None] = ContextVar("distributed_state_request_id", default=None)
 """The X-Request-Id of the request that is being served."""
+RECORD: ContextVar[str | None] = ContextVar("distributed_state_record", default=None)
+"""The record that it is about."""
+_CONTEXT = {"request_id": REQUEST_ID, "record": RECORD}
 
 
 class _Named(logging.Filter):
-    """Adds whose line it is. It lets all pass."""
+    """Adds whose line it is, and what it is about if that is not said yet. It lets all pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.replica = ""
+        self.replicas: list[str] = []  # of the stores that are open
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if self.replica:
-            record.replica = self.replica
-        if (request_id := REQUEST_ID.get()) is not None:
-            record.request_id = request_id
+        alone = self.replicas[0] if len(self.replicas) == 1 else ""
+        if replica := REPLICA.get() or alone:
+            record.replica = replica
+        for name, variable in _CONTEXT.items():
+            if (value := variable.get()) is not None and not hasattr(record, name):
+                setattr(record, name, value)
         return True
 
 
@@ -43,9 +51,20 @@ def write(level: int, console: Console) -> None:
     logging.basicConfig(level=level, format="%(name)s: %(message)s", handlers=[handler])
 
 
-def of_replica(replica: str) -> None:
-    """Name this replica in each line from now on."""
-    _NAMED.replica = replica
+def is_about(request_id: str, record: str | None) -> None:
+    """Name these in each line of the present task, which is one request's own, and of those that it begins."""
+    REQUEST_ID.set(request_id)
+    RECORD.set(record)
+
+
+def opened(replica: str) -> None:
+    """Name this replica, while it is the only one, in each line of which no other is known."""
+    _NAMED.replicas.append(replica)
+
+
+def closed(replica: str) -> None:
+    """Name it no more."""
+    _NAMED.replicas.remove(replica)
 
 
 def json_lines() -> logging.StreamHandler[TextIO]:

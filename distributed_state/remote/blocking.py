@@ -644,6 +644,7 @@ class RemoteStore:
         messages_older_than: float | None = None,
         keep_messages: int | None = None,
         events_older_than: float | None = None,
+        branches_older_than: float | None = None,
     ) -> dict[str, int]:
         """Remove what is old from SQL; the present state of live records stays readable. Returns counts.
 
@@ -656,6 +657,7 @@ class RemoteStore:
                 messages_older_than=messages_older_than,
                 keep_messages=keep_messages,
                 events_older_than=events_older_than,
+                branches_older_than=branches_older_than,
             )
         )
 

@@ -217,6 +217,7 @@ class AsyncRemoteStore:
         messages_older_than: float | None = None,
         keep_messages: int | None = None,
         events_older_than: float | None = None,
+        branches_older_than: float | None = None,
     ) -> dict[str, int]:
         """Remove what is old from SQL; the present state of live records stays readable. Returns counts.
 
@@ -225,6 +226,7 @@ class AsyncRemoteStore:
         given = {
             "older_than": older_than, "keep_changes": keep_changes, "messages_older_than": messages_older_than,
             "keep_messages": keep_messages, "events_older_than": events_older_than,
+            "branches_older_than": branches_older_than,
         }  # fmt: skip
         return await self._upkeep("purge", {name: each for name, each in given.items() if each is not None})
 

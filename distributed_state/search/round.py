@@ -20,6 +20,7 @@ from distributed_state.search.user_functions import call_user, embedded_singly
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.codec import decode_key
 from distributed_state.values.journal import Segment
+from distributed_state.values.model import log_fields
 from distributed_state.values.search import Row
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class Round:
                 vector = next(vectors)
                 if vector is None:
                     each.remove.append(stored.name)
-                    self._leave_out(_described(each.due, stored.name))
+                    self._leave_out(each.due.record, _described(each.due, stored.name))
                 else:
                     each.put.append(replace(stored, vector=vector))
                     self._left_out.pop(_described(each.due, stored.name), None)
@@ -173,8 +174,8 @@ class Round:
         for name in [each for each in self._left_out if each.startswith(f"{record} ")]:
             del self._left_out[name]
 
-    def _leave_out(self, name: str) -> None:
-        log.warning("search: `embed` refuses %s, which is left out", name)
+    def _leave_out(self, record: str, name: str) -> None:
+        log.warning("search: `embed` refuses %s, which is left out", name, extra=log_fields(record))
         self._left_out[name] = None
         while len(self._left_out) > _NAMED:
             del self._left_out[next(iter(self._left_out))]

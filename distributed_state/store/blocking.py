@@ -524,15 +524,16 @@ class StateStore:
         messages_older_than: float | None = None,
         keep_messages: int | None = None,
         events_older_than: float | None = None,
+        branches_older_than: float | None = None,
     ) -> dict[str, int]:
         """Remove what is old from SQL; the present state of live records stays readable.
 
         `older_than` (seconds): versions, branches and events older than that can no longer be read or restored;
-        `events_older_than` gives events another age. `keep_changes`: of each record at most so many of its newest
-        changes stay. `keep_messages`, `messages_older_than`: conversations show no more than so many messages, none
-        older than that, but for those that its summary does not stand for yet. That is a commit of the conversation,
-        of kind `retention`; what it leaves out is removed with the versions that showed it, by `older_than` or
-        `keep_changes`. Forks keep what they share.
+        `events_older_than`, `branches_older_than` give those another age. `keep_changes`: of each record at most so
+        many of its newest changes stay. `keep_messages`, `messages_older_than`: conversations show no more than so
+        many messages, none older than that, but for those that its summary does not stand for yet. That is a commit of
+        the conversation, of kind `retention`; what it leaves out is removed with the versions that showed it, by
+        `older_than` or `keep_changes`. Forks keep what they share.
 
         Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
         """
@@ -543,6 +544,7 @@ class StateStore:
                 messages_older_than=messages_older_than,
                 keep_messages=keep_messages,
                 events_older_than=events_older_than,
+                branches_older_than=branches_older_than,
             )
         )
 

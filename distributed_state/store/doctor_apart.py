@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import StateError, Unavailable, WarmUnavailable
+from distributed_state.errors import NotFound, StateError, WarmUnavailable
 from distributed_state.port.blocking import finish
 from distributed_state.port.connections import Connections
 from distributed_state.port.shared import SharedPort
@@ -17,11 +17,13 @@ from distributed_state.store import doctor
 from distributed_state.store.finding import Finding
 
 
-def examine_apart(settings: Settings, error: Unavailable) -> list[Finding]:
-    """What can be seen where a store cannot be opened, as one of the two servers is away. For blocking callers."""
+def examine_apart(settings: Settings, error: StateError) -> list[Finding]:
+    """What can be seen without a store, as one of the two servers is away or SQL is empty. For blocking callers."""
     if isinstance(error, WarmUnavailable):
         return [doctor.away(error), *_archive_alone(settings)]
-    return [*finish(_warm_alone(settings)), doctor.no_archive(error)]
+    advice = "start a worker with these, or correct --archive and --namespace; `distributed-state migrate` makes tables"
+    empty = Finding("sql", False, str(error), advice)
+    return [*finish(_warm_alone(settings)), empty if isinstance(error, NotFound) else doctor.no_archive(error)]
 
 
 def _archive_alone(settings: Settings) -> list[Finding]:

@@ -75,7 +75,7 @@ async def look(tiers: Tiers, partitions: Iterable[int] | None = None) -> Journal
     asked = range(tiers.keys.partitions) if partitions is None else partitions
     keys = [tiers.keys.partition(each) for each in asked]
     found = Journals(await tiers.warm.partitions.reachable_states(keys) if keys else {}, {})
-    return replace(found, ages=await _ages(tiers, found.behind))
+    return replace(found, ages=await ages(tiers, found.behind))
 
 
 async def lag(tiers: Tiers) -> list[Finding]:
@@ -97,7 +97,7 @@ async def lag(tiers: Tiers) -> list[Finding]:
     return [Finding("archive lag", not late, found, advice)]
 
 
-async def _ages(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
+async def ages(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
     """How old the oldest commit of each partition is that waits for SQL, in seconds, by the server's clock."""
     if not behind:
         return {}

@@ -211,8 +211,8 @@ class StoreLifecycle:
                 return self._tiers
             if self.unusable or self.cold is None:
                 raise ConfigurationError(f"this store cannot be used: {self.unusable}")
-            port, context = SharedPort(self.connections), self.context
-            tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, _replica(), self._layout)
+            port, context = SharedPort(self.connections, replica := _replica()), self.context
+            tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, replica, self._layout)
             tiers.presence.begin()
             tiers.gathering.begin()
             follower = Follower(tiers, self.search)

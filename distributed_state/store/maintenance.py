@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from distributed_state.cold.values import Wanted
+from distributed_state.cold.values import Listed, Wanted
 from distributed_state.conversation import retention
 from distributed_state.errors import InvalidValue
 from distributed_state.records.context import RecordContext
@@ -29,18 +29,20 @@ async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[
     """One page of the index in SQL; `fresh`: with what is not archived yet."""
     # The journals first: what is archived meanwhile is found in SQL as well, and counts once.
     late = await unarchived(tiers, wanted) if fresh else []
-    return [
-        SessionInfo(
-            id=unescape(row.id),
-            user=None if row.owner is None else unescape(row.owner),
-            version=row.version,
-            created=row.created_ms / 1000,
-            updated=row.updated_ms / 1000,
-            deleted=row.deleted,
-            cursor=row.cursor,
-        )
-        for row in await tiers.port.sql(tiers.cold.listing, wanted, late)
-    ]
+    return [shown(row) for row in await tiers.port.sql(tiers.cold.listing, wanted, late)]
+
+
+def shown(row: Listed) -> SessionInfo:
+    """A row of the index as users see it."""
+    return SessionInfo(
+        id=unescape(row.id),
+        user=None if row.owner is None else unescape(row.owner),
+        version=row.version,
+        created=row.created_ms / 1000,
+        updated=row.updated_ms / 1000,
+        deleted=row.deleted,
+        cursor=row.cursor,
+    )
 
 
 # Removing
@@ -71,12 +73,14 @@ async def purge(
     messages_older_than: float | None,
     keep_messages: int | None,
     events_older_than: float | None,
+    branches_older_than: float | None,
 ) -> dict[str, int]:
     """Remove old history and old events from SQL."""
     ages = {
         "older_than": older_than,
         "messages_older_than": messages_older_than,
         "events_older_than": events_older_than,
+        "branches_older_than": branches_older_than,
     }
     counts = {"keep_changes": keep_changes, "keep_messages": keep_messages}
     _require_sense(ages, counts)
@@ -89,7 +93,11 @@ async def purge(
         left_out = await _leave_out(store, keep_messages, before["messages_older_than"])
         await tiers.archiver.drain()
     purging = partial(
-        tiers.cold.purge, before["older_than"] or 0, keep=keep_changes, events_before_ms=before["events_older_than"]
+        tiers.cold.purge,
+        before["older_than"] or 0,
+        keep=keep_changes,
+        events_before_ms=before["events_older_than"],
+        branches_before_ms=before["branches_older_than"],
     )
     done = await tiers.port.sql(purging)
     return {

@@ -26,7 +26,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import Worker
 from distributed_state.values import field_ttl
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import LIFETIME, Ref
+from distributed_state.values.model import LIFETIME, Ref, log_fields
 from distributed_state.warm.answers import Committed, Draft
 from distributed_state.warm.scripts import DEFER, DUE, FILL, PRUNE
 
@@ -182,7 +182,7 @@ class Reaper(Worker):
         return []
 
     def _trouble(self, each: Due, error: StateError) -> list[Call]:
-        log.warning("%s does not expire: %s; trying again in %.0f s", each.names.ref, error, _TROUBLE_SECONDS)
+        log.warning("it does not expire for now: %s", error, extra=log_fields(each.names.ref.text))
         return [_later(each, each.now_ms + int(_TROUBLE_SECONDS * 1000))]
 
     async def _heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:

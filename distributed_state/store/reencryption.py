@@ -17,7 +17,7 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import ITEMS, Ref, is_value
+from distributed_state.values.model import ITEMS, Ref, is_value, log_fields
 from distributed_state.warm.scripts import REWRITE
 from distributed_state.warm.stream import StreamEvent
 
@@ -106,7 +106,7 @@ class _Run:
             self.done = replace(self.done, values=self.done.values + values)
 
     def _pass_over(self, text: str, error: CorruptState) -> None:
-        log.warning("%s", error)
+        log.warning("%s", error, extra=log_fields(text))
         self._unreadable.add(text)
         self.done = replace(self.done, failed=len(self._unreadable))
 
@@ -121,7 +121,7 @@ class _Run:
             try:
                 return own.carry(data, name, own) if own.stale(data, name) else data
             except CorruptState as error:
-                log.warning("%s", error)
+                log.warning("%s", error, extra=log_fields(subject))
                 unreadable.add(subject)
                 return data
 

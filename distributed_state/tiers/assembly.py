@@ -273,6 +273,7 @@ class Tiers:
                 "events_failed": sum(each.failed for each in handlings),
                 "slow_handlers": sum(each.slowed for each in handlings),
                 "resyncs": self.consumers.resyncs,
+                **self.telemetry.totals(),
             },
             archiver.failure,
         )

@@ -17,7 +17,7 @@ import logging
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from distributed_state.cold.record_index import hashed
@@ -44,6 +44,20 @@ _AT_ONCE = 200  # records
 CLOCKS_MS = 60_000  # how far the clocks of two servers may be apart that wrote one history, one after the other
 _MARGIN_US = 2_000_000  # and those of SQL and Redis
 _LONGEST = 0.25
+
+
+@dataclass(slots=True)
+class _Saved:
+    """What a recovery found beside SQL: the branches that it kept, and of commits how many it put back.
+
+    `silent` replicas did not say what they remember.
+    """
+
+    kept: list[Kept] = field(default_factory=list)
+    put_back: int = 0
+    silent: int = 0
+
+
 Gather = Callable[[int, str], Awaitable[tuple[list[JournalEntry], set[str]]]]
 
 
@@ -204,11 +218,11 @@ class Recovery:
         cursor = await self._port.sql(self._cold.cursor, partition)
         before = cursor
         fits = False
-        kept: list[Kept] = []
+        saved = _Saved()
         if brought is not None and seen:
             cursor = await self._catch_up(keys, token, cursor, brought)
         if cursor is not None:
-            together = await self._put_together(keys, token, seen, cursor, kept)
+            together = await self._put_together(keys, token, seen, cursor, saved)
             if together is None:
                 return False
             cursor, fits = together
@@ -221,27 +235,31 @@ class Recovery:
         # Behind the mint: from here on nothing gets into SQL but what an import brings, which looks at the epoch there.
         texts = await self._port.sql(self._cold.known_names, partition)
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor, texts=texts)
-        if word == "ok" and brought is not None:
-            log.warning("partition %d: SQL has what Redis had of epoch %s; epoch %s", partition, seen, minted.epoch)
-        elif word == "ok" and before is not None and not self._embedded:  # which begins empty at each start
-            await self._diverged(kept)
+        lost = before is not None and brought is None and not self._embedded  # which begins empty at each start
+        if word == "ok" and lost:
+            await self._diverged(saved.kept)
             self.count += 1
-            # Whoever remembers more may have ended with the server.
-            text = (
-                "partition %d: Redis began another life; epoch %s after %s; what was acknowledged behind offset %d "
-                "and known only to a process that has ended since is lost"
+        former = seen or (before.epoch if before else "")
+        if word != "ok":
+            log.info(
+                "partition %d: epoch %s was minted, and another replica began: nothing lost", partition, minted.epoch
             )
-            log.warning(text, partition, minted.epoch, seen or before.epoch, cursor.offset if cursor else 0)
-        elif word == "ok":
-            log.info("partition %d starts under epoch %s", partition, minted.epoch)
+        elif brought is not None:
+            text = "partition %d: epoch %s after %s, as SQL was repaired: what is lost is what `repair` names"
+            log.warning(text, partition, minted.epoch, former, extra=_epoch_fields(minted, former))
+        elif lost and cursor is not None:
+            _tell_loss(minted, former, cursor, saved, why=_why(seen, fits))
+        else:
+            text = "partition %d: epoch %s begins: nothing was there before to lose"
+            log.info(text, partition, minted.epoch, extra=_epoch_fields(minted, former))
         return word != "lost"
 
     async def _put_together(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, kept: list[Kept]
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, saved: _Saved
     ) -> tuple[Cursor, bool] | None:
         """What SQL has then, and whether the stream of events lacks nothing of it. None: it is to be tried again.
 
-        The branches that were made of the rest are added to `kept`.
+        The branches that were made of the rest are noted in `saved`.
         """
         strange: list[JournalEntry] | None = []
         moved: Cursor | None = cursor
@@ -252,7 +270,7 @@ class Recovery:
             strange = await self._leave_out(keys, token, seen)
         if moved is None or strange is None:
             return None
-        back = await self._put_back(keys, token, seen, moved, strange, kept)
+        back = await self._put_back(keys, token, seen, moved, strange, saved)
         return None if back is None else (back[0], fits and not back[1])
 
     async def _catch_up(
@@ -323,7 +341,7 @@ class Recovery:
         return strange if await self._discard(keys, token, seen, names) else None
 
     async def _put_back(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, strange: list[JournalEntry], kept: list[Kept]
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, strange: list[JournalEntry], saved: _Saved
     ) -> tuple[Cursor, bool] | None:
         """Archive what goes on from SQL of what writers remember and the journal has; the rest diverged.
 
@@ -336,9 +354,10 @@ class Recovery:
         plan = reconcile(cursor.epoch, cursor.offset, known, own, remembered)
         for epoch, entries in ((seen, [] if own else strange), (cursor.epoch, plan.diverged)):
             if entries:
-                kept += await self._keep(
+                saved.kept += await self._keep(
                     keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}"
                 )
+        saved.silent = len(silent)
         if silent:
             log.warning("partition %d: %d replicas do not say what they remember", partition, len(silent))
         if not plan.continued:
@@ -347,7 +366,7 @@ class Recovery:
         names = {self._keys.of(Ref.parse(entry.record)) for entry in plan.continued if entry.record}
         if carried is None or not await self._discard(keys, token, seen, names):
             return None
-        log.warning("partition %d: %d commits were put back", partition, len(plan.continued))
+        saved.put_back += len(plan.continued)
         return carried, any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
 
     async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> list[Kept]:
@@ -386,6 +405,40 @@ class Recovery:
         """Whether this replica still has the right to start the partition, which it keeps for longer."""
         word, _ = await self._partitions.mint(keys, token)
         return word == "ok"
+
+
+def _epoch_fields(minted: Cursor, former: str) -> dict[str, object]:
+    """What a line about an epoch carries for programs."""
+    return {"partition": minted.partition, "epoch": minted.epoch, "former_epoch": former}
+
+
+def _why(seen: str, fits: bool) -> str:
+    if not seen:
+        return "Redis was emptied"
+    return "Redis began another life of its data" + (", and has what SQL has" if fits else ", and lacks what SQL has")
+
+
+def _tell_loss(minted: Cursor, former: str, reached: Cursor, saved: _Saved, *, why: str) -> None:
+    """Log what is known of a loss. Whoever remembers more may have ended with the server: nobody can count that."""
+    branched = sum(each.commits for each in saved.kept)
+    text = (
+        "partition %d: epoch %s after %s: %s; %d commits were put back from what writers remember, %d are kept in "
+        "branches; lost is what was acknowledged behind offset %d and known only to a process that has ended%s"
+    )
+    silent = f" or to {saved.silent} replicas that did not answer" if saved.silent else ""
+    fields = _epoch_fields(minted, former) | {"put_back": saved.put_back, "branched": branched}
+    log.warning(
+        text,
+        minted.partition,
+        minted.epoch,
+        former,
+        why,
+        saved.put_back,
+        branched,
+        reached.offset,
+        silent,
+        extra=fields,
+    )
 
 
 def _sql_is_older(cursor: Cursor | None, place: PartitionState) -> bool:

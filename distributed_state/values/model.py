@@ -112,6 +112,12 @@ def escape(text: str) -> str:
     return _UNSAFE.sub(lambda m: f"%{ord(m[0]):02X}" if ord(m[0]) < 256 else f"%u{ord(m[0]):04X}", text)
 
 
+def log_fields(subject: str) -> dict[str, str]:
+    """What a line of a log carries as `extra` about a subject: `record`, if it is one's text, as session:c1."""
+    scope, colon, _ = subject.partition(":")
+    return {"record": subject[:200]} if colon and scope in SCOPES else {}
+
+
 def unescape(text: str) -> str:
     """Undo `escape`."""
     return _ESCAPED.sub(lambda m: chr(int(m[1].lstrip("u"), 16)), text)

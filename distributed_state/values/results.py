@@ -202,3 +202,12 @@ class Replica:
     stats: dict[str, int]
     status: dict[str, Any]
     archiving: str = ""
+
+    @property
+    def role(self) -> str:
+        """What it does in the fleet: `service`, `archiver`, `agents`, or `worker` for anything else that uses a store.
+
+        What archives beside its work is a `worker + archiver`. A `role` that it announced stands for the first.
+        """
+        role = str(self.status.get("role") or ("agents" if self.status.get("agents") else "worker"))
+        return f"{role} + archiver" if self.positions.get("archives", 0) and role != "archiver" else role

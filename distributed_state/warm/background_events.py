@@ -13,6 +13,7 @@ from distributed_state.errors import StateError
 from distributed_state.port import Job, Port
 from distributed_state.values import codec
 from distributed_state.values.keys import Keys
+from distributed_state.values.model import log_fields
 from distributed_state.warm.stream import Stream
 
 log = logging.getLogger(__name__)
@@ -51,11 +52,11 @@ class BackgroundEvents:
             keys = self._keys.partition(self._keys.partition_of(subject))
             try:
                 if not await self._stream.try_to_emit(keys, type, subject, codec.encode(data, "data")):
-                    log.warning(
-                        "%s of %s is not published: Redis was emptied or its journal is full", type, subject[:200]
-                    )
+                    text = "%s of %s is not published: Redis was emptied or its journal is full"
+                    log.warning(text, type, subject[:200], extra=log_fields(subject))
             except StateError as error:
-                log.warning("%s of %s is not published: %s", type, subject[:200], error)
+                text = "%s of %s is not published: %s"
+                log.warning(text, type, subject[:200], error, extra=log_fields(subject))
 
     async def close(self) -> None:
         """Give what waits a moment."""

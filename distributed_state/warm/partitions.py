@@ -130,6 +130,13 @@ class Partitions:
         rows = await self._patience.command(b"XRANGE", keys.journal, b"%d-0" % (after + 1), b"+", b"COUNT", count)
         return [JournalEntry.read(*row) for row in rows]
 
+    async def newest(self, asked: Sequence[tuple[PartitionKeys, int, int]]) -> list[list[Any]]:
+        """Of journals, each behind an offset, the newest entries as Redis has them, at most `count` of each."""
+        commands: list[Words] = [
+            (b"XREVRANGE", keys.journal, b"+", b"%d-0" % (after + 1), b"COUNT", count) for keys, after, count in asked
+        ]
+        return await self._patience.commands(commands) if commands else []
+
     def _journal(self, answers: Sequence[Any]) -> Journal:
         written, before, onward, after = answers
         # Entries read between two equal epochs belong to that epoch: none ever comes back.

@@ -38,6 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Facts = dict[str, str | int]
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_SLOW = BUCKETS.index(0.1) + 1  # the buckets of what took longer than that
 _FAILED = ("backpressure", "unavailable", "unconfirmed", "error")
 _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
     (Fenced, "fenced"),
@@ -117,6 +118,17 @@ class Telemetry:
         if times is None:
             times = self.times.setdefault(key, Times())
         times.add(seconds)
+
+    def totals(self) -> dict[str, int]:
+        """How many operations there were, how long all took, and how many of them were slow; empty without times."""
+        if not self.measures:
+            return {}
+        times = list(self.times.values())
+        return {
+            "operations": sum(sum(each.counts) for each in times),
+            "operation_us": int(sum(each.seconds for each in times) * 1e6),
+            "slow_operations": sum(sum(each.counts[_SLOW:]) for each in times),
+        }
 
     def begin(self, operation: str, names: RecordKeys) -> Any:
         """A span of something that lasts, as holding a lease; None without spans. `finish` ends it."""

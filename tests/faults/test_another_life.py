@@ -6,6 +6,7 @@ while nothing is lost, and recoveries that are ended in the middle.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
@@ -78,6 +79,30 @@ def test_a_restart_that_lost_nothing_goes_on_in_another_epoch(rewound: Rewound, 
         assert versions(store, "s") == [1, 2, 3, 4, 5, 6]
         assert [change.set["n"] for change in session.history()] == list(range(6))
         assert quarantined(store) == 0
+
+
+def test_each_epoch_has_a_line_that_says_why_it_began_and_what_was_lost(
+    rewound: Rewound, archive: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "distributed_state.tiers.recovery")
+    with opened(rewound.server, archive) as store:
+        session = store.session("s")
+        epochs = []
+        rewound.note()
+        for begin in (lambda: None, rewound.restart, rewound.rewind):
+            begin()
+            session.set("n", len(epochs))
+            epochs.append(epoch_of(store, "s"))
+            store.archive()
+        lines = {line.epoch: line for line in caplog.records if hasattr(line, "epoch")}
+    first, restarted, older = (lines[epoch] for epoch in epochs)
+    assert (first.levelname, first.former_epoch) == ("INFO", "")
+    assert "nothing was there before to lose" in first.getMessage()
+    assert [line.former_epoch for line in (restarted, older)] == epochs[:2]
+    assert "another life of its data, and has what SQL has; 0 commits were put back" in restarted.getMessage()
+    assert re.search("Redis was emptied|and lacks what SQL has", older.getMessage())
+    assert (older.levelname, older.put_back, older.branched) == ("WARNING", 0, 0)
+    assert "lost is what was acknowledged behind offset" in older.getMessage()
 
 
 @pytest.mark.wide

@@ -143,7 +143,8 @@ def test_bytes_are_written_as_they_are_and_left_out_of_json(run: Run, archive: s
         (("tail", "--since", "0=x@y"), "position"),
         (("--namespace", "a:b", "get", "s"), "namespace"),
         (("--url", "http://host", "get", "s"), "redis://"),
-        (("--url", "redis://127.0.0.1:1", "get", "s"), "127.0.0.1:1"),
+        (("--url", "redis://127.0.0.1:1", "set", "s", "n", "1"), "127.0.0.1:1"),
+        (("--url", "redis://127.0.0.1:1", "get", "s"), "there is no namespace 'default' in sqlite"),
     ],
 )
 def test_an_error_is_one_line_on_stderr(run: Run, words: tuple[str, ...], said: str, tmp_path: Path) -> None:

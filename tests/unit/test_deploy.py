@@ -29,7 +29,7 @@ OVERRIDE_TEXTS = {name: (ROOT / f"deploy/{name}.yml").read_text() for name in ("
 OVERRIDES: dict[str, dict[str, Any]] = {name: yaml.safe_load(text) for name, text in OVERRIDE_TEXTS.items()}
 ALL_TEXTS = "".join([COMPOSE_TEXT, *OVERRIDE_TEXTS.values()])
 LOCAL = {"VALKEY_ADDRESS", "VALKEY_SENTINELS", "VALKEY_REPLICA_PASSWORD"}  # which start.sh reads only if it is to
-OURS = ("migrate", "token", "worker", "archiver", "loadgen")
+OURS = ("migrate", "token", "worker", "archiver", "purge", "loadgen")
 EXAMPLE = (DEPLOY / ".env.example").read_text()
 BASE = DEPLOY / "k8s/base"
 FILES = sorted(path for path in BASE.glob("*.yaml") if path.stem != "kustomization")
@@ -60,6 +60,7 @@ def seconds(text: str) -> float:
 def test_the_parts_of_the_fleet_are_there() -> None:
     assert {"valkey", "postgres", *OURS, "prometheus", "grafana"} == SERVICES.keys()
     assert SERVICES["loadgen"]["profiles"] == ["load"]
+    assert SERVICES["purge"]["profiles"] == ["maintenance"]
     assert SERVICES["prometheus"]["profiles"] == SERVICES["grafana"]["profiles"] == ["observe"]
     assert SERVICES["archiver"]["deploy"]["replicas"] == 2
     assert all("profiles" not in SERVICES[name] for name in ("valkey", "postgres", "migrate", "worker", "archiver"))
@@ -380,7 +381,26 @@ def test_the_image_is_built_in_stages_and_runs_without_root() -> None:
 
 
 def pods() -> list[dict[str, Any]]:
-    return [each for each in MANIFESTS if each["kind"] in ("Deployment", "Job")]
+    jobs = [each | {"spec": each["spec"]["jobTemplate"]["spec"]} for each in MANIFESTS if each["kind"] == "CronJob"]
+    return [each for each in MANIFESTS if each["kind"] in ("Deployment", "Job")] + jobs
+
+
+def test_history_is_removed_by_night_once_somebody_wants_that_and_never_twice_at_once() -> None:
+    (job,) = [each["spec"] for each in MANIFESTS if each["kind"] == "CronJob"]
+    assert (job["suspend"], job["concurrencyPolicy"]) == (True, "Forbid")
+    (container,) = job["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == SERVICES["purge"]["command"] == ["purge", "--yes"]
+    generated = yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"]
+    (retention,) = [each["literals"] for each in generated if each["name"] == "distributed-state-retention"]
+    assert {"configMapRef": {"name": "distributed-state-retention"}} in container["envFrom"]
+    here = {name: text for name, text in SERVICES["purge"]["environment"].items() if "_PURGE_" in name}
+    assert dict(each.split("=") for each in retention) == {
+        name: re.fullmatch(r"\$\{\w+:-(\w+)\}", text)[1]
+        for name, text in here.items()  # type: ignore[index]
+    }
+    command = typer.main.get_command(shell.app).commands["purge"]  # type: ignore[attr-defined]  # it is a group
+    read = {option.envvar for option in command.params}
+    assert here.keys() <= read, "each is an option of the command"
 
 
 def environment(manifest: dict[str, Any]) -> Iterator[str]:
@@ -452,7 +472,7 @@ def test_a_pod_is_given_its_servers_by_a_secret(manifest: dict[str, Any]) -> Non
     for container in manifest["spec"]["template"]["spec"]["containers"]:
         given = {each["name"]: each for each in container["env"]}
         assert {"DISTRIBUTED_STATE_URL", "DISTRIBUTED_STATE_ARCHIVE"} <= given.keys()
-        assert container["envFrom"] == [{"configMapRef": {"name": "distributed-state"}}]
+        assert container["envFrom"][0] == {"configMapRef": {"name": "distributed-state"}}
         for each in given.values():
             assert "value" in each or each["valueFrom"].keys() == {"secretKeyRef"}
             if "valueFrom" in each:

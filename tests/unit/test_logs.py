@@ -6,12 +6,16 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from contextvars import copy_context
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+import distributed_state
+from distributed_state.port.background import finish
 from distributed_state.programs import logs
+from distributed_state.values.model import log_fields
 
 log = logging.getLogger("distributed_state.test_logs")
 
@@ -25,7 +29,6 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     monkeypatch.setattr(log, "propagate", False)
     yield stream
     log.removeHandler(handler)
-    logs.of_replica("")
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -45,16 +48,48 @@ def test_a_line_is_an_object_whatever_is_in_it(written: io.StringIO) -> None:
 
 
 def test_it_says_whose_it_is_and_which_request_it_is_about(written: io.StringIO) -> None:
-    logs.of_replica("0123456789ab")
-    token = logs.REQUEST_ID.set("r-1")
-    try:
+    logs.opened("0123456789ab")
+
+    def served() -> None:
+        logs.is_about("r-1", "session:c")
         log.error("it failed")
-    finally:
-        logs.REQUEST_ID.reset(token)
+        log.error("so did another", extra={"record": "user:u"})
+
+    copy_context().run(served)
     log.error("and later")
-    first, later = lines(written)
-    assert (first["replica"], first["request_id"]) == ("0123456789ab", "r-1")
-    assert (later["replica"], "request_id" in later) == ("0123456789ab", False)
+    logs.closed("0123456789ab")
+    log.error("and with none")
+    first, other, later, none = lines(written)
+    assert (first["replica"], first["request_id"], first["record"]) == ("0123456789ab", "r-1", "session:c")
+    assert other["record"] == "user:u", "what a line says itself counts"
+    assert (later["replica"], later.keys() & {"request_id", "record"}) == ("0123456789ab", set())
+    assert "replica" not in none
+
+
+def test_of_two_stores_each_line_names_its_own_or_none(written: io.StringIO) -> None:
+    async def work() -> None:
+        log.error("in the background")
+
+    with (
+        distributed_state.StateStore.open(archive="memory") as one,
+        distributed_state.StateStore.open(archive="memory") as other,
+    ):
+        for store in (one, other):
+            logs.opened(store.replica)
+        log.error("whose, nobody knows")
+        for store in (one, other):
+            job = store._twin.tiers().port.spawn(work, "test")
+            finish(job.stop())
+        for store in (one, other):
+            logs.closed(store.replica)
+        asked, *ours = lines(written)
+        assert "replica" not in asked
+        assert [line["replica"] for line in ours] == [one.replica, other.replica]
+
+
+def test_what_a_line_is_about_is_a_record_or_nothing() -> None:
+    assert log_fields("session:c1") == {"record": "session:c1"}
+    assert [log_fields(text) for text in ("client:web", "", "session", "replica:1")] == [{}] * 4
 
 
 def test_an_error_keeps_its_trace_in_its_line(written: io.StringIO) -> None:

@@ -15,6 +15,7 @@ from distributed_state.programs.cli import (
     serving,
     showing,
     token,
+    top,
 )
 from distributed_state.programs.cli.shell import main
 
@@ -34,4 +35,5 @@ __all__ = [
     "serving",
     "showing",
     "token",
+    "top",
 ]

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.cli.looking import plain, when
-from distributed_state.programs.cli.shell import app, err, open_existing, out
+from distributed_state.programs.cli.shell import app, err, open_to_list, out
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -44,7 +44,7 @@ def audit(
     now = time.time()
     begin = moment("--since", since, now)
     end = moment("--until", until, now)
-    with open_existing(context) as store:
+    with open_to_list(context) as store:
         events = store.audit(
             conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
         )

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import distributed_state
+from distributed_state.errors import NotFound
 from distributed_state.programs.cli.auditing import ago, moment
 from distributed_state.programs.cli.looking import plain, printable, when
 from distributed_state.programs.cli.shell import app, err, open_existing, out
@@ -36,29 +37,48 @@ _PAGE = 1000
 @app.command()
 def replicas(
     context: typer.Context,
+    role: Annotated[str | None, typer.Option(help="Only those: service, archiver, agents or worker.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 100,
+    after: Annotated[
+        str | None, typer.Option(help="Continue behind this replica, which the page before named.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List the running replicas, the oldest first.
+    """List the running replicas, the oldest first, with what each does in the fleet.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents replicas[/]
     """
     with open_existing(context) as store:
         found = store.replicas()
+    found = [each for each in found if role is None or role in each.role.split(" + ")]
+    begin = 0 if after is None else _behind(found, after)
+    found, left = found[begin : begin + limit], len(found) - begin - limit
+    if left > 0:
+        err.print(f"{left} more follow: --after {found[-1].id}", markup=False, highlight=False)
     if as_json:
         # JSON in ASCII: control sequences that a terminal would obey are escaped.
         sys.stdout.writelines(json.dumps(_fields(each)) + "\n" for each in found)
         return
-    table = Table("replica", "host", "pid", "version", "started", "seen", "load", "events", "archived", "status")
+    table = Table(
+        "replica", "role", "host", "pid", "version", "started", "seen", "load", "events", "archived", "status"
+    )
     now = time.time()
     for each in found:
         waiting = each.stats.get("events_waiting", 0)
         events = f"{each.positions.get('events', 0)}" + (f" ({waiting} wait)" if waiting else "")
         archived = each.positions.get("archived", 0)
         status = printable(each.archiving)[:60] or _short(each.status, 60)
-        row = [each.id, each.host, str(each.pid), each.version, f"{ago(now - each.started)} ago"]
+        row = [each.id, each.role, each.host, str(each.pid), each.version, f"{ago(now - each.started)} ago"]
         row += [f"{each.seen:.1f} s ago", f"{each.load:.2f}", events, str(archived), status]
         table.add_row(*(plain(text) for text in row))
     out.print(table)
+
+
+def _behind(found: list[distributed_state.Replica], id: str) -> int:
+    at = next((at for at, each in enumerate(found) if each.id == id), None)
+    if at is None:
+        raise NotFound(f"there is no replica {id!r:.80} (any more): begin with the first page")
+    return at + 1
 
 
 @app.command()
@@ -69,7 +89,9 @@ def tail(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="Where to start: an age (10m, 2h), a date and time, 'oldest' in Redis, or a position."),
+        typer.Option(
+            help="Where to start: an age (10m, 2h), a date and time, 'oldest' in Redis, or a place that `tail` named."
+        ),
     ] = None,
     conversation: Annotated[str | None, typer.Option(help="Only events of this conversation.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
@@ -87,11 +109,14 @@ def tail(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    position = since is not None and (since == "oldest" or "@" in since)
-    begin = None if position else moment("--since", since, time.time())
+    named = since is not None and (since == "oldest" or "@" in since)
+    begin = None if named else moment("--since", since, time.time())
     wanted = types or ["*"]
     left = count
-    with open_existing(context) as store, store.events(*wanted, since=since if position else None) as events:
+    with (
+        open_existing(context) as store,
+        store.events(*wanted, since=_position(store, since) if named else None) as events,
+    ):
         try:
             past = _past(store, begin, wanted, conversation)
             reached: dict[tuple[str, int], int] = {}
@@ -111,9 +136,28 @@ def tail(
             # The reader closed the pipe: nothing more may be written to it, not even at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
-            err.print(
-                f"to continue from here: --since {events.position}", markup=False, highlight=False, soft_wrap=True
-            )
+            place = _place(store, events.position)
+            err.print(f"to continue from here: --since {place}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _position(store: distributed_state.StateStore, since: str | None) -> str | None:
+    """What `since` names: the position of a short name that `tail` printed, or a position itself."""
+    from distributed_state.port.background import finish
+    from distributed_state.store import bookmarks
+    from distributed_state.store.twins import twin_of
+
+    if since is None or not bookmarks.is_bookmark(since):
+        return since
+    return finish(bookmarks.find(twin_of(store).tiers(), since))
+
+
+def _place(store: distributed_state.StateStore, position: str) -> str:
+    """A short name of a position."""
+    from distributed_state.port.background import finish
+    from distributed_state.store import bookmarks
+    from distributed_state.store.twins import twin_of
+
+    return finish(bookmarks.keep(twin_of(store).tiers(), position))
 
 
 def _past(
@@ -161,4 +205,5 @@ def _short(value: Any, length: int) -> str:
 
 
 def _fields(replica: distributed_state.Replica) -> dict[str, Any]:
-    return {name: getattr(replica, name) for name in distributed_state.Replica.__dataclass_fields__}
+    fields = {name: getattr(replica, name) for name in distributed_state.Replica.__dataclass_fields__}
+    return fields | {"role": replica.role}

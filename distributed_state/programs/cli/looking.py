@@ -14,7 +14,17 @@ from rich.table import Table
 
 import distributed_state
 from distributed_state.errors import InvalidValue, NotFound, Unavailable
-from distributed_state.programs.cli.shell import Id, Scope, app, err, open_existing, out, print_json, record_of
+from distributed_state.programs.cli.shell import (
+    Id,
+    Scope,
+    app,
+    err,
+    open_existing,
+    open_to_list,
+    out,
+    print_json,
+    record_of,
+)
 
 _PAGE = 1000
 
@@ -97,7 +107,7 @@ def sessions(
     Example: [cyan]distributed-state sessions --user u1 --tag run=r1[/]
     """
     tags = _tags(tag or [])
-    with open_existing(context) as store:
+    with open_to_list(context) as store:
         rows = store.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
     table = Table("id", "user", "version", "created", "updated", "")
     for row in rows:
@@ -133,12 +143,12 @@ def branches(
 
     Example: [cyan]distributed-state branches session/user-123[/]
     """
-    with open_existing(context) as store:
+    with open_to_list(context) as store:
         if record is not None:
             scope, slash, id = record.partition("/")
             if not slash:
                 raise InvalidValue(f"{record!r:.80} is no record: write it as session/{record:.80}")
-            found = record_of(store, scope, id).branches()
+            found = _branches_of(store, scope, id)
         else:
             found = page = store.branches(limit=_PAGE)
             while page:
@@ -155,6 +165,15 @@ def branches(
         times = (when(each.first_time), when(each.last_time))
         table.add_row(*map(plain, (*row, *times, ", ".join(each.actors), each.cause)))
     out.print(table)
+
+
+def _branches_of(store: Any, scope: str, id: str) -> list[distributed_state.Branch]:
+    if isinstance(store, distributed_state.StateStore):
+        return record_of(store, scope, id).branches()
+    from distributed_state.values.model import Ref
+
+    found: list[distributed_state.Branch] = store.record_branches(Ref(scope, id))
+    return found
 
 
 @app.command()
@@ -186,7 +205,7 @@ def _findings(context: typer.Context) -> list[distributed_state.Finding]:
         # It does not archive itself: whether others do is what is asked.
         with open_existing(context, archiver=False) as store:
             return store.doctor()
-    except Unavailable as error:
+    except (Unavailable, NotFound) as error:
         from distributed_state.store.doctor_apart import examine_apart
 
         settings = distributed_state.Settings.of(**context.obj)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,23 +26,37 @@ def compact(
     typer.echo(f"packed {done['changes']} changes and {done['messages']} messages of {done['records']} records")
 
 
+def _age(variable: str, help: str) -> Any:
+    return typer.Option(envvar=variable, metavar="AGE", help=help)
+
+
+def _count(variable: str, help: str) -> Any:
+    return typer.Option(envvar=variable, min=1, help=help)
+
+
+_older = _age("DISTRIBUTED_STATE_PURGE_OLDER_THAN", "Versions, branches and events older than 90d.")
+_changes = _count("DISTRIBUTED_STATE_PURGE_KEEP_CHANGES", "All but so many changes of each record.")
+_messages = _age("DISTRIBUTED_STATE_PURGE_MESSAGES_OLDER_THAN", "Let conversations show no older messages.")
+_shown = _count("DISTRIBUTED_STATE_PURGE_KEEP_MESSAGES", "Let conversations show no more messages.")
+_events = _age("DISTRIBUTED_STATE_PURGE_EVENTS_OLDER_THAN", "Events older than that, if not of the age of versions.")
+_branches = _age("DISTRIBUTED_STATE_PURGE_BRANCHES_OLDER_THAN", "Branches older, if not of the age of versions.")
+
+
 @app.command()
 def purge(
     context: typer.Context,
-    older_than: Annotated[str | None, typer.Option(metavar="AGE", help="Versions and events older than 90d.")] = None,
-    keep_changes: Annotated[int | None, typer.Option(min=1, help="All but so many changes of each record.")] = None,
-    messages_older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Let conversations show no older messages.")
-    ] = None,
-    keep_messages: Annotated[int | None, typer.Option(min=1, help="Let conversations show no more messages.")] = None,
-    events_older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Events older than that, if not of the age of versions.")
-    ] = None,
+    older_than: Annotated[str | None, _older] = None,
+    keep_changes: Annotated[int | None, _changes] = None,
+    messages_older_than: Annotated[str | None, _messages] = None,
+    keep_messages: Annotated[int | None, _shown] = None,
+    events_older_than: Annotated[str | None, _events] = None,
+    branches_older_than: Annotated[str | None, _branches] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove what is old from SQL: versions, events, messages. The present states stay. This cannot be undone.
 
-    Messages that conversations show no more are removed with the versions that showed them.
+    Messages that conversations show no more are removed with the versions that showed them. Safe beside workers: no
+    transaction takes more than some hundred records or some thousand events.
 
     Example: [cyan]distributed-state --archive postgresql://host/agents purge --older-than 90d --keep-messages 1000[/]
     """
@@ -50,6 +64,7 @@ def purge(
         "older_than": older_than,
         "messages_older_than": messages_older_than,
         "events_older_than": events_older_than,
+        "branches_older_than": branches_older_than,
     }
     seconds = {name: None if age is None else span(f"--{name.replace('_', '-')}", age) for name, age in ages.items()}
     if not yes:

@@ -43,6 +43,7 @@ def archiver(
     with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
         if metrics_port is not None:
             stack.enter_context(distributed_state.metrics.serve(store, metrics_port))
+        store.announce(role="archiver")
         typer.echo("archiving")
         said = 0.0
         while not stopping:
@@ -125,10 +126,18 @@ def repair(
 def migrate(context: typer.Context) -> None:
     """Migrate the SQL schema to the latest version. Safe while others do the same; stores also do it when they open.
 
+    Redis is not asked.
+
     Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
     """
-    with open_store(context, migrate=True):
-        typer.echo("the schema is up to date")
+    # Not a store: SQL's tables are nothing that Redis need be there for.
+    from distributed_state.cold.store import ColdStore
+    from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE, resolve
+
+    settings = resolve(**context.obj)
+    archive = settings.archive or EMBEDDED_ARCHIVE
+    ColdStore.open(archive, settings.namespace, timeout=settings.sql_timeout, alone=settings.url is None).close()
+    typer.echo("the schema is up to date")
 
 
 @app.command()

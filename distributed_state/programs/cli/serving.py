@@ -151,7 +151,9 @@ def serve(
     access = service.Access(tokens, issuer, _names(trust_proxy), _names(allow_host), insecure)
 
     async def opened() -> distributed_state.AsyncStateStore:
-        return await distributed_state.AsyncStateStore.open(**context.obj, access=service.callers_policy())
+        store = await distributed_state.AsyncStateStore.open(**context.obj, access=service.callers_policy())
+        store.announce(role="service")
+        return store
 
     service.serve(
         opened,

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -21,13 +21,14 @@ import typer
 from rich.console import Console
 
 import distributed_state
-from distributed_state.errors import InvalidValue, NotFound, StateError
+from distributed_state.errors import ColdUnavailable, InvalidValue, NotFound, StateError, WarmUnavailable
 from distributed_state.programs import logs
 
 _HELP = (
     "State for agents that run on many servers: read it, change it, archive it, and watch it survive killed workers."
 )
 _WIDE = 200
+_PEEK = 2.0  # seconds for SQL to say whether there is a namespace; while it is away Redis knows
 app = typer.Typer(
     help=_HELP,
     no_args_is_help=True,
@@ -86,22 +87,26 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
     """Open the store that the options name, for the time of one command."""
     # No heartbeat: a command that lasts a moment is not a replica of the fleet.
     with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
-        if isinstance(store, distributed_state.StateStore):  # one behind a service is no replica
-            logs.of_replica(store.replica)
-        yield store
+        replica = store.replica if isinstance(store, distributed_state.StateStore) else ""  # a service's is its own
+        logs.opened(replica)
+        try:
+            yield store
+        finally:
+            logs.closed(replica)
 
 
 @contextmanager
 def open_existing(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
-    """Open a store to read from: where there is none, none is made. Raises NotFound then."""
+    """Open a store to read from: where there is none, none is made, and a database gets no tables. Raises NotFound."""
     require_existing(context)
     with open_store(context, **settings) as store:
         yield store
 
 
 def require_existing(context: typer.Context) -> None:
-    """Raise NotFound if there is no embedded store where the options name one."""
-    if context.obj["url"] is None:
+    """Raise NotFound if there is no store where the options name one."""
+    url = context.obj["url"]
+    if url is None:
         from distributed_state.cold.urls import parse_url
         from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE
 
@@ -109,6 +114,44 @@ def require_existing(context: typer.Context) -> None:
         file = archive.database if archive.get_backend_name() == "sqlite" else None
         if file and not file.startswith("file:") and not Path(file).exists():
             raise NotFound(f"there is no store in {file}: --url and --archive name another one; `set` begins one here")
+    elif not url.lower().startswith(("http://", "https://")):
+        _require_namespace(context)
+
+
+@contextmanager
+def open_to_list(context: typer.Context) -> Iterator[Any]:
+    """Open a store to list from; while Redis is away, what the archive alone can list of it, and say so."""
+    with ExitStack() as stack:
+        try:
+            store: Any = stack.enter_context(open_existing(context))
+        except WarmUnavailable as error:
+            from distributed_state.store.archive_alone import archive_alone
+
+            settings = distributed_state.Settings.of(**context.obj)
+            if settings.archive in (None, "memory"):
+                raise
+            store = stack.enter_context(archive_alone(settings, error))
+            missing = f"what is not archived yet is missing here, as Redis is away: {error}"
+            err.print(missing, style="yellow", markup=False, highlight=False)
+        yield store
+
+
+def _require_namespace(context: typer.Context) -> None:
+    """Raise NotFound if SQL is there and has nothing of the namespace. While it is away Redis knows."""
+    from distributed_state.cold import registration
+    from distributed_state.cold.urls import display_name, parse_url
+
+    settings = distributed_state.Settings.of(**context.obj)
+    archive = settings.archive
+    if archive is None or archive == "memory":
+        return
+    try:
+        there = registration.is_there(archive, settings.namespace, min(settings.sql_timeout, _PEEK))
+    except ColdUnavailable:
+        return
+    if not there:
+        place = display_name(parse_url(archive))
+        raise NotFound(f"there is no namespace {settings.namespace!r} in {place}: the first worker or write begins one")
 
 
 def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distributed_state.Record:

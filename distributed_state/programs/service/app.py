@@ -132,7 +132,7 @@ class Service:
         self.authentication.begin(store)
         self._probes = probes(store, self.limits.check)
         self.registry.register(collector(store))
-        logs.of_replica(store.replica)
+        logs.opened(store.replica)
         self.store = store
 
     async def leave(self) -> None:
@@ -154,7 +154,7 @@ class Service:
 
     async def _serve(self, operation: Operation, request: Request) -> Response:
         began = time.perf_counter()
-        logs.REQUEST_ID.set(requests.request_id(request))  # of this task, which is the request's own
+        logs.is_about(requests.request_id(request), requests.record_of(request))
         try:
             response = await self._served(operation, request)
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected

@@ -17,11 +17,13 @@ from starlette.requests import Request
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import bodies
 from distributed_state.programs.service.limits import Limits
+from distributed_state.values.model import escape
 
 B = TypeVar("B", bound=BaseModel)
 _BODY = "distributed_state.body"  # in the scope of a request
 _ID = "distributed_state.request_id"
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
+_SCOPES = {"conversations": "session", "users": "user", "tasks": "task"}  # by the first word of a path
 _SHOWN = 3  # faults of one request that its answer names
 
 
@@ -111,6 +113,14 @@ def request_id(request: Request) -> str:
         given = request.headers.get("x-request-id", "")
         found = request.scope[_ID] = given if _PRINTABLE.fullmatch(given) else secrets.token_hex(16)
     return str(found)
+
+
+def record_of(request: Request) -> str | None:
+    """The record that the path names, as logs have it: session:c1."""
+    id = request.path_params.get("id")
+    kind = request.scope["path"].split("/")[2:3]
+    scope = _SCOPES.get(kind[0]) if kind else None
+    return None if scope is None or id is None else f"{scope}:{escape(id[:200])}"
 
 
 def header(request: Request, name: str) -> str:

@@ -44,6 +44,7 @@ class Purge(Body):
     messages_older_than: _Age | None = None
     keep_messages: _Count | None = None
     events_older_than: _Age | None = None
+    branches_older_than: _Age | None = None
 
 
 class Counts(Answer):
