@@ -143,9 +143,12 @@ async def test_replicas_of_two_releases_are_told(opener: Any, monkeypatch: pytes
     with monkeypatch.context() as older:
         older.setattr(presence, "_version", lambda: "0.0.1")
         await opener(beat=100.0)
-    releases = (await found(store))["releases"]
-    assert not releases.ok
-    assert "1 of 0.0.1" in releases.found
+
+    async def told() -> bool:
+        releases = (await found(store))["releases"]
+        return not releases.ok and "1 of 0.0.1" in releases.found
+
+    await until(told)
 
 
 @pytest.fixture

@@ -137,8 +137,7 @@ def serve(
         head=head_seconds, arriving=body_seconds, leaving=read_seconds, rate=min_rate, idle=idle,
         connections=max_connections, per_address=max_per_address, in_flight=max_in_flight, body=max_body,
         depth=max_depth, values=max_values, fields=max_fields, messages=max_messages, answer=max_answer,
-        tenant_requests=tenant_requests, tenant_bytes=tenant_bytes,
-        tenant_conversations=tenant_conversations,
+        tenant_requests=tenant_requests, tenant_bytes=tenant_bytes, tenant_conversations=tenant_conversations,
         request=timeout, busy=busy, requests=max_requests, streams=max_streams, heartbeat=heartbeat, slow=slow,
         notice=notice, drain=drain,
     )  # fmt: skip
