@@ -16,7 +16,7 @@ import distributed_state
 from distributed_state.errors import StateError
 from distributed_state.port.background import finish
 from distributed_state.programs.cli.looking import printable
-from distributed_state.store.overview import Overview, ReplicaRates, FleetLooks
+from distributed_state.store.overview import FleetLooks, Overview, ReplicaRates
 from distributed_state.store.twins import twin_of
 
 _SAMPLE = 0.25  # seconds between two looks at the ends of the journals
