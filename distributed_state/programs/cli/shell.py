@@ -85,14 +85,17 @@ def options(
 @contextmanager
 def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
     """Open the store that the options name, for the time of one command."""
-    # No heartbeat: a command that lasts a moment is not a replica of the fleet.
-    with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
-        replica = store.replica if isinstance(store, distributed_state.StateStore) else ""  # a service's is its own
-        logs.opened(replica)
-        try:
+    opened: list[str] = []
+    try:
+        # No heartbeat: a command that lasts a moment is not a replica of the fleet.
+        with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
+            if isinstance(store, distributed_state.StateStore):  # one behind a service is no replica
+                opened.append(store.replica)
+                logs.opened(store.replica)
             yield store
-        finally:
-            logs.closed(replica)
+    finally:
+        for each in opened:  # only now: what is said of its end is its own, too
+            logs.closed(each)
 
 
 @contextmanager
