@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from distributed_state.errors import StateError
@@ -20,8 +19,6 @@ from distributed_state.port import callers, user_coroutines
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-REPLICA: ContextVar[str] = ContextVar("distributed_state_replica", default="")
-"""Whose background work this is: the replica of the store that began it, for logs."""
 JOINED = 10.0  # seconds to wait for a job that is asked to end
 
 

@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Guard, Job, Words, background, callers
 from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, complete, shield
-from distributed_state.port.background import JOINED, REPLICA, BlockingJob, finish
+from distributed_state.port.background import JOINED, BlockingJob, finish
 from distributed_state.port.blocking import BlockingGuard, BlockingPort
 from distributed_state.port.connections import Connections
 from distributed_state.port.pools import Pools
 from distributed_state.port.waking import SharedSignal
+from distributed_state.values.working_replica import REPLICA
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

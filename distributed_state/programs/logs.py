@@ -16,7 +16,7 @@ from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 
-from distributed_state.port.background import REPLICA
+from distributed_state.values.working_replica import REPLICA
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("distributed_state_request_id", default=None)
 """The X-Request-Id of the request that is being served."""
