@@ -1,5 +1,5 @@
 """`python -m distributed_state` is the command `distributed-state`."""
 
-from distributed_state.programs.cli import main
+from distributed_state.programs.start import main
 
 main()

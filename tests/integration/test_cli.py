@@ -501,6 +501,24 @@ def test_a_signal_that_hits_a_task_cancels_it(number: signal.Signals, code: int,
     assert (done.returncode, done.stdout, done.stderr) == (code, "left in order\n", "")
 
 
+def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word(tmp_path: Path) -> None:
+    program = """if True:
+        import builtins, os, signal, sys
+        load = builtins.__import__
+        def interrupted(name, *rest):
+            if name == "typer":
+                os.kill(os.getpid(), signal.SIGINT)
+            return load(name, *rest)
+        builtins.__import__ = interrupted
+        from distributed_state.programs import cli if CONTROL else start
+    """
+    for control, code, said in ((False, -signal.SIGINT, False), (True, -signal.SIGINT, True)):
+        text = program.replace("cli if CONTROL else start", "cli" if control else "start")
+        text += "" if control else "    start.main()\n"
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, said), done.stderr
+
+
 def test_importing_the_command_brings_no_test_tools() -> None:
     tools = "('pytest', 'matplotlib', 'psycopg')"
     code = f"import sys, distributed_state.programs.cli; print([n for n in {tools} if n in sys.modules])"

@@ -194,6 +194,8 @@ def main() -> None:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stdout is a TextIOWrapper
     try:
         app()
+    except KeyboardInterrupt:  # before typer listens
+        sys.exit(128 + signal.SIGINT)
     except (StateError, OSError) as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(1)
