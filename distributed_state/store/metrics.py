@@ -98,7 +98,7 @@ FIGURES = (
     Figure("hot_bytes", "gauge", "And their size, estimated", lambda t: t.hot.bytes),
     Figure(
         "refused_writes", "counter",
-        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, ...)",
+        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, full, ...)",
         lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
     ),
     Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),
@@ -109,9 +109,7 @@ FIGURES = (
     Figure("leases_held", "gauge", "Records locked by this replica", lambda t: t.leases.held),
     Figure("leases_lost", "counter", "Locks that were lost while held", lambda t: t.leases.lost),
     Figure("lock_timeouts", "counter", "Locks that could not be had in time", lambda t: t.leases.timeouts),
-    Figure(
-        "link_up", "gauge", "Whether the subscription to Redis stands; absent until it is needed", _link_up,
-    ),
+    Figure("link_up", "gauge", "Whether the subscription to Redis stands; absent until it is needed", _link_up),
     Figure(
         "link_silence_seconds", "gauge", "Time since the subscription last proved itself; absent until it is needed",
         lambda t: t.link.silence,
@@ -170,6 +168,8 @@ FIGURES = (
         "expired_sessions", "counter", "Sessions ended by this replica because their time was over",
         lambda t: sum(each.expired for each in _reapers(t)),
     ),
+    Figure("restarted_partitions", "counter", "Partitions begun anew: Redis lost data", lambda t: t.recovery.count),
+    Figure("redis_refusing", "gauge", "Whether Redis takes no heartbeat", lambda t: t.presence.refusals, ("reason",)),
     Figure("events_emitted", "counter", "Lifecycle events written by this replica", lambda t: t.warm.emitted),
     Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
     Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),

@@ -273,6 +273,8 @@ class Tiers:
                 "events_failed": sum(each.failed for each in handlings),
                 "slow_handlers": sum(each.slowed for each in handlings),
                 "resyncs": self.consumers.resyncs,
+                "restarted": self.recovery.count,
+                "restarted_at": int(self.recovery.last),
             },
             archiver.failure,
         )

@@ -73,6 +73,8 @@ class Recovery:
         self._embedded = settings.url is None
         self.count = 0
         """How many partitions this replica started anew after Redis had lost something, or might have."""
+        self.last = 0.0
+        """And when last, by the server's clock; 0 if never."""
 
     def connect(self, gather: Gather, diverged: Callable[[Sequence[Kept]], Awaitable[None]]) -> None:
         """Name who needs partitions that start, and is needed for it."""
@@ -226,6 +228,7 @@ class Recovery:
         elif word == "ok" and before is not None and not self._embedded:  # which begins empty at each start
             await self._diverged(kept)
             self.count += 1
+            self.last = self._warm.clock.now()
             # Whoever remembers more may have ended with the server.
             text = (
                 "partition %d: Redis began another life; epoch %s after %s; what was acknowledged behind offset %d "
