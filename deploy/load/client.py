@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 Target = tuple[str, int]
+_READY_EVERY = 0.1
 TOKEN_FILE = "DISTRIBUTED_STATE_TOKEN_FILE"
 
 
@@ -114,6 +115,7 @@ class Client:
         self._turn = cycle(random.sample(list(targets), len(targets)))
         self._idle: dict[Target, deque[Connection]] = {each: deque() for each in targets}
         self._free = asyncio.Semaphore(connections)
+        self._out: set[Target] = set()
 
     async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Ask one of the workers. Raises Broken, OSError or TimeoutError, after which nothing is known."""
@@ -139,7 +141,7 @@ class Client:
     async def _connection(self) -> tuple[Target, Connection]:
         """To the next worker, or where nobody listens to the one after it, as a balancer has it."""
         for left in reversed(range(len(self._idle))):
-            target = next(self._turn)
+            target = self._next()
             idle = self._idle[target]
             while idle:
                 connection = idle.pop()
@@ -152,6 +154,32 @@ class Client:
                 if not left:
                     raise
         raise Broken("no worker is named")
+
+    def _next(self) -> Target:
+        """The next one that is ready, or if none is, the next one."""
+        for _ in self._idle:
+            target = next(self._turn)
+            if target not in self._out:
+                break
+        return target
+
+    async def balance(self) -> None:
+        """Ask each worker again and again whether it is ready, and send none to those that are not, as a balancer."""
+        await asyncio.gather(*(self._watch(target) for target in self._idle))
+
+    async def _watch(self, target: Target) -> None:
+        head = f"GET /readyz HTTP/1.1\r\n{self._headers}Content-Length: 0\r\n\r\n".encode()
+        while True:
+            status = 0
+            with suppress(OSError):
+                async with asyncio.timeout(1):
+                    _, connection = await asyncio.get_running_loop().create_connection(Connection, *target)
+                    try:
+                        status, _ = await connection.request(head)
+                    finally:
+                        connection.close()
+            (self._out.discard if status == 200 else self._out.add)(target)
+            await asyncio.sleep(_READY_EVERY)
 
     async def events(self, path: str) -> AsyncIterator[dict[str, Any] | None]:
         """Server-sent events as they come, None once the stream stands; after a break it goes on where it was."""

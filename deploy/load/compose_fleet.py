@@ -11,6 +11,7 @@ from deploy.load.warm_tiers import SHARE
 SERVICE = "agents"  # as deploy/sentinel.yml names what the Sentinels watch
 _SLOTS = 16_384
 _LOOK = 0.02
+_HEALTHY = 60.0
 
 
 class ComposeFleet:
@@ -43,6 +44,20 @@ class ComposeFleet:
         self._killed += 1
         subprocess.run(["docker", "kill", id], check=True, capture_output=True)
         subprocess.run(["docker", "start", id], check=True, capture_output=True)
+
+    def roll(self) -> None:
+        """Restart every worker in order, one after the other; each has to be healthy before the next."""
+        for id in self._run("ps", "-q", "worker").split():
+            subprocess.run(["docker", "restart", id], check=True, capture_output=True)
+            deadline = time.monotonic() + _HEALTHY
+            while self._health(id) != "healthy":
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"worker {id[:12]} is not healthy again within {_HEALTHY:g} s")
+                time.sleep(0.2)
+
+    def _health(self, id: str) -> str:
+        words = ["docker", "inspect", "--format", "{{.State.Health.Status}}", id]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
     def stop_redis(self, seconds: float) -> None:
         """Stop and start the warm tier, of several servers all those that hold data."""

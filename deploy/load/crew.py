@@ -31,7 +31,14 @@ class Crew:
     """So many processes, while the block runs."""
 
     def __init__(
-        self, processes: int, run: str, targets: Sequence[Target], source: Source, *, subscribers: int = 10
+        self,
+        processes: int,
+        run: str,
+        targets: Sequence[Target],
+        source: Source,
+        *,
+        subscribers: int = 10,
+        balanced: bool = False,
     ) -> None:
         self.began = time.monotonic()
         self.timeline = Timeline()
@@ -39,7 +46,9 @@ class Crew:
         self.complaints = list[str]()
         self.results: list[Result] = []  # so far, a phase that was ended early too
         self.answered = 0
-        self._setups = [Setup(at, processes, run, list(targets), source, subscribers) for at in range(processes)]
+        self._setups = [
+            Setup(at, processes, run, list(targets), source, subscribers, balanced) for at in range(processes)
+        ]
         self._workers: list[WorkerProcess] = []
         self._mailbox: SimpleQueue[tuple[int, Message | None]] = SimpleQueue()
         self._phases = 0

@@ -55,7 +55,7 @@ class LocalWorker(Child):
 
     def __init__(self, words: list[str], urls: dict[str, str], folder: Path) -> None:
         self.port = free_port()
-        words = [*words, "serve", "--port", str(self.port), "--tokens", "--notice", "0.1"]
+        words = [*words, "serve", "--port", str(self.port), "--tokens", "--notice", "0.5"]
         super().__init__(f"worker-{self.port}", words, urls, folder)
 
     def ready(self) -> bool:
@@ -133,6 +133,19 @@ class LocalFleet:
         deadline = time.monotonic() + _START
         while time.monotonic() < deadline and (worker.process.poll() is not None or not worker.ready()):
             time.sleep(0.05)
+
+    def roll(self) -> None:
+        """Restart one worker after the other in order, as an upgrade does; each has to be ready before the next."""
+        for worker in self.workers:
+            leaving = worker.process
+            leaving.send_signal(signal.SIGTERM)
+            if code := leaving.wait(_START):
+                raise RuntimeError(f"a worker ended with {code} when it was told to:\n{worker.log_tail()}")
+            deadline = time.monotonic() + _START  # the supervisor starts it
+            while not worker.ready():
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"a worker does not get ready again:\n{worker.log_tail()}")
+                time.sleep(0.05)
 
     def stop_redis(self, seconds: float) -> None:
         """End the warm tier in order, and start it again with its append-only files."""

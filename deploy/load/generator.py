@@ -52,6 +52,7 @@ class Setup:
     targets: list[Target]
     source: Source
     subscribers: int = 10
+    balanced: bool = False
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Setup:
@@ -110,6 +111,7 @@ class Generator:
         caller = Caller(client, setup.source, Recorder(0.0), setup.run, setup.process, phase.patience)
         scenario = SCENARIOS[phase.scenario](caller, phase.number)
         scenario.subscribers = setup.subscribers  # type: ignore[attr-defined]  # of Events
+        balancing = asyncio.create_task(client.balance()) if setup.balanced else None
         complaints = []
         try:
             await scenario.prepare()
@@ -134,6 +136,8 @@ class Generator:
         await asyncio.gather(*running, return_exceptions=True)
         complaints += await scenario.finish()
         telling.cancel()
+        if balancing is not None:
+            balancing.cancel()
         client.close()
         self._progress(caller.recorder)
         part = asdict(caller.recorder.part(late))

@@ -79,6 +79,9 @@ def main(
     ] = None,
     patience: Annotated[float, typer.Option(min=0.1, help="seconds for which a request is repeated")] = 30.0,
     subscribers: Annotated[int, typer.Option(min=1, help="of each process, in the scenario events")] = 10,
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="send nothing to a worker whose /readyz fails, as a balancer does")
+    ] = False,
     verify: Annotated[bool, typer.Option(help="read everything back")] = True,
     max_p50: Annotated[float | None, typer.Option(help="seconds")] = None,
     max_p99: Annotated[float | None, typer.Option(help="seconds")] = None,
@@ -139,7 +142,7 @@ def main(
             if fleet is not None:
                 places = targets(fleet.urls)
             id = f"load-{uuid.uuid4().hex[:8]}"
-            crew = stack.enter_context(Crew(processes, id, places, source, subscribers=subscribers))
+            crew = stack.enter_context(Crew(processes, id, places, source, subscribers=subscribers, balanced=balanced))
             run = Run(console, crew, fleet, source, report)
             try:
                 found = None

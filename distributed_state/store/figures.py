@@ -110,7 +110,7 @@ FIGURES = (
     Figure("hot_bytes", "gauge", "And their size, estimated", lambda t: t.hot.bytes),
     Figure(
         "refused_writes", "counter",
-        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, ...)",
+        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, full, ...)",
         lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
     ),
     Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),
@@ -212,6 +212,8 @@ FIGURES = (
         "resyncs", "counter", "How often a consumer got a resync: events are missing and it has to reload",
         lambda t: t.consumers.resyncs,
     ),
+    Figure("restarted_partitions", "counter", "Partitions begun anew: Redis lost data", lambda t: t.recovery.count),
+    Figure("redis_refusing", "gauge", "Whether Redis takes no heartbeat", lambda t: t.presence.refusals, ("reason",)),
     Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
 )  # fmt: skip
 

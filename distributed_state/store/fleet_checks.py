@@ -16,6 +16,7 @@ from distributed_state.values.results import Replica
 from distributed_state.warm.answers import PartitionState
 
 _OLD = 60.0  # seconds that a commit waits for SQL before somebody should look
+_RECENT = 600.0  # seconds for which what Redis lost is news
 _NAMED = 5  # partitions, in one line
 _STOPPED = "see the message: this archiver makes no progress until then"
 
@@ -32,7 +33,7 @@ async def fleet(tiers: Tiers) -> list[Finding]:
         replicas = await tiers.presence.replicas()
     except StateError as error:
         return [Finding("replicas", False, str(error), "see the message: nobody knows who is there")]
-    return [*_archivers(tiers, replicas), _versions(replicas)]
+    return [*_archivers(tiers, replicas), *_lost(tiers, replicas), _versions(replicas)]
 
 
 def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
@@ -49,6 +50,17 @@ def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
         for each in replicas
         if each.archiving
     ]
+
+
+def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
+    """What Redis lost lately, as those say who started its partitions anew; after a while it is history."""
+    ago = tiers.clock.now() - max((each.stats.get("restarted_at", 0) for each in replicas), default=0)
+    if ago > _RECENT:
+        return []
+    count = sum(each.stats.get("restarted", 0) for each in replicas)
+    found = f"Redis lost data, or may have: partitions were started anew, {count} so far, the last {ago:.0f} s ago"
+    advice = "its log says why: emptied, restarted without its file, or replaced; SQL has what was archived"
+    return [Finding("lost data", False, found, advice)]
 
 
 def _versions(replicas: list[Replica]) -> Finding:

@@ -274,6 +274,8 @@ class Tiers:
                 "slow_handlers": sum(each.slowed for each in handlings),
                 "resyncs": self.consumers.resyncs,
                 **self.telemetry.totals(),
+                "restarted": self.recovery.count,
+                "restarted_at": int(self.recovery.last),
             },
             archiver.failure,
         )

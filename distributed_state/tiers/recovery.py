@@ -87,6 +87,8 @@ class Recovery:
         self._embedded = settings.url is None
         self.count = 0
         """How many partitions this replica started anew after Redis had lost something, or might have."""
+        self.last = 0.0
+        """And when last, by the server's clock; 0 if never."""
 
     def connect(self, gather: Gather, diverged: Callable[[Sequence[Kept]], Awaitable[None]]) -> None:
         """Name who needs partitions that start, and is needed for it."""
@@ -239,6 +241,7 @@ class Recovery:
         if word == "ok" and lost:
             await self._diverged(saved.kept)
             self.count += 1
+            self.last = self._warm.clock.now()
         former = seen or (before.epoch if before else "")
         if word != "ok":
             log.info(

@@ -8,12 +8,13 @@ Design: section 4.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.errors import Backpressure, StateError, WarmUnavailable
 from distributed_state.port import Call, Port
 from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
@@ -45,8 +46,9 @@ class Warm(Patience):
         self.ops = OpIds(port, self.clock, replica, self.count, settings.op_window)
         self.partitions = Partitions(self, settings, replica, self.count)
         self.telemetry = Telemetry(settings, port.monotonic)
-        self.refused = Counter(dict.fromkeys(REFUSALS, 0))  # writes, by the word that the server answered
+        self.refused = Counter(dict.fromkeys((*REFUSALS, "full"), 0))  # writes, by the word that the server answered
         self.emitted = 0
+        self._name_full_at = 0.0
         self.limits = (  # of an event that is written alone
             b"%d" % settings.publish_bytes,
             b"%d" % settings.journal_entries,
@@ -95,6 +97,16 @@ class Warm(Patience):
         except WarmUnavailable:
             self.ops.lost(op)
             raise
+        except Backpressure as error:
+            self.full(error)
+            raise
+
+    def full(self, error: Backpressure) -> None:
+        """A server had no memory for a write: counted each time, and named once a minute."""
+        self.refused["full"] += 1
+        if (now := self.port.monotonic()) >= self._name_full_at:
+            self._name_full_at = now + 60.0
+            logging.getLogger(__name__).error("writes are refused: %s", error)
 
     @observed("commit_many", "warm", several)
     async def commit_many(

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_state.errors import WarmUnavailable
+from distributed_state.errors import Backpressure, WarmUnavailable
 from distributed_state.port import Call, Port, Script, Words
 
 
@@ -64,6 +64,12 @@ class Patience:
             return await call(*arguments)
         except WarmUnavailable as error:
             return await self.again(error, call, *arguments)
+        except Backpressure as error:
+            self.full(error)
+            raise
+
+    def full(self, error: Backpressure) -> None:
+        """Hear that a server had no memory for a write."""
 
     async def again(self, first: WarmUnavailable, call: Any, *arguments: Any) -> Any:
         """Repeat what failed so, with jitter, for `retry_for` seconds; then raise that first error."""

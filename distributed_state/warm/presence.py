@@ -36,6 +36,8 @@ _CALM = 50  # so many replicas beat as often as they are told to; more of them t
 _RAREST = 5.0  # but none more rarely than that many times
 _LISTED = 100  # the roll of more than so many is read more rarely
 _KEPT_MS = 3_600_000
+_REASONS = ("replica", "away")
+"""Why a heartbeat was not taken: Redis is a replica that nobody may write to, or gave no answer."""
 _SHOWN = 300  # letters of a failure
 
 
@@ -76,6 +78,8 @@ class Presence:
         self._judges_from = 0.0
         self._status: dict[str, Any] = {}
         self._reached = True
+        self.refusing = ""
+        """Why Redis did not take the last heartbeat, one of _REASONS; "" if it did."""
         self.lost = 0
         self._seen: dict[str, float] = {}  # who was on the roll, and when last, by the monotonic clock
         self._roll_at = 0.0
@@ -131,6 +135,11 @@ class Presence:
                 self._seen.pop(id, None)
 
     @property
+    def refusals(self) -> dict[tuple[str, ...], float]:
+        """1 for the reason why Redis did not take the last heartbeat, 0 for the others."""
+        return {(reason,): float(reason == self.refusing) for reason in _REASONS}
+
+    @property
     def _ttl_ms(self) -> int:
         return int(self._pause * _BEATS * 1000)
 
@@ -153,10 +162,11 @@ class Presence:
                     await self._publish_loss(each)
                 if self._port.monotonic() >= self._roll_at + self._roll_every:
                     await self._read_roll()
-                self._reached = True
+                self._reached, self.refusing = True, ""
             except StateError as error:
-                log.log(logging.WARNING if self._reached else logging.DEBUG, "beat: %s", error)
-                self._reached = False
+                reason = _reason(error)
+                log.log(logging.WARNING if self.refusing != reason else logging.DEBUG, "beat: %s", error)
+                self._reached, self.refusing = False, reason
             await self._port.sleep(self._rounds.pause(self._pause) if self._reached else self._every)
 
     async def _beat(self) -> list[str]:
@@ -199,7 +209,9 @@ class Presence:
         )
         if written[1]:
             self.lost += 1
-            log.warning("replica %s, process %d on %s, was lost", id, lost.pid, lost.host)
+            archived = lost.positions.get("archives", 0)
+            more = f"; it archived {archived} partitions" if archived else ""
+            log.warning("replica %s, process %d on %s, was lost%s", id, lost.pid, lost.host, more)
 
     async def close(self) -> None:
         """Leave at once: going is no loss."""
@@ -241,3 +253,7 @@ def _version() -> str:
         return metadata.version("distributed-state")
     except metadata.PackageNotFoundError:
         return ""  # run from its source
+
+
+def _reason(error: StateError) -> str:
+    return "replica" if "READONLY" in str(error) else "away"

@@ -1,0 +1,223 @@
+"""A fleet of processes as an operator sees it: the doctor, the log of a worker, a Prometheus with our rules.
+
+Law: every instrument is the one that users have; nothing is asked here that an operator could not ask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from below import ROOT
+
+from distributed_state.programs.servers import free_port
+
+RULES = ROOT / "deploy" / "observe" / "rules.yml"
+COMMAND = [sys.executable, "-m", "distributed_state"]
+SECONDS = 15.0
+
+
+@dataclass
+class Fleet:
+    """Servers' URLs and the processes that use them."""
+
+    url: str
+    archive: str
+    folder: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    ops: dict[str, list[int]] = field(default_factory=lambda: {"worker": [], "archiver": []})
+    ports: list[int] = field(default_factory=list)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    prometheus: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        given = {"URL": self.url, "ARCHIVE": self.archive, "NAMESPACE": "told", "PARTITIONS": "4"} | self.settings
+        return (
+            os.environ
+            | {"PYTHONPATH": str(ROOT)}
+            | {f"DISTRIBUTED_STATE_{name}": value for name, value in given.items()}
+        )
+
+    def start(self, name: str, *words: str, **settings: str) -> subprocess.Popen[bytes]:
+        """A process of the command line; what it logs is in `name`.log."""
+        environment = self.environment | {f"DISTRIBUTED_STATE_{key}": value for key, value in settings.items()}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            started = subprocess.Popen(
+                [*COMMAND, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=environment
+            )
+        self.processes[name] = started
+        return started
+
+    def worker(self, name: str = "worker", *, archives: bool = True) -> None:
+        """One that serves, and is ready."""
+        port, ops = free_port(), free_port()
+        words = ("serve", "--insecure", "--port", str(port), "--ops-port", str(ops))
+        self.start(name, *words, ARCHIVER=str(archives).lower())
+        self.ports.append(port)
+        self.ops["worker"].append(ops)
+        within(60, lambda: status(f"http://127.0.0.1:{ops}/readyz") == 200, self.text(name))
+
+    def archiver(self, name: str = "archiver") -> None:
+        """One that archives alone."""
+        ops = free_port()
+        self.start(name, "archiver", "--metrics-port", str(ops))
+        self.ops["archiver"].append(ops)
+        within(60, lambda: "archived_partitions 4.0" in scraped(ops), self.text(name))
+
+    def watch(self, stack: ExitStack) -> None:
+        """Start a Prometheus with the rules of deploy/observe that scrapes all of them each second."""
+        place, port = self.folder / "prometheus", free_port()
+        place.mkdir()
+        shutil.copy(RULES, place / "rules.yml")
+        jobs = [
+            {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{each}" for each in ports]}]}
+            for job, ports in self.ops.items()
+            if ports
+        ]
+        every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config = {"global": every, "rule_files": ["rules.yml"], "scrape_configs": jobs}
+        (place / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with (place / "log").open("wb") as log:
+            words = [f"--config.file={place}/prometheus.yml", f"--storage.tsdb.path={place}/data"]
+            words.append(f"--web.listen-address=127.0.0.1:{port}")
+            started = subprocess.Popen(["prometheus", *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.processes["prometheus"] = started
+        self.prometheus = f"http://127.0.0.1:{port}"
+        within(30, lambda: len(self.up()) == sum(map(len, self.ops.values())), lambda: (place / "log").read_text())
+
+    def up(self) -> list[str]:
+        """The targets that Prometheus reached."""
+        with suppress(httpx.HTTPError, json.JSONDecodeError):  # while it starts
+            found = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": "up == 1"}).json()
+            return [each["metric"]["instance"] for each in found["data"]["result"]]
+        return []
+
+    def alerts(self) -> set[str]:
+        """The alerts whose expression holds now, whether or not for long enough to be sent."""
+        found = httpx.get(f"{self.prometheus}/api/v1/alerts", timeout=10).json()
+        return {each["labels"]["alertname"] for each in found["data"]["alerts"]}
+
+    def text(self, name: str) -> Any:
+        return lambda: (self.folder / f"{name}.log").read_text()
+
+    def logged(self, name: str, after: int = 0) -> list[dict[str, Any]]:
+        """The lines of a log, from this one on, that are of a warning or worse; each has to be JSON."""
+        whole = (self.folder / f"{name}.log").read_text()
+        lines = [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines()]
+        return [each for each in lines[after:] if each["level"] in ("WARNING", "ERROR", "CRITICAL")]
+
+    def doctor(self) -> tuple[int, list[str]]:
+        """Its exit code, and what it says of what is not well."""
+        done = subprocess.run(
+            [*COMMAND, "doctor", "--json"], capture_output=True, text=True, env=self.environment, check=False
+        )
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        said = [f"{each['name']}: {each['found']}" for each in found if not each["ok"]]
+        return done.returncode, said or done.stderr.splitlines()
+
+    def close(self) -> None:
+        """End what was started, each by itself."""
+        for each in self.processes.values():
+            if each.poll() is None:
+                each.send_signal(signal.SIGCONT)
+                each.kill()
+                each.wait()
+
+
+def status(url: str) -> int:
+    with suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=3).status_code
+    return 0
+
+
+def scraped(ops: int) -> str:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{ops}/metrics", timeout=3).text
+    return ""
+
+
+def within(seconds: float, condition: Any, said: Any) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.05)
+
+
+@contextmanager
+def turns(fleet: Fleet) -> Iterator[None]:
+    """Ten turns a second to the workers, whatever is answered."""
+    over = threading.Event()
+
+    def send() -> None:
+        number = 0
+        with httpx.Client(timeout=2) as client:
+            while not over.wait(0.1):
+                number += 1
+                port = fleet.ports[number % len(fleet.ports)]
+                body = {"request_id": f"r{number}", "messages": [{"role": "user", "content": "x" * 50_000}]}
+                with suppress(httpx.HTTPError):
+                    client.post(f"http://127.0.0.1:{port}/v1/conversations/c{number % 40}/turns", json=body)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class Named:
+    """When an instrument named a fault, in seconds from its beginning, and by which words; None if it did not."""
+
+    seconds: float | None
+    words: str
+
+
+def named(fleet: Fleet, wanted: dict[str, str], began: float, past: int) -> dict[str, Named]:
+    """How long each instrument takes until it says what it is wanted to say (regular expressions, by instrument)."""
+    found: dict[str, Named] = {}
+    seen: dict[str, list[str]] = {}
+
+    def asked(instrument: str, ask: Any) -> None:
+        while time.monotonic() < began + SECONDS + 5 and instrument not in found:
+            lines = ask()
+            seen[instrument] = lines
+            now = time.monotonic() - began
+            for line in lines:
+                if re.search(wanted[instrument], line):
+                    found[instrument] = Named(now, line)
+                    return
+            time.sleep(0.2)
+
+    def doctor() -> list[str]:
+        code, lines = fleet.doctor()
+        return lines if code == 1 else []
+
+    instruments = {
+        "doctor": doctor,
+        "log": lambda: [each["message"] for each in fleet.logged("worker", past)],
+        "alert": lambda: sorted(fleet.alerts()),
+    }
+    threads = [threading.Thread(target=asked, args=each) for each in instruments.items()]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return {name: found.get(name, Named(None, " | ".join(seen.get(name, []))[-600:])) for name in instruments}
