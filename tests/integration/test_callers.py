@@ -155,7 +155,7 @@ async def test_tokens_are_listed_by_pages_within_a_tenant() -> None:
         ]
         behind = [f"/v1/tokens?after={id}" for id in (found[0]["id"], "0123456789abcdef", "%00")]
         answers = [(await served.ask("GET", path, capitals)).status_code for path in behind]
-        assert answers == [404] * 3, "alike, whether another tenant has one or nobody has"
+        assert answers == [422] * 3, "alike, whether another tenant has one or nobody has"
 
 
 async def test_a_conversation_that_a_write_begins_counts_as_one_that_is_begun() -> None:

@@ -23,7 +23,7 @@ from alembic.migration import MigrationContext
 from below import logged_in
 from sqlalchemy import LargeBinary, event, func, select, text
 
-from distributed_state.cold import archive, bulk, erasure, purging, tables
+from distributed_state.cold import archive, auditing, bulk, erasure, tables
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor, Sought, Wanted
@@ -629,7 +629,7 @@ def test_an_error_that_is_no_fault_of_the_data_undoes_everything(
 def test_a_purge_of_events_goes_by_time_in_steps(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(purging, "_EVENTS", 10)
+    monkeypatch.setattr(auditing, "_TOGETHER", 10)
     for n in range(1, 101):
         journal.tell(b"%d a b" % n, time_ms=1000 + n // 7)
     journal.flush()

@@ -36,12 +36,13 @@ def test_the_overlay_is_built() -> None:
         done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         built = list(yaml.safe_load_all(done.stdout))
-        assert len(built) == len(MANIFESTS) + 1, "and the ConfigMap"
-        (config,) = [each for each in built if each["kind"] == "ConfigMap"]
+        assert len(built) == len(MANIFESTS) + 2, "and the ConfigMaps, of the store and of how long what is old is kept"
+        configs = {each["metadata"]["name"] for each in built if each["kind"] == "ConfigMap"}
+        assert len(configs) == 2
         for each in built:
             if each["kind"] in ("Deployment", "Job"):
                 (container,) = each["spec"]["template"]["spec"]["containers"]
-                assert container["envFrom"][0]["configMapRef"]["name"] == config["metadata"]["name"]
+                assert container["envFrom"][0]["configMapRef"]["name"] in configs
                 assert re.search(r":\d", container["image"])
 
 

@@ -94,7 +94,7 @@ async def listing(asked: Asked) -> Response:
     """A page of the tokens."""
     given = requests.query(asked.request, Page)
     if given.after is not None and not access_tokens.is_id(given.after):
-        raise NotFound(f"there is no token {given.after!r:.80} to go on behind")
+        raise InvalidValue(f"{given.after!r:.80} is no id of a token")
     read = partial(_tokens(asked).page, asked.caller.prefix, given.after, given.limit)
     found = await asked.store.tiers().port.sql(read)
     after = found[-1].id if len(found) == given.limit else None
