@@ -54,7 +54,7 @@ class AccessTokenStore:
             return [_token(row) for row in connection.execute(query)]
 
     def page(self, prefix: str, after: str | None, limit: int) -> list[AccessToken]:
-        """So many of the tenants whose prefix begins so, behind the token of this id. Raises InvalidValue for no token."""
+        """So many of the tenants whose prefix begins so, behind the token of this id. Raises InvalidValue for none."""
         # Compared letter by letter: LIKE of SQLite takes "acme:" for "ACME:", which is another tenant.
         within = (self._here, func.substr(_c.prefix, 1, len(prefix)) == prefix)
         query = select(access_tokens).where(*within).order_by(_c.created_ms, _c.id).limit(limit)
