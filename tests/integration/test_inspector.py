@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 import pytest
 from below import until
+from starlette.requests import Request
 from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, StateStore
-from distributed_state.programs.inspector import PATH, Tickets, access, inspector, pages
+from distributed_state.programs.inspector import PATH, Tickets, access, api, inspector, pages
 from distributed_state.programs.inspector.api import COOKIE
 from distributed_state.programs.inspector.trees import Budget, tree, trees
 from distributed_state.programs.service import Access
+from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.values.access_tokens import RIGHTS
 
 EVIL = "<script>alert('x')</script>\"onload='y'"
@@ -221,6 +223,28 @@ async def test_long_histories_and_chats_are_pages() -> None:
         versions = (await browser.get("/conversations/acme:long")).text
         assert versions.count("difference<") == 20
         assert "top=51" in versions
+
+
+async def test_what_is_too_large_for_a_page_is_refused_and_the_rest_is_counted() -> None:
+    async with looked_at() as (store, browser):
+        await store.session("acme:large").create({f"f{number}": "x" * 2**20 for number in range(3)})
+        refused = await browser.get("/conversations/acme:large")
+        assert (refused.status_code, "more than a page shows" in refused.text) == (413, True)
+        held = Held()
+        request = Request({"type": "http", "headers": [], "state": {CONNECTION: held}})
+        api._bound(request, 1000)
+        with pytest.raises(api.Refused):
+            api._bound(request, 2**22)
+        assert held.size == 4000
+
+
+class Held:
+    """A connection that notes how much is held."""
+
+    size = 0
+
+    def hold(self, size: int) -> None:
+        self.size += size
 
 
 async def test_conversations_are_found_by_pages() -> None:

@@ -16,11 +16,15 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from distributed_state.programs.service.connections import CONNECTION
+
 COOKIE = "distributed_state_inspector"
 # Of who looks, and of what a proxy says of them. The rest is about the page.
 _PASSED = frozenset(
     [b"host", b"authorization", b"x-actor", b"x-tenant", b"x-rights", b"x-forwarded-for", b"last-event-id"]
 )
+_LARGEST = 2 * 2**20  # bytes of an answer
+_AS_VALUES = 4  # times as large it counts, as it is read into values and put on a page
 _SCOPE = ("type", "asgi", "http_version", "scheme", "client", "server", "extensions")
 
 
@@ -56,19 +60,21 @@ class Api:
         given: Mapping[str, Any] | None = None,
     ) -> Found:  # fmt: skip
         """The answer to this request, made by whoever sent `request`. Raises Refused."""
-        body = None if given is None else json.dumps(given).encode()
+        content = None if given is None else json.dumps(given).encode()
         sent: list[Message] = []
 
         async def receive() -> Message:
-            return {"type": "http.request", "body": body or b"", "more_body": False}
+            return {"type": "http.request", "body": content or b"", "more_body": False}
 
         async def send(message: Message) -> None:
             sent.append(message)
 
-        await self._app(self._scope(request, method, path, query, body), receive, send)
+        await self._app(self._scope(request, method, path, query, content), receive, send)
         status = sent[0]["status"]
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent[0]["headers"]}
-        found = json.loads(b"".join(each.get("body", b"") for each in sent[1:]) or b"null")
+        body = b"".join(each.get("body", b"") for each in sent[1:])
+        _bound(request, len(body))
+        found = json.loads(body or b"null")
         if status >= 400:
             detail = found.get("detail") if isinstance(found, dict) else None
             raise Refused(status, str(detail or "the service did not say why"))
@@ -99,6 +105,14 @@ class Api:
             "method": method, "path": unquote(path), "raw_path": path.encode(), "root_path": "",
             "query_string": asked.encode(), "headers": headers, "state": dict(request.scope.get("state", {})),
         }  # fmt: skip
+
+
+def _bound(request: Request, size: int) -> None:
+    """Raise Refused for an answer that is more than a page shows; others count as held by their connection."""
+    if size > _LARGEST:
+        raise Refused(413, f"it is {size / 2**20:.1f} MiB, more than a page shows: read it over the interface")
+    if (connection := getattr(request.state, CONNECTION, None)) is not None:
+        connection.hold(size * _AS_VALUES)
 
 
 def quoted(part: str) -> str:
