@@ -75,7 +75,7 @@ FAULTS = {
         archivers_die, "^archivers: 0 of", "was lost; it archived", "^NobodyArchives$", apart=True
     ),
     "SQL is frozen": Fault(sql_freezes, "^sql: .*no sign of life", "no sign of life", "^(SqlDown|ArchiverFailing)$"),
-    "Redis was emptied": Fault(redis_is_emptied, "^lost data: ", "another life", "^RedisLostData$"),
+    "Redis was emptied": Fault(redis_is_emptied, "^lost data: ", "Redis was emptied", "^RedisLostData$"),
     "Redis was demoted": Fault(redis_is_demoted, "a read-only replica", "READONLY|replica", "^RedisRefusing$"),
     "Redis is full": Fault(redis_is_full, "^memory: |at maxmemory", "at maxmemory", "^RedisFull$"),
 }
