@@ -1,4 +1,4 @@
-"""Short names for positions of events, for people. Law: one lasts as long as the events that it leads to.
+"""Short names for positions of events, for people. Law: one lasts no longer than the events it leads to.
 
 A position names each partition and is long. Kept in Redis it has eight letters.
 

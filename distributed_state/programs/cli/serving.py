@@ -172,7 +172,7 @@ def serve(
 
 
 def _inspector() -> Any:
-    """The pages. Imported only if they are asked for: their templates take 5 MB."""
+    """The pages. Imported only if they are asked for."""
     from distributed_state.programs import inspector
 
     return inspector.inspector

@@ -62,9 +62,4 @@ def since(seconds: float) -> str:
     return age(time.time() - seconds)
 
 
-def size(count: int) -> str:
-    """So many bytes."""
-    return f"{count} B" if count < 1000 else f"{count / 1000:.1f} kB" if count < 10**6 else f"{count / 10**6:.1f} MB"
-
-
-_templates.filters |= {"moment": moment, "age": age, "since": since, "size": size, "quoted": quoted}
+_templates.filters |= {"moment": moment, "age": age, "since": since, "quoted": quoted}
