@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CI = (ROOT / ".ci" / "run").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TOP = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "docker-compose.yml",
-       "distributed_state", "tests", "deploy", "docs", "tools"}  # fmt: skip
 
 
 def read(path: str) -> dict[str, Any]:
@@ -63,10 +60,3 @@ def test_a_form_asks_something_that_must_be_answered(form: str) -> None:
     assert any(field.get("validations", {}).get("required") for field in body)
     ids = [field["id"] for field in body if "id" in field]
     assert len(ids) == len(set(ids))
-
-
-def test_the_top_level_has_what_it_should() -> None:
-    listed = subprocess.run(["git", "ls-tree", "--name-only", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.fail(f"needs a clone: {listed.stderr}")
-    assert {name for name in listed.stdout.split() if not name.startswith(".")} == TOP
