@@ -1,0 +1,197 @@
+"""The pages of the documentation, run as a reader runs them. Law: in a folder of their own, on servers of their own."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import doctest
+import inspect
+import io
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from docs_blocks import Block, blocks
+from docs_faces import in_blocking_words
+
+from distributed_state import AsyncStateStore, StateStore
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.joinpath("docs").rglob("*.md"))]
+FACES = ("asyncio", "blocking")
+
+# Servers that a page names by where they usually are. It gets its own in their place.
+REDIS = re.compile(r"redis://(?:localhost|127\.0\.0\.1)(?::6379)?(?:/\d+)?(?![\w.:])")
+POSTGRES = re.compile(r"postgresql(?:\+psycopg)?://(?:\w+(?::\w+)?@)?(?:localhost|127\.0\.0\.1)(?::5432)?/\w+")
+PORT = re.compile(r"(?:(?<=localhost:)|(?<=127\.0\.0\.1:)|(?<=port[ =]))(?:80\d\d|9464)\b")
+SECONDS = 60  # for one block of the shell
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return blocks(str(page.relative_to(ROOT)), page.read_text())
+
+
+def chosen(found: list[Block], *, frameworks: bool) -> list[Block]:
+    """Those to run here, and the files that they use."""
+    kept = [each for each in found if each.file or (each.runs and (frameworks or "frameworks" not in each.words))]
+    return kept if any(each.runs for each in kept) else []
+
+
+def faces_of(found: list[Block]) -> tuple[str, ...]:
+    """A page is run once on each face that it is written for."""
+    return FACES if any("both" in each.words for each in found) else FACES[:1]
+
+
+def takes_long(found: list[Block]) -> bool:
+    """Whether a page starts processes: the shell's, or servers."""
+    return any(
+        each.runs and (each.language == "sh" or REDIS.search(each.text) or POSTGRES.search(each.text)) for each in found
+    )
+
+
+def text_on(face: str, block: Block) -> str:
+    both = "both" in block.words and face == "blocking"
+    return in_blocking_words(block.text) if both else block.text
+
+
+def compiled(block: Block, text: str) -> Any:
+    """The program, with the page's own lines in its errors."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if "both" in block.words and block.file is None else 0
+    return compile("\n" * block.first + text, str(ROOT / block.page), "exec", flags=flags, dont_inherit=True)
+
+
+class OwnServers:
+    """What stands in for the servers that a page names, each started when it is named first."""
+
+    def __init__(self, redis: Callable[[], str], postgres: Callable[[], str]) -> None:
+        self._start = {"redis": redis, "postgres": postgres}
+        self._found: dict[str, str] = {}
+
+    def named_in(self, text: str) -> str:
+        """The same text with the page's own servers and ports."""
+        text = REDIS.sub(lambda match: self._of("redis"), text)
+        text = POSTGRES.sub(lambda match: self._of("postgres"), text)
+        return PORT.sub(lambda match: self.port(int(match[0])), text)
+
+    def port(self, usual: int) -> str:
+        """A free port in the place of a usual one."""
+        return self._of(str(usual))
+
+    def _of(self, name: str) -> str:
+        if name not in self._found:
+            self._found[name] = self._start.get(name, _free_port)()
+        return self._found[name]
+
+
+def _free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+class Reader:
+    """Somebody who does what a page says, block after block, in the present directory."""
+
+    def __init__(self, face: str, servers: OwnServers) -> None:
+        self.face, self.servers = face, servers
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self._shells: list[int] = []
+        self._runner: asyncio.Runner | None = None
+
+    def read(self, found: list[Block]) -> None:
+        for block in found:
+            text = self.servers.named_in(text_on(self.face, block))
+            if block.file is not None:
+                path = Path(block.file)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+                continue
+            printed = self._shell(block, text) if block.language == "sh" else self._python(block, text)
+            if block.output is not None:
+                expect(block, self.servers.named_in(block.output), printed)
+
+    def _python(self, block: Block, text: str) -> str:
+        code = compiled(block, text)
+        with redirect_stdout(io.StringIO()) as printed:
+            if code.co_flags & inspect.CO_COROUTINE:
+                self._awaited(eval(code, self.names))
+            else:
+                exec(code, self.names)
+        return printed.getvalue()
+
+    def _awaited(self, coroutine: Any) -> None:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        self._runner.run(coroutine)
+
+    def _shell(self, block: Block, text: str) -> str:
+        """What it prints. Variables and the directory stay for the next block, and so does what it put behind."""
+        state = Path(".shell").absolute()
+        script = f"""
+            set -aeuo pipefail
+            [ ! -f {state} ] || . {state}
+            trap '{{ export -p; printf "cd %q\\n" "$PWD"; }} >{state}' EXIT
+        """
+        own = {name: value for name, value in os.environ.items() if not name.startswith("DISTRIBUTED_STATE_")}
+        own |= {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(Path.cwd()),
+            "DISTRIBUTED_STATE_SERVE_PORT": self.servers.port(8080),  # of a service to which no port is given
+        }
+        command = ["bash", "-c", script + text]
+        # Into files: what is left in the background would keep a pipe open.
+        with open(".stdout", "w") as stdout, open(".stderr", "w") as stderr:
+            shell = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=own, start_new_session=True
+            )
+        self._shells.append(shell.pid)
+        status = shell.wait(SECONDS)
+        printed = Path(".stdout").read_text()
+        assert status == 0, f"{block.where}: ended with {status}\n{printed}\n{Path('.stderr').read_text()}"
+        return printed
+
+    def close(self) -> None:
+        """End what the page left running, as the end of its program does."""
+        for value in self.names.values():
+            if isinstance(value, AsyncStateStore) and self._runner is not None:
+                self._runner.run(value.close())
+            elif isinstance(value, StateStore):
+                value.close()
+        if self._runner is not None:
+            self._runner.close()
+        for group in self._shells:
+            _end(group)
+
+
+@contextmanager
+def reader(face: str, servers: OwnServers) -> Iterator[Reader]:
+    """A reader, gone with what was started."""
+    with ExitStack() as stack:
+        found = Reader(face, servers)
+        stack.callback(found.close)
+        yield found
+
+
+def _end(group: int) -> None:
+    """End what a shell left in the background; whoever is not gone soon is killed."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.02)
+        os.killpg(group, signal.SIGKILL)
+
+
+def expect(block: Block, shown: str, printed: str) -> None:
+    """What is shown is what was printed; `...` stands for anything."""
+    want, got = (re.sub(r"[ \t]+$", "", each, flags=re.MULTILINE).strip() + "\n" for each in (shown, printed))
+    told = f"{block.where}: prints\n{got}and the page shows\n{want}"
+    assert doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS), told

@@ -1,0 +1,215 @@
+"""Every block of the documentation runs as it stands, on each face that it is shown for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import server_binary
+from docs_blocks import Block, WrongBlock, blocks
+from docs_faces import OnOneFace, in_blocking_words
+from docs_pages import PAGES, ROOT, OwnServers, blocks_of, chosen, compiled, faces_of, reader, takes_long, text_on
+
+from distributed_state.programs.servers import redis_server
+
+
+def runs() -> Iterator[Any]:
+    """Each page that has something to run, once on each of its faces."""
+    for page in PAGES:
+        try:
+            found = blocks_of(page)
+        except WrongBlock:
+            continue  # the test of all pages names it
+        kept = chosen(found, frameworks=False)
+        for face in faces_of(kept) if kept else ():
+            marks = [pytest.mark.wide] if takes_long(kept) else []
+            yield pytest.param(page, face, id=f"{page.relative_to(ROOT)}-{face}", marks=marks)
+
+
+@pytest.fixture
+def own_servers(servers: Any) -> Iterator[OwnServers]:
+    with ExitStack() as stack:
+
+        def redis() -> str:
+            return stack.enter_context(redis_server(binary=server_binary("valkey"))).url
+
+        yield OwnServers(redis, servers.database)
+
+
+@pytest.mark.parametrize(("page", "face"), list(runs()))
+def test_a_page_does_what_it_says(
+    page: Path, face: str, own_servers: OwnServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer does what stands there, from top to bottom."""
+    monkeypatch.chdir(tmp_path)
+    with reader(face, own_servers) as somebody:
+        somebody.read(chosen(blocks_of(page), frameworks=False))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_program_of_a_page_compiles(page: Path) -> None:
+    """Those that are run nowhere, too; a file that is shown on both faces is a program on each."""
+    for block in blocks_of(page):
+        if block.language == "python":
+            for face in faces_of([block]):
+                compiled(block, text_on(face, block))
+
+
+# How it is judged: each of these must fail.
+
+PAGE = "# A page\n\n{}\n"
+
+
+def read(text: str, face: str = "asyncio") -> None:
+    """Somebody reads this page. Of a page in tests no server is started."""
+    found = blocks("README.md", PAGE.format(text))
+    with reader(face, OwnServers(redis=lambda: "redis://nowhere", postgres=lambda: "nothing")) as somebody:
+        somebody.read(chosen(found, frameworks=False))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("face", ["asyncio", "blocking"])
+def test_a_page_of_all_that_there_is_is_read(face: str, folder: Path) -> None:
+    """Names, files, variables, the directory and what is printed go from block to block."""
+    text = """
+```python both
+import asyncio
+
+from distributed_state import AsyncStateStore
+
+store = await AsyncStateStore.open(archive="memory")
+await store.session("c1").set("city", "Oslo")
+await asyncio.sleep(0)
+print((await store.session("c1").get("city")).upper(), "1.25 ms")
+```
+
+```text output
+OSLO ... ms
+```
+
+```python title="deep/program.py"
+print("from a file")
+```
+
+```sh
+cd deep
+name=program
+```
+
+```sh
+python $name.py
+```
+
+```text output
+from a file
+```
+"""
+    read(text, face)
+    assert (folder / "deep/program.py").exists()
+
+
+def test_a_block_that_fails_fails_the_page(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        read("```python\nx = 1\ny = x / 0\n```")
+    assert raised.traceback[-1].lineno == 4, "as the page counts, from 0"
+    with pytest.raises(AssertionError, match=r"README\.md:3: ended with 1"):
+        read("```sh\nfalse\ntrue\n```")
+    with pytest.raises(AssertionError, match=r"README\.md:3: ended with 7"):
+        read("```sh\n(exit 7) | cat\n```")
+    with pytest.raises(SyntaxError):
+        read("```python\nawait something\n```")
+
+
+def test_other_output_than_is_shown_fails_the_page(folder: Path) -> None:
+    for text in ("```python\nprint(2)\n```", "```sh\necho 2\n```"):
+        read(text + "\n\n```text output\n2\n```")
+        with pytest.raises(AssertionError, match=r"README.md:3: prints\n2\n"):
+            read(text + "\n```text output\n1\n```")
+
+
+def test_a_block_that_is_not_run_says_why(folder: Path) -> None:
+    read("```sh no-run: it needs a cluster\nfalse\n```")
+    with pytest.raises(WrongBlock, match=r"README\.md:3: no-run wants its reason"):
+        read("```sh no-run:\nfalse\n```")
+
+
+@pytest.mark.parametrize("first", ["python blocking", "sh both", "bash", "console", "py", "yaml both", "text outputs"])
+def test_a_first_line_that_nobody_understands_is_refused(first: str) -> None:
+    with pytest.raises(WrongBlock, match=r"README\.md:3: "):
+        read(f"```{first}\n1\n```")
+
+
+def test_output_of_nothing_is_refused() -> None:
+    for before in ("", "```yaml\na: 1\n```\n", "```python\n1\n```\nAnd then:\n", "```sh no-run: no\n1\n```\n"):
+        with pytest.raises(WrongBlock, match="output stands right behind"):
+            read(before + "```text output\n1\n```")
+
+
+def test_a_block_without_an_end_is_refused() -> None:
+    with pytest.raises(WrongBlock, match="has no end"):
+        read("```python\n1")
+
+
+def test_what_a_page_leaves_in_the_background_ends_with_it(folder: Path) -> None:
+    read("```sh\nsleep 1000 &\necho $! > pid\n```")
+    pid = int((folder / "pid").read_text())
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_servers_and_ports_are_the_pages_own() -> None:
+    own = OwnServers(redis=lambda: "redis://r:1", postgres=lambda: "postgresql+psycopg://p/x")
+    assert own.named_in("redis://localhost:6379/0 redis://127.0.0.1, redis://host:6379") == (
+        "redis://r:1 redis://r:1, redis://host:6379"
+    )
+    assert own.named_in('"postgresql+psycopg://me:pw@localhost/agents"') == '"postgresql+psycopg://p/x"'
+    port = own.port(8080)
+    assert own.named_in("curl http://localhost:8080/v1 --port 8080 :8080") == (
+        f"curl http://localhost:{port}/v1 --port {port} :8080"
+    )
+    assert own.port(8081) != port != "8080"
+
+
+# The blocking text
+
+TEXTS = {
+    "async with AsyncStateStore.open() as store:\n    pass\n": "with StateStore.open() as store:\n    pass\n",
+    "x = (await a.b(1, c=[2])).d\n": "x = a.b(1, c=[2]).d\n",
+    "f((await a.b()).c)\n": "f(a.b().c)\n",
+    "f(await a.b())\n": "f(a.b())\n",
+    "x = (await a.b() or c)\n": "x = (a.b() or c)\n",
+    "print((await a.b())[0])\n": "print(a.b()[0])\n",
+    "x = [y async for y in a if await b(y)]\n": "x = [y for y in a if b(y)]\n",
+    'x = f"{await a.b(1)} await"\n': 'x = f"{a.b(1)} await"\n',
+    'x = "await AsyncRecord"  # await an AsyncRecord here\n': 'x = "await AsyncRecord"  # an Record here\n',
+    "import asyncio\n\nasync def main():\n    await a()\n\nasyncio.run(main())\n": "def main():\n    a()\n\nmain()\n",
+    "await anext(x)\n": "next(x)\n",
+    "import asyncio\n\nawait asyncio.sleep(1)\n": "import time\n\ntime.sleep(1)\n",
+}
+
+
+@pytest.mark.parametrize(("asyncio", "blocking"), TEXTS.items())
+def test_a_blocking_text_is_what_somebody_would_write(asyncio: str, blocking: str) -> None:
+    assert in_blocking_words(asyncio) == blocking
+
+
+def test_a_program_of_one_face_is_none_for_both() -> None:
+    with pytest.raises(OnOneFace, match="asyncio would be left"):
+        in_blocking_words("import asyncio\nawait asyncio.gather(a(), b())\n")
+    with pytest.raises(OnOneFace, match="the same on both faces"):
+        in_blocking_words("x = 1\n")
+
+
+def test_blocks_stand_in_lists_too() -> None:
+    found = blocks("a.md", "1. So:\n\n    ```python\n    if x:\n        y\n    ```\n")
+    assert found == [
+        Block("a.md", 3, 6, "    ", "python", frozenset(), {}, None, "if x:\n    y\n", None),
+    ]
