@@ -1,6 +1,6 @@
 """What adapters cost beside the stores that their frameworks bring: one run, the same servers, ratios.
 
-    python deploy/load/adapters.py [--only openai] [--json adapters.json] [--into README.md]
+    python deploy/load/adapters.py [--only openai] [--json adapters.json] [--into docs/figures/adapters.md]
 
 Needs the extras of the frameworks that are measured. Starts its own Redis or Valkey and PostgreSQL on free ports.
 """

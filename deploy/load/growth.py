@@ -1,7 +1,7 @@
 """How what the store costs grows with what there is: the same measurement at three sizes each, and its slope.
 
     python deploy/load/growth.py [--only starts,claims] [--sizes 30,100,300] [--json growth.json] [--png growth.png]
-    python deploy/load/growth.py --sizing growth.json [--into deploy/README.md]
+    python deploy/load/growth.py --sizing growth.json [--into docs/running/sizing.md]
 
 The slope is that of cost over size on logarithmic axes: 0 is flat, 1 grows as the size does. Starts its own servers.
 """

@@ -1,4 +1,4 @@
-"""Backup and restore. Law: what `deploy/README.md` says is carried out line by line, and does what it promises."""
+"""Backup and restore. Law: what `docs/running/backup.md` says is carried out, line by line, and does it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NAMESPACE = {"namespace": "backup", "partitions": 4}
 
 def steps() -> Iterator[str]:
     """The shell blocks of the section, in order."""
-    text = (ROOT / "deploy" / "README.md").read_text()
-    section = text.split("### The same without containers")[1].split("\n## ")[0]
-    yield from re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    text = (ROOT / "docs/running/backup.md").read_text()
+    section = text.split("## The same without containers")[1].split("\n## ")[0]
+    yield from re.findall(r"```sh[^\n]*\n(.*?)```", section, re.DOTALL)
 
 
 DUMP, RESTORE, REPAIR, EMPTY, COPY_FILE, RESTORE_FILE, COPY_BOTH, RESTORE_BOTH = steps()

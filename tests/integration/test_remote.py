@@ -56,7 +56,7 @@ from distributed_state.remote.requests import KEY
 from distributed_state.values import access_tokens
 
 README = Path(__file__).parents[2].joinpath("README.md").read_text()
-USE = next(each for each in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "ABSENT, PRESENT" in each)
+USE = next(each for each in re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 
 
 @pytest.fixture(scope="module")

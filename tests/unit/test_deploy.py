@@ -468,7 +468,7 @@ def test_a_pod_runs_without_rights_and_with_limits(manifest: dict[str, Any]) -> 
 
 @by_pod
 def test_a_pod_is_given_its_servers_by_a_secret(manifest: dict[str, Any]) -> None:
-    documented = (DEPLOY / "README.md").read_text()
+    documented = (ROOT / "docs/running/kubernetes.md").read_text()
     for container in manifest["spec"]["template"]["spec"]["containers"]:
         given = {each["name"]: each for each in container["env"]}
         assert {"DISTRIBUTED_STATE_URL", "DISTRIBUTED_STATE_ARCHIVE"} <= given.keys()

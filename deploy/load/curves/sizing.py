@@ -1,4 +1,4 @@
-"""The table of `deploy/README.md` from which a fleet is sized. Law: no figure in it that a curve did not give.
+"""The table of `docs/running/sizing.md` from which a fleet is sized. Law: no figure in it that a curve did not give.
 
 The table stands between two comments there, and a test compares it with what this makes of the stored curves.
 """

@@ -1,4 +1,4 @@
-"""The table of README in which adapters stand beside their frameworks' own stores: between two comments there."""
+"""The table in which adapters stand beside the frameworks' own stores: between two comments of its page."""
 
 from __future__ import annotations
 
