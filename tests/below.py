@@ -222,9 +222,10 @@ class Worker:
     """A process that runs one function of `crew.py` and can be killed. What it prints is collected line by line."""
 
     crew = "crew.py"
+    root = ROOT  # of the package that it imports
 
     def __init__(self, function: str, **arguments: Any) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(self.root), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / self.crew), function]
         # Not as an argument: they hold the servers' passwords.
         environment = os.environ | {"PYTHONPATH": path, "ARGUMENTS": json.dumps(arguments)}

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 Target = tuple[str, int]
-_READY_EVERY = 0.1
+_READY_EVERY = 0.25  # as often as a balancer that is tuned for it asks; a worker gives `--notice` (1 s)
 TOKEN_FILE = "DISTRIBUTED_STATE_TOKEN_FILE"
 
 
@@ -108,8 +108,12 @@ class Connection(asyncio.Protocol):
 class Client:
     """A pool of connections to several workers, used in turn."""
 
-    def __init__(self, targets: Sequence[Target], *, connections: int = 128, timeout: float = 10.0) -> None:
+    def __init__(
+        self, targets: Sequence[Target], *, connections: int = 128, timeout: float = 10.0, tries: int | None = None
+    ) -> None:
+        """`tries` is how many workers at most are asked for a connection, all of them by default."""
         self._timeout = timeout
+        self._tries = len(targets) if tries is None else tries
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
         # Not all clients begin with the same worker, and each asks all of them in turn, however few its connections.
         self._turn = cycle(random.sample(list(targets), len(targets)))
@@ -140,7 +144,7 @@ class Client:
 
     async def _connection(self) -> tuple[Target, Connection]:
         """To the next worker, or where nobody listens to the one after it, as a balancer has it."""
-        for left in reversed(range(len(self._idle))):
+        for left in reversed(range(self._tries)):
             target = self._next()
             idle = self._idle[target]
             while idle:

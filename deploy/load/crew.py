@@ -39,6 +39,7 @@ class Crew:
         *,
         subscribers: int = 10,
         balanced: bool = False,
+        attempts: int | None = None,
     ) -> None:
         self.began = time.monotonic()
         self.timeline = Timeline()
@@ -47,7 +48,7 @@ class Crew:
         self.results: list[Result] = []  # so far, a phase that was ended early too
         self.answered = 0
         self._setups = [
-            Setup(at, processes, run, list(targets), source, subscribers, balanced) for at in range(processes)
+            Setup(at, processes, run, list(targets), source, subscribers, balanced, attempts) for at in range(processes)
         ]
         self._workers: list[WorkerProcess] = []
         self._mailbox: SimpleQueue[tuple[int, Message | None]] = SimpleQueue()

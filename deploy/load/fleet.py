@@ -53,9 +53,9 @@ class Child:
 class LocalWorker(Child):
     """A worker that serves; killed, it is started again on its port."""
 
-    def __init__(self, words: list[str], urls: dict[str, str], folder: Path) -> None:
+    def __init__(self, words: list[str], urls: dict[str, str], folder: Path, notice: float) -> None:
         self.port = free_port()
-        words = [*words, "serve", "--port", str(self.port), "--tokens", "--notice", "0.5"]
+        words = [*words, "serve", "--port", str(self.port), "--tokens", "--notice", str(notice)]
         super().__init__(f"worker-{self.port}", words, urls, folder)
 
     def ready(self) -> bool:
@@ -69,7 +69,9 @@ class LocalWorker(Child):
 class LocalFleet:
     """A warm tier with append-only files, PostgreSQL, workers and an archiver."""
 
-    def __init__(self, warm: WarmTier, postgres: PostgresServer, namespace: str, workers: int, folder: Path) -> None:
+    def __init__(
+        self, warm: WarmTier, postgres: PostgresServer, namespace: str, workers: int, folder: Path, notice: float
+    ) -> None:
         self.warm = warm
         self.warm_kind = warm.kind
         self.postgres = postgres
@@ -80,7 +82,7 @@ class LocalFleet:
         subprocess.run([*_COMMAND, *words, "migrate"], check=True, capture_output=True, env=_environment() | urls)
         self._make_token(words, urls, folder / "token")
         # As in docker-compose.yml: workers serve, archivers archive.
-        self.workers = [LocalWorker(words, urls, folder) for _ in range(workers)]
+        self.workers = [LocalWorker(words, urls, folder, notice) for _ in range(workers)]
         self.archiver = Child("archiver", [*words, "archiver"], urls, folder)
         self._killed = 0
         self._ended = threading.Event()
@@ -214,13 +216,15 @@ def _cpu(pid: int) -> float:
 
 
 @contextmanager
-def local_fleet(workers: int, folder: Path, namespace: str, warm: str = "single") -> Iterator[LocalFleet]:
+def local_fleet(
+    workers: int, folder: Path, namespace: str, warm: str = "single", notice: float = 1.0
+) -> Iterator[LocalFleet]:
     """Start all of it on free ports, and end it."""
     with (
         warm_tier(warm, folder / "redis") as tier,
         postgres_server("-c", "max_connections=200", directory=folder / "postgres") as postgres,
     ):
-        fleet = LocalFleet(tier, postgres, namespace, workers, folder)
+        fleet = LocalFleet(tier, postgres, namespace, workers, folder, notice)
         try:
             fleet.wait()
             yield fleet

@@ -53,6 +53,7 @@ class Setup:
     source: Source
     subscribers: int = 10
     balanced: bool = False
+    attempts: int | None = None
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Setup:
@@ -107,8 +108,9 @@ class Generator:
     async def _phase(self, phase: Phase) -> None:
         setup = self._setup
         self._stopped.clear()
-        client = Client(setup.targets)
-        caller = Caller(client, setup.source, Recorder(0.0), setup.run, setup.process, phase.patience)
+        client = Client(setup.targets, tries=setup.attempts)
+        recorder = Recorder(0.0)
+        caller = Caller(client, setup.source, recorder, setup.run, setup.process, phase.patience, setup.attempts)
         scenario = SCENARIOS[phase.scenario](caller, phase.number)
         scenario.subscribers = setup.subscribers  # type: ignore[attr-defined]  # of Events
         balancing = asyncio.create_task(client.balance()) if setup.balanced else None

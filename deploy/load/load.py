@@ -82,6 +82,11 @@ def main(
     balanced: Annotated[
         bool, typer.Option("--balanced", help="send nothing to a worker whose /readyz fails, as a balancer does")
     ] = False,
+    attempts: Annotated[
+        int | None,
+        typer.Option(min=1, help="how often a request is sent at most; with 1 a refused connection fails it too"),
+    ] = None,
+    notice: Annotated[float, typer.Option(min=0, help="with --local: the workers' --notice, in seconds")] = 1.0,
     verify: Annotated[bool, typer.Option(help="read everything back")] = True,
     max_p50: Annotated[float | None, typer.Option(help="seconds")] = None,
     max_p99: Annotated[float | None, typer.Option(help="seconds")] = None,
@@ -136,13 +141,14 @@ def main(
                 )
                 folder.chmod(0o755)  # PostgreSQL may run as another user
                 with console.status("starting Redis, PostgreSQL and workers"):
-                    fleet = stack.enter_context(local_fleet(workers, folder, "load", warm))
+                    fleet = stack.enter_context(local_fleet(workers, folder, "load", warm, notice))
             elif compose:
                 fleet = ComposeFleet(warm)
             if fleet is not None:
                 places = targets(fleet.urls)
             id = f"load-{uuid.uuid4().hex[:8]}"
-            crew = stack.enter_context(Crew(processes, id, places, source, subscribers=subscribers, balanced=balanced))
+            words: dict[str, Any] = {"subscribers": subscribers, "balanced": balanced, "attempts": attempts}
+            crew = stack.enter_context(Crew(processes, id, places, source, **words))
             run = Run(console, crew, fleet, source, report)
             try:
                 found = None

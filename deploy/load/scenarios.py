@@ -1,4 +1,4 @@
-"""What the requests are. Law: each is repeated under its own id until it is acknowledged or its time is over.
+"""What the requests are. Law: each is repeated under its own id until it is acknowledged or given up.
 
 A conversation is led in order: its next turn is sent when the last one was acknowledged. So a request that is due goes
 to a conversation that waits for none, and if there is none, to a new one: the rate does not depend on the answers.
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from urllib.parse import quote
 
@@ -42,7 +43,7 @@ class Talk:
 
 @dataclass
 class Caller:
-    """Sends requests, repeats them, and keeps what was acknowledged."""
+    """Sends requests, repeats them up to `attempts` times (None: any number), and keeps what was acknowledged."""
 
     client: Client
     source: Source
@@ -50,6 +51,7 @@ class Caller:
     run: str
     process: int
     patience: float
+    attempts: int | None = None
     expected: dict[str, Expected] = field(default_factory=dict)
 
     def of(self, id: str) -> Expected:
@@ -59,10 +61,10 @@ class Caller:
     async def until_answered(
         self, due: float, method: str, path: str, body: Any = None, *, fine: tuple[int, ...]
     ) -> Any:
-        """Repeat until the status is a fine one. Raises Refused, or TimeoutError when `patience` is over."""
+        """Repeat until the status is a fine one. Raises Refused, or TimeoutError once it is given up."""
         deadline = max(due, time.monotonic()) + self.patience
         pause = _PAUSE
-        while True:
+        for attempt in count(1):
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
                     status, answer = await self.client.request(method, path, body)
@@ -73,7 +75,7 @@ class Caller:
                     raise Refused(reason)
             except (OSError, ValueError) as error:  # a timeout is an OSError
                 reason = type(error).__name__
-            if time.monotonic() + pause > deadline:
+            if attempt == self.attempts or time.monotonic() + pause > deadline:
                 raise TimeoutError(reason)
             self.recorder.retry(reason)
             await asyncio.sleep(pause)

@@ -304,17 +304,11 @@ class RemoteRecord:
         return finish(self._twin.checkpoints())
 
     def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
-
-        It is not sent again when its answer was lost: then Unavailable is raised, and it may have been done.
-        """
+        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""
         return finish(self._twin.rollback(steps=steps, label=label, version=version))
 
     def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
-        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
-
-        It is not sent again when its answer was lost: then Unavailable is raised, and it may have been done.
-        """
+        """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""
         return finish(self._twin.fork(new_id, version=version, branch=branch))
 
 

@@ -79,23 +79,18 @@ class Past:
         return [values.made(Checkpoint, each) for each in (await self._read("/checkpoints", {}))["checkpoints"]]
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
-
-        It is not sent again when its answer was lost: then Unavailable is raised, and it may have been done.
-        """
+        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""
         given = {"steps": steps, "label": label, "version": version}
         body = {name: each for name, each in given.items() if each is not None}
-        return int((await self._place.order("POST", "/rollback", body))["version"])
+        return int((await self._place.write(body, to="/rollback", owned=False))["version"])
 
     async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
-        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
-
-        It is not sent again when its answer was lost: then Unavailable is raised, and it may have been done.
-        """
+        """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""
         part(Ref(self._place.ref.scope, new_id).id)
         given = {"id": new_id, "version": version, "branch": branch}
         body = {name: each for name, each in given.items() if each is not None}
-        return int((await self._place.requests.order("POST", self._place.path + "/forks", body))["version"])
+        # Under the key of this call the record that an earlier attempt began is known as its own.
+        return int((await self._place.requests.write("POST", self._place.path + "/forks", body))["version"])
 
     async def _read(self, path: str, query: dict[str, Any]) -> Any:
         try:

@@ -60,6 +60,30 @@ def test_a_fleet_of_its_own_loses_nothing_when_a_worker_is_killed(tmp_path: Path
     assert {"latency.png", "timeline.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
+ROLLING = ("--local", "--balanced", "--attempts", "1", "--rate", "60", "--processes", "1", "--no-verify")
+
+
+@pytest.mark.wide
+def test_a_graceful_roll_fails_no_request_that_is_sent_once() -> None:
+    code, said = load(*ROLLING, "--seconds", "10", "--fault", "roll@1", "--verify")
+    assert code == 0, said
+    assert "answers that were not the ones hoped for" not in said, "none was repeated, refused or sent elsewhere"
+    assert "600 turns acknowledged" in said
+    assert "every one is there once" in said
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("broken", [
+    pytest.param(tuple(f"--fault=kill-worker@{second}" for second in (1, 2, 3, 4)), id="killed"),
+    pytest.param(("--fault=roll@1", "--fault=roll@2", "--notice=0"), id="without notice"),
+])  # fmt: skip
+def test_workers_that_end_without_a_drain_fail_requests_that_are_sent_once(broken: tuple[str, ...]) -> None:
+    """The negative control. When the client repeats, or goes to another worker that accepts, it fails none either."""
+    code, said = load(*ROLLING, "--seconds", "10", *broken)
+    assert code == 1, said
+    assert "given up: ConnectionRefusedError" in said or "given up: Broken" in said
+
+
 class Forgetful(BaseHTTPRequestHandler):
     """A worker that keeps what it is told in memory, but for the turn that it is to lose or to write twice."""
 

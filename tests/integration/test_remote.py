@@ -404,7 +404,18 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "write": lambda session: session.write(increment={"n": 1}, append=[HI]),
     "pop_message": lambda session: session.pop_message(),
     "checkpoint": lambda session: session.checkpoint("x"),
+    "rollback": lambda session: session.rollback(version=1),
 }
+
+
+def _without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = BlockingHttp.send
+
+    async def keyless(self: Any, method: str, path: str, headers: Any, body: Any, timeout: float) -> Any:
+        given = {name: value for name, value in headers.items() if name != KEY}
+        return await send(self, method, path, given, body, timeout)
+
+    monkeypatch.setattr(BlockingHttp, "send", keyless)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -413,18 +424,34 @@ def test_a_write_whose_answer_is_lost_is_applied_once(workers: tuple[Serving, Se
     assert _versions_of(workers, id, name) == [2, 3, 4]
 
 
+@pytest.mark.parametrize("name", ["append", "rollback"])
 def test_without_its_key_it_would_be_applied_twice(
-    workers: tuple[Serving, Serving], id: str, monkeypatch: pytest.MonkeyPatch
+    workers: tuple[Serving, Serving], id: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The control of the test above."""
-    send = BlockingHttp.send
+    _without_keys(monkeypatch)
+    assert len(_versions_of(workers, id, name)) == 5
 
-    async def keyless(self: Any, method: str, path: str, headers: Any, body: Any, timeout: float) -> Any:
-        given = {name: value for name, value in headers.items() if name != KEY}
-        return await send(self, method, path, given, body, timeout)
 
-    monkeypatch.setattr(BlockingHttp, "send", keyless)
-    assert len(_versions_of(workers, id, "append")) == 5
+@pytest.mark.parametrize("keys", [True, False], ids=["with its key", "control: without"])
+def test_a_fork_whose_answer_is_lost_is_made_once(
+    workers: tuple[Serving, Serving], id: str, monkeypatch: pytest.MonkeyPatch, keys: bool
+) -> None:
+    """It comes again at another worker, which knows by its key that it is no fork onto a record that is there."""
+    with Proxy(workers[0].url) as line, StateStore.open(line.url) as store:
+        session = store.session(id)
+        session.set("a", 1)
+        if not keys:
+            _without_keys(monkeypatch)
+        loss = losing(line, partial(line.lead_to, workers[1].url))
+        if keys:
+            version = session.fork(f"{id}-b")
+            assert [each.version for each in store.session(f"{id}-b").history()][-1:] == [version]
+        else:
+            with pytest.raises(Conflict):
+                session.fork(f"{id}-b")
+        assert loss.happened.is_set()
+        assert store.session(f"{id}-b").get("a") == 1
 
 
 def test_a_key_of_another_request_is_refused(workers: tuple[Serving, Serving], id: str) -> None:

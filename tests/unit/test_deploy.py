@@ -505,3 +505,35 @@ def test_the_network_is_open_for_what_is_used_only() -> None:
         opened = policies.get(pod["metadata"]["name"], {}).get("ingress", [])
         served = {each["containerPort"] for each in container.get("ports", [])}
         assert {port["port"] for rule in opened for port in rule["ports"]} == served
+
+
+# Upgrades
+
+
+def test_an_upgrade_leaves_as_many_workers_as_there_were() -> None:
+    """A new one is ready before an old one goes, which still serves while it is taken off the list of those asked."""
+    by_kind = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in MANIFESTS if "spec" in each}
+    worker = by_kind["Deployment", "distributed-state-worker"]
+    assert worker["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert worker["strategy"]["rollingUpdate"]["maxSurge"] not in (0, "0%")
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"].startswith("/readyz")
+    assert int(container["lifecycle"]["preStop"]["exec"]["command"][1]) >= 2
+    assert by_kind["HorizontalPodAutoscaler", "distributed-state-worker"]["minReplicas"] > 1
+    for name in ("distributed-state-worker", "distributed-state-archiver"):
+        assert by_kind["PodDisruptionBudget", name]["maxUnavailable"] == 1
+
+
+def test_the_commands_of_an_upgrade_name_what_there_is() -> None:
+    upgrading = (ROOT / "docs/running/upgrades.md").read_text().partition("## A roll under load")[0]
+    commands = "\n".join(re.findall(r"```sh[^\n]*\n(.*?)```", upgrading, re.DOTALL))
+    things = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in MANIFESTS}
+    named = re.findall(r"\b(?:job|deployment)[/ ][\w-]+", commands)
+    assert len(named) == 4
+    assert {each.replace(" ", "/") for each in named} <= things
+    lines = [line.partition("#")[0].split() for line in commands.splitlines() if line.startswith("docker compose")]
+    assert {words[2] for words in lines} == {"build", "run", "up"}
+    assert {words[-1] for words in lines} - {"build"} == {"migrate", "worker", "archiver"} <= SERVICES.keys()
+    first, last = re.findall(r"(\d+)-(\d+)\}", SERVICES["worker"]["ports"][0])[0]
+    assert max(map(int, re.findall(r"worker=(\d+)", commands))) <= int(last) - int(first) + 1
+    assert f"{SERVICES['worker']['stop_grace_period'].removesuffix('s')} s to drain" in commands

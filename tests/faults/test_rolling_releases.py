@@ -1,0 +1,211 @@
+"""A release while the one before it runs, as processes on real servers.
+
+Law: of two steps none loses a count or is refused a record; the tables are migrated first, beside workers that run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import ROOT, Worker
+from releases import RELEASES, Release
+
+from distributed_state import ConfigurationError, StateStore
+from distributed_state.cold.tables import REVISIONS
+from distributed_state.programs.servers import redis_server
+
+pytestmark = pytest.mark.wide
+IDS = ["a", "b", "c"]
+
+
+class Fleet:
+    """Workers of releases, one after the other, and what all of them said."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.did = 0
+        self.failed: list[str] = []
+        self._workers: list[Worker] = []
+
+    def start(self, release: str) -> Worker:
+        worker = Release("work", release=release, ids=IDS, **self.settings)
+        self._workers.append(worker)
+        self._hear(worker.line())
+        return worker
+
+    def go_on(self, *workers: Worker, lines: int = 20) -> None:
+        """Until each has done some more."""
+        for worker in workers:
+            for _ in range(lines):
+                self._hear(worker.line())
+
+    def end(self, *workers: Worker) -> None:
+        for worker in workers:
+            worker.say("stop")
+        for worker in workers:
+            for line in worker.lines():
+                self._hear(line)
+            assert worker.process.returncode == 0
+
+    def _hear(self, line: str) -> None:
+        assert line, "a worker ended"
+        self.did += line.startswith("did")
+        if line.startswith("failed"):
+            self.failed.append(line)
+
+    def kill(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+
+@pytest.fixture
+def fleet(postgres_url: str) -> Iterator[Fleet]:
+    with redis_server() as server:
+        found = Fleet({"url": server.url, "archive": postgres_url, "namespace": "n"})
+        try:
+            yield found
+        finally:
+            found.kill()
+
+
+def stored(fleet: Fleet, release: str) -> int:
+    """What was counted, as a worker of this release reads it."""
+    settings = dict(fleet.settings)
+    with StateStore.open(settings.pop("url"), **settings) as store:
+        field = "n" if release == "old" else "total"
+        return sum(getattr(store.session(id, schema=RELEASES[release]).load(fresh=True), field) for id in IDS)
+
+
+def test_a_canary_and_then_the_switch_lose_no_count_and_refuse_no_record(fleet: Fleet) -> None:
+    first, second = fleet.start("old"), fleet.start("old")
+    fleet.go_on(first, second)
+    fleet.end(first)
+    canary = fleet.start("canary")
+    fleet.go_on(second, canary)
+    fleet.end(second)
+    other = fleet.start("canary")
+    fleet.go_on(canary, other)
+    assert not fleet.failed
+    assert fleet.did > 80
+    # The switch: beside workers of the first step, which read what it writes.
+    fleet.end(canary)
+    new = fleet.start("new")
+    fleet.go_on(other, new)
+    fleet.end(other, new)
+    assert not fleet.failed
+    assert stored(fleet, "new") == stored(fleet, "canary") == fleet.did
+
+
+def test_what_the_canary_wrote_is_read_by_the_release_before_so_it_can_be_taken_back(fleet: Fleet) -> None:
+    canary = fleet.start("canary")
+    fleet.go_on(canary)
+    fleet.end(canary)
+    old = fleet.start("old")
+    fleet.go_on(old)
+    fleet.end(old)
+    assert not fleet.failed
+    assert stored(fleet, "old") == fleet.did > 40
+
+
+def test_without_the_canary_the_release_before_is_refused(fleet: Fleet) -> None:
+    """The negative control: the new version is written at once."""
+    old = fleet.start("old")
+    fleet.go_on(old)
+    new = fleet.start("new")
+    fleet.go_on(old, new)
+    fleet.end(old, new)
+    assert set(fleet.failed) == {"failed SchemaMismatch"}
+    assert stored(fleet, "new") == fleet.did, "refused, not lost"
+
+
+# The tables
+
+
+class Before(Worker):
+    """A process of the release before: this one's code, which knows the tables of that one only."""
+
+    root: Path
+
+
+def release_before(folder: Path) -> type[Before]:
+    package = folder / "distributed_state"
+    shutil.copytree(ROOT / "distributed_state", package, ignore=shutil.ignore_patterns("__pycache__"))
+    (left,) = (package / "cold/migrations/versions").glob(f"{REVISIONS[-1]}_*.py")
+    left.unlink()
+    tables = package / "cold/tables.py"
+    text, count = re.subn(r"^REVISIONS = .*$", f"REVISIONS = {REVISIONS[:-1]!r}", tables.read_text(), flags=re.M)
+    assert count == 1
+    tables.write_text(text)
+    return type("BeforeHere", (Before,), {"root": folder})
+
+
+def command(root: Path, settings: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
+    urls = {"DISTRIBUTED_STATE_URL": settings["url"], "DISTRIBUTED_STATE_ARCHIVE": settings["archive"]}
+    line = [sys.executable, "-m", "distributed_state", "--namespace", settings["namespace"], *words]
+    # `-m` looks into the folder that it is run in first.
+    return subprocess.run(
+        line, env=os.environ | urls, cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def tables_of_before(settings: dict[str, Any], before: type[Before], folder: Path) -> None:
+    """In SQLite those that the release before made itself; in PostgreSQL made by it now."""
+    if settings["archive"].startswith("sqlite"):
+        with sqlite3.connect(folder / "archive.db") as database:
+            database.executescript((ROOT / f"tests/archives/{REVISIONS[-2]}.sql").read_text())
+        database.close()
+    else:
+        done = command(before.root, settings, "migrate")
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("cold", ["sqlite", "postgres"])
+def test_tables_are_migrated_beside_workers_that_go_on_and_new_ones_start(
+    cold: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    sqlite = f"sqlite:///{tmp_path}/archive.db"
+    archive = sqlite if cold == "sqlite" else request.getfixturevalue("postgres_url")
+    before = release_before(tmp_path / "before")
+    with redis_server() as server:
+        settings = {"url": server.url, "archive": archive, "namespace": "n"}
+        tables_of_before(settings, before, tmp_path)
+        with before("write", ids=IDS, migrate=False, **settings) as old:
+            assert old.line() == "opened"
+            said = [old.line() for _ in range(50)]
+            with pytest.raises(ConfigurationError, match="run `distributed-state migrate`"):
+                StateStore.open(migrate=False, **settings)
+            done = command(ROOT, settings, "migrate")
+            assert done.returncode == 0, done.stderr
+            with Worker("write", ids=IDS, migrate=False, **settings) as new:
+                assert new.line() == "opened"
+                for worker in (old, new, old):
+                    said += [worker.line() for _ in range(50)]
+                late = command(before.root, settings, "migrate")
+                assert late.returncode
+                assert "which this release" in late.stderr, "an old one that starts now is told to leave"
+                for worker in (old, new):
+                    worker.say("stop")
+                    said += worker.lines()
+                    assert worker.process.returncode == 0
+        with StateStore.open(server.url, archive=archive, namespace="n") as store:
+            store.archive()
+            assert not [each for each in store.doctor() if not each.ok and each.name.startswith("partition")]
+        whole = list(map(str.split, said))
+        server.stop()
+    with redis_server() as empty, StateStore.open(empty.url, archive=archive, namespace="n") as store:
+        for id in IDS:
+            mine = sorted(
+                (int(version), f"{id} {replica} {number}") for each, version, replica, number in whole if each == id
+            )
+            messages = [message.content for message in store.session(id).messages()]
+            assert messages == [text for _, text in mine], "SQL alone has all of both, in order, once"
+            assert [change.version for change in store.session(id).history()] == [version for version, _ in mine]
