@@ -94,7 +94,8 @@ async def _found(
     store: StoreContext, setting: Setting, query: SearchQuery, fits: Callable[[Any], bool]
 ) -> list[SearchHit] | None:
     """The same. None: the index was removed, or made otherwise, since the store looked at it."""
-    ask = await _asking(store.tiers(), setting, query)
+    # Where a policy keeps something from somebody, a score must not tell of it either.
+    ask = await _asking(store.tiers(), setting, query, store.guard is not None)
     hits: list[SearchHit] = []
     at, left, size = 0, query.offset, 0
     while len(hits) < query.limit and at < _MOST_LOOKED_AT:
@@ -125,7 +126,7 @@ class _Page(NamedTuple):
 
 
 async def _asking(
-    tiers: Tiers, setting: Setting, query: SearchQuery
+    tiers: Tiers, setting: Setting, query: SearchQuery, apart: bool
 ) -> Callable[[SearchQuery], Awaitable[_Page | None]]:
     """What gives a page of all that fits."""
     port = tiers.port
@@ -146,7 +147,7 @@ async def _asking(
     now_ms = int(tiers.clock.now() * 1000)
 
     async def here(page: SearchQuery) -> _Page | None:
-        how = (setting.language, vector, setting.dimensions or 0, setting.stored)
+        how = (setting.language, vector, setting.dimensions or 0, setting.stored, apart)
         found = await port.sql(tiers.cold.search.search, page, now_ms, *how)
         if found is None:
             return None
