@@ -26,7 +26,7 @@ from distributed_state.values.search import KINDS, SearchDocument, SearchHit, Se
 _MOST_WORDS = 64
 _MOST_LOOKED_AT = 10_000
 _MOST_BYTES = 32 * 2**20  # of the values of all hits: they are in memory, and more than once
-_PAGE = 100
+_PAGE, _LARGEST_PAGE = 100, 5_000
 _SNIPPET = 240
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "$eq": operator.eq,
@@ -98,8 +98,11 @@ async def _found(
     ask = await _asking(store.tiers(), setting, query, store.guard is not None)
     hits: list[SearchHit] = []
     at, left, size = 0, query.offset, 0
+    asked = max(_PAGE, query.limit)
     while len(hits) < query.limit and at < _MOST_LOOKED_AT:
-        page = await ask(replace(query, offset=at, limit=max(_PAGE, query.limit)))
+        page = await ask(replace(query, offset=at, limit=asked))
+        # Each page is a whole search of the index: a filter that nothing fits had it searched a hundred times.
+        asked = min(_LARGEST_PAGE, 4 * asked)
         if page is None:
             return None
         for found, length in page.matches:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from typing import Any
 
 import httpx
 import pytest
 from tenants import Served, opened
 
+from distributed_state.cold import search_query
 from distributed_state.errors import WarmUnavailable
 from distributed_state.programs.inspector import PATH, inspector
-from distributed_state.programs.service import Access, readiness
+from distributed_state.programs.service import Access, answers, fairness, readiness
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.running import mount
 from distributed_state.values.access_tokens import RIGHTS
@@ -90,3 +94,56 @@ async def test_no_request_is_led_to_a_host_that_it_names_itself() -> None:
             assert "evil" not in str(answer.headers)
         answer = await served.http.get(PATH, headers={"Host": "evil.example"})
         assert (answer.status_code, answer.headers["Location"]) == (307, f"{PATH}/")
+
+
+# Outages
+
+
+async def test_a_filter_that_nothing_fits_has_the_index_searched_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a hundred times, for a request of fifty bytes."""
+    looked: list[int] = []
+
+    def counted(*given: Any) -> search_query.Page:
+        looked.append(given[2].limit)
+        return search_query.Page([], given[2].limit, True)
+
+    monkeypatch.setattr(search_query, "search", counted)
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine = await served.token("acme:", *RIGHTS)
+        asked = {"query": "word", "filter": {"nobody": "has this"}}
+        assert (await served.ask("POST", "/v1/search", mine, json=asked)).json() == {"hits": []}
+    assert 1 < len(looked) <= 6
+    assert sum(looked) >= 10_000, "all that it ever looks at"
+
+
+async def test_searches_of_a_tenant_wait_for_its_others_and_for_nobody_elses() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine, other = [await served.token(prefix, *RIGHTS) for prefix in ("acme:", "bob:")]
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(4):
+                await held.enter_async_context(fairness.searching("prefix acme:"))
+            assert (await served.ask("POST", "/v1/search", other, json={"query": "x"})).status_code == 200
+            waiting = asyncio.create_task(served.ask("POST", "/v1/search", mine, json={"query": "x"}))
+            assert (await served.ask("GET", "/v1/caller", mine)).status_code == 200
+            assert (await served.ask("POST", "/v1/search", other, json={"query": "y"})).status_code == 200
+            assert not waiting.done()
+        assert (await waiting).status_code == 200
+
+
+async def test_who_asks_for_what_is_not_set_up_fills_no_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(search=False) as store:
+        served = Served(store, Access(tokens=True))
+        mine = await served.token("acme:", *RIGHTS)
+        await store.session("acme:c").create()
+        monkeypatch.setattr(answers, "_logged", {})
+        for _ in range(5):
+            assert (await served.ask("POST", "/v1/search", mine, json={"query": "x"})).status_code == 501
+            asked = {"set": {"n": 1}, "durability": "fsynced"}
+            answer = await served.ask("POST", f"{ONE.format('c')}/writes", mine, json=asked)
+            assert (answer.status_code, answer.json()["error"]) == (501, "ConfigurationError")
+    lines = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(lines) == 2, [each.getMessage() for each in lines]
