@@ -26,6 +26,7 @@ from sqlalchemy import (
     select,
     table,
     text,
+    union_all,
 )
 from sqlalchemy.types import UserDefinedType
 
@@ -89,10 +90,11 @@ def search(
     language: str,
     vector: str | None,
     dimensions: int,
+    apart: bool,
 ) -> Page:
     """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words.
 
-    Of a page that is larger than `PAGE_BYTES` its beginning, at least one.
+    `apart`: how relevant something is says nothing of what else is in the index. Of a page that is larger than `PAGE_BYTES` its beginning, at least one.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_IN_THIS_ORDER)
@@ -106,7 +108,7 @@ def search(
     elif connection.dialect.name == "postgresql":
         found = _by_words_postgresql(query, language)
     else:
-        found = _by_words_sqlite(query)
+        found = _by_their_number(query) if apart else _by_words_sqlite(query)
     which = _which(namespace, query, now_ms)
     best = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
     if vector is not None and len(best) < query.limit:
@@ -165,6 +167,25 @@ def _by_words_sqlite(query: SearchQuery) -> Select[Any]:
     # FTS5 gives the best the lowest rank.
     found = _from(words.join(documents, words.c.rowid == documents.c.id), -words.c.rank).where(matches)
     return found.order_by(words.c.rank, documents.c.id.desc())
+
+
+def _by_their_number(query: SearchQuery) -> Select[Any]:
+    """What has the most of the words, the newest first.
+
+    FTS5 ranks by how rare a word is among all documents, of other tenants and namespaces too: by its score, and by the
+    order of two words, a tenant found out which words the others use, and how often.
+    """
+    asked = [query.words] if query.match == "all" else [*dict.fromkeys(query.words.lower().split())]
+    each = [
+        select(column("rowid")).select_from(table("search_words"))
+        .where(text(f"search_words MATCH :words{at}").bindparams(**{f"words{at}": quoted(words, query.match)}))
+        for at, words in enumerate(asked)
+    ]  # fmt: skip
+    matched = union_all(*each).subquery("matched").c.rowid
+    score = (cast(func.count(), Float) / len(asked)).label("score")
+    best = select(matched.label("id"), score).group_by(matched).subquery("best")
+    found = _from(best.join(documents, best.c.id == documents.c.id), best.c.score)
+    return found.order_by(best.c.score.desc(), documents.c.id.desc())
 
 
 def _by_words_postgresql(query: SearchQuery, language: str) -> Select[Any]:

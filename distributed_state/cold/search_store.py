@@ -237,13 +237,15 @@ class SearchStore:
             return search_feed.write(connection, self._namespace, claimer, until_ms, writes, language)
 
     def search(
-        self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, settings: str
-    ) -> search_query.Page | None:
+        self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, settings: str,
+        apart: bool,
+    ) -> search_query.Page | None:  # fmt: skip
         """What fits a query. None: the index is not the one of these settings any more."""
         with self._database.read() as connection:
             if self._settings(connection) != settings:
                 return None
-            return search_query.search(connection, self._namespace, query, now_ms, language, vector, dimensions)
+            how = (language, vector, dimensions, apart)
+            return search_query.search(connection, self._namespace, query, now_ms, *how)
 
     def languages(self) -> list[str]:
         """The text search configurations that the database has."""

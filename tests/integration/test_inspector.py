@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -110,6 +111,29 @@ async def test_what_users_wrote_is_text_on_a_page(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(pages._templates, "autoescape", False)
         monkeypatch.setattr(pages._templates, "cache", None)
         assert "<script>alert" in await shown()
+
+
+async def test_no_value_of_a_users_keeps_a_conversation_off_its_page() -> None:
+    """A tenant could have hidden one from who looks after all of them by a value that no page could show."""
+    deep = "[" * 50_000
+    with pytest.raises(RecursionError):
+        json.loads(deep)
+    hidden = [
+        {"role": "user", "content": "half \ud800 letter"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": deep}}]},
+        {"role": "user", "content": "x", "timestamp": 1e300},
+        {"role": "user", "content": "x", "timestamp": -1e18},
+        {"role": "user", "content": [{"type": "t", "a\ud800": ["\udfff", 10**4000]}]},
+    ]
+    async with looked_at() as (store, browser):
+        session = store.session("acme:c")
+        for at, message in enumerate(hidden):
+            await session.append(message)
+            await session.set(f"shown {at}", "\udc00")
+            page = await browser.get("/conversations/acme:c")
+            assert page.status_code == 200, message
+            assert f"shown {at}" in page.text
+        assert "half \\ud800 letter" in page.text
 
 
 async def test_a_tenant_sees_its_own_alone() -> None:

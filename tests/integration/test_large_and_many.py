@@ -98,7 +98,7 @@ async def test_a_tenant_copies_records_one_by_one_and_others_meanwhile() -> None
             running_now[tenant] -= 1
 
     await asyncio.gather(*(copy(tenant) for tenant in ("a:", "a:", "b:", "a:", "", "", "b:")))
-    assert most == {"a:": 1, "b:": 1, "": 2}
+    assert most == {"a:": 1, "b:": 1, "": 1}
 
 
 @pytest.mark.parametrize(("path", "given"), [("forks", {"id": "acme:d"}), ("rollback", {"version": 1})])
@@ -107,9 +107,9 @@ async def test_forks_and_rollbacks_of_a_tenant_wait_for_its_others(path: str, gi
         here = Served(store, Access(tokens=True))
         mine = await here.token("acme:", *RIGHTS)
         await store.session("acme:c").set("n", 1)
-        async with fairness.copying("b:"):
+        async with fairness.copying("prefix b:"):
             assert (await here.ask("POST", f"{C}/{path}", mine, json=given)).is_success
         given = given | ({"id": "acme:e"} if "id" in given else {})
-        async with fairness.copying("acme:"), running(here.ask("POST", f"{C}/{path}", mine, json=given)) as (one,):
+        async with fairness.copying("prefix acme:"), running(here.ask("POST", f"{C}/{path}", mine, json=given)) as (one,):
             assert (await here.ask("GET", C, mine)).is_success
             assert not one.done()

@@ -181,6 +181,34 @@ async def test_what_is_encrypted_later_leaves_the_index_with_that(opener: Any) -
 # Allowed
 
 
+@pytest.mark.parametrize("kept_apart", [True, False])
+async def test_a_score_tells_a_tenant_nothing_of_what_others_say(opener: Any, kept_apart: bool) -> None:
+    """SQLite ranks by how rare a word is among all documents: a tenant counted others' words by its own hits."""
+
+    def policy(request: Request) -> bool:
+        return request.action != "read" or (request.id or request.prefix or "").startswith("acme:")
+
+    store = await searching(opener, **({"access": policy} if kept_apart else {}))
+    for number in range(12):
+        await store.session(f"acme:{number}").set("said", f"filler {number}")
+    await store.session("acme:one").set("said", "xylophone")
+    await store.session("acme:two").set("said", "trombone trombone")
+
+    async def found(query: str, **how: Any) -> list[tuple[str, float]]:
+        return [(hit.id, hit.score) for hit in await store.search(query, prefix="acme:", fresh=True, **how)]
+
+    async def seen() -> list[Any]:
+        return [await found("xylophone"), await found("xylophone trombone", match="any"), await found("xylophone piano")]
+
+    before = await seen()
+    assert [len(each) for each in before] == [1, 2, 0]
+    for number in range(20):
+        await store.session(f"bob:{number}").set("said", "my secret xylophone")
+    same = await seen() == before
+    # Without a policy nothing is kept from anybody, and rarity is part of what SQLite calls relevant.
+    assert same is (kept_apart or not opener.archive.startswith("sqlite"))
+
+
 async def test_what_the_policy_denies_is_neither_shown_nor_counted(opener: Any) -> None:
     asked: list[Request] = []
 

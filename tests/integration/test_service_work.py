@@ -26,7 +26,7 @@ async def test_a_server_is_asked_once_a_while_however_many_want_to_know() -> Non
         if asked > 1:
             raise WarmUnavailable("away")
 
-    probe = Probe(ask, 0.2)
+    probe = Probe("redis", ask, 0.2)
     assert set(await asyncio.gather(*(probe.problem() for _ in range(20)))) == {""}
     assert asked == 1
     assert await until(probe.problem) == "away"
@@ -41,7 +41,7 @@ async def test_a_server_that_hangs_is_not_asked_again_before_it_answered() -> No
         asked += 1
         await answer.wait()
 
-    probe = Probe(ask, 0.05)
+    probe = Probe("redis", ask, 0.05)
     for _ in range(3):
         assert await probe.problem() == "no answer within 0.05 s"
         await asyncio.sleep(0.06)

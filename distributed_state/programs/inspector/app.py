@@ -71,7 +71,7 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     async def sign_in_page(request: Request, _: Api) -> Response:
         return access.sign_in_page(request)
 
-    return Starlette(
+    pages = Starlette(
         routes=[
             route("/", finding.find),
             route(one, conversation.read),
@@ -89,6 +89,8 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
         ],
         exception_handlers={HTTPException: _unknown},
     )
+    pages.router.redirect_slashes = False  # to a host that the client names, and without TLS
+    return pages
 
 
 class _Events:

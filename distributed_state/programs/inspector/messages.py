@@ -58,7 +58,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(function, dict)
     arguments = function.get("arguments", function.get("input", {}))
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     named = str(function.get("name", "tool"))[:200]
     return {

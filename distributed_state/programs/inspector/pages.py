@@ -5,6 +5,7 @@ Design: section 28.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -39,14 +40,17 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Re
     root = request.scope["root_path"]
     here = request.scope["path"].removeprefix(root)
     text = _templates.get_template(f"{name}.html").render(root=root, here=here, status=status, **values)
-    return Response(text, status, HEADERS, media_type="text/html")
+    # A lone surrogate, which the store keeps, has no place in UTF-8: it is shown as it is written in JSON.
+    return Response(text.encode("utf-8", "backslashreplace"), status, HEADERS, media_type="text/html")
 
 
 def moment(seconds: float | None) -> str:
-    """A time in seconds since 1970, to the second, in UTC."""
+    """A time in seconds since 1970, to the second, in UTC; a number that is none, as a message may name it, as it is."""
     if seconds is None:
         return ""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return str(seconds)
 
 
 def age(seconds: float) -> str:

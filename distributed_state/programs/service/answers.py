@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import json
 import logging
+import time
 from http import HTTPStatus
 from typing import Any
 
@@ -58,6 +59,7 @@ STATUS: dict[type[BaseException], int] = {
     TooLarge: 413,
     InvalidValue: 422,
     Locked: 423,
+    ConfigurationError: 501,  # what was asked takes a setting that the service has not
     NotPermitted: 503,  # an operator has switched our user off, or is changing its password
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
@@ -91,6 +93,8 @@ _HTTP = {
     501: "NotImplemented",
 }
 _DETAIL = 500  # characters
+_QUIET = 60.0  # seconds between two lines of a log about one thing that is not set up
+_logged: dict[str, float] = {}
 PROBLEM = "application/problem+json"
 
 
@@ -125,10 +129,21 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
         return _refused("InternalError", _SAID[StateError], 500, request, {})
     if status == 500 or isinstance(error, NotPermitted):
         log.error("a request failed: %s: %s", type(error).__name__, error)
+    elif status == 501:
+        log_seldom(str(error))
     elif status == 503:
         log.info("a request was refused: %s: %s", type(error).__name__, error)
     found = _conditional(error, status, request)
     return _refused(type(error).__name__, said(error), found, request, {}, _found(error))
+
+
+def log_seldom(problem: str) -> None:
+    """Log what the service is not set up for, once a minute: who asks for it again and again fills no log."""
+    about = problem.partition(":")[0]
+    now = time.monotonic()
+    if now - _logged.get(about, -_QUIET) >= _QUIET:
+        _logged[about] = now
+        log.warning("a request was refused: %s", problem)
 
 
 def said(error: StateError) -> str:

@@ -36,7 +36,7 @@ from distributed_state.programs.service.operations import operations
 from distributed_state.programs.service.positions import Positions
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.rates import Rates
-from distributed_state.programs.service.readiness import Probe, probes
+from distributed_state.programs.service.readiness import Probe, probes, ready
 from distributed_state.programs.service.resources.events import Heard
 from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID, PREFIX, REQUEST_ID, Asked, Operation
 from distributed_state.programs.service.shares import Shares
@@ -92,6 +92,8 @@ class Service:
             ],
         )
         self.ops = Starlette(routes=self._ops(), exception_handlers={HTTPException: self._unrouted})
+        for each in (self.app, self.ops):
+            each.router.redirect_slashes = False  # to a host that the client names, and without TLS
 
     def _routes(self) -> list[Route]:
         return [
@@ -272,20 +274,10 @@ class Service:
 
     async def _readyz(self, request: Request) -> Response:
         """GET /readyz, or ?need=redis for a fleet that serves what is in Redis while SQL is unavailable."""
-        needed = request.query_params.get("need", "redis,sql").split(",")
         if not self._probes or self.draining:
             return answer({"status": "draining" if self.draining else "starting"}, 503)
-        try:
-            asked = {name: self._probes[name] for name in needed}
-        except KeyError as error:
-            return refusal(InvalidValue(f"need lists redis and sql, not {error.args[0]!r:.40}"), request)
-        found = await asyncio.gather(*(probe.problem() for probe in asked.values()))
-        said = {name: problem or "answers" for name, problem in zip(asked, found, strict=True)}
-        ready = not any(found)
-        response = answer({"status": "ready" if ready else "not ready", **said}, 200 if ready else 503)
-        if not ready:
-            response.headers["Retry-After"] = "1"
-        return response
+        public = self.authentication.known and request.app is self.app
+        return await ready(request, self._probes, public=public)
 
     async def _metrics(self, request: Request) -> Response:
         """GET /metrics: with authentication on, on the service's own port only for who may see all tenants."""

@@ -29,6 +29,11 @@ class Caller:
     rights: frozenset[Right] = frozenset(RIGHTS)
     credential: str = ""
 
+    @property
+    def party(self) -> str:
+        """Who shares what is shared out: a tenant, or where there is none an actor; of one text they are two."""
+        return f"prefix {self.prefix}" if self.prefix else f"actor {self.actor}"
+
     def hears(self, event: Event) -> bool:
         """Whether an event may be passed on: of a tenant's records only, and of nothing that is no record."""
         scope, _, name = event.subject.partition(":")

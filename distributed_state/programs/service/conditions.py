@@ -30,6 +30,11 @@ class Conditions:
     version: int | None = None
     exists: bool | None = None
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether they hold for a record that is not there yet."""
+        return not self.version and not self.exists
+
     def check(self, version: int, deleted: bool = False) -> None:
         """Raise Conflict unless they hold for a record that nobody else changes meanwhile."""
         if self.version is not None and self.version != version:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -18,11 +18,14 @@ T = TypeVar("T")
 _ROUNDS = 10  # of the loop: a new connection is accepted, read and answered in six
 _LARGE = 64 * 1024  # from which on reading and writing JSON counts as long
 _COPIES = 2  # at once, of whole records
+_SEARCHES = 4  # at once, of one party
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 _copying: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-_of_tenants: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+# Kept by those who hold one or wait for it.
+_copies: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+_searches: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
 
 
 async def in_turn(size: int, work: Callable[[], T]) -> T:
@@ -43,18 +46,26 @@ async def turn() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def copying(tenant: str) -> AsyncIterator[None]:
-    """Copy a whole record inside: a few at a time, and one of each tenant ("" is none), which holds up itself alone.
+async def copying(party: str) -> AsyncIterator[None]:
+    """Copy a whole record inside: a few at a time, and one of each party, which holds up itself alone.
 
     A request of ten bytes reads and writes as much as the record has.
     """
     loop = asyncio.get_running_loop()
-    own: AbstractAsyncContextManager[None] = nullcontext()
-    if tenant:
-        # Kept by those who hold it or wait for it.
-        own = _of_tenants.setdefault((id(loop), tenant), asyncio.Lock())
+    own = _copies.setdefault((id(loop), party), asyncio.Lock())
     async with own, _copying.setdefault(loop, asyncio.Semaphore(_COPIES)):
         try:
             yield
         finally:
             memory.trim()
+
+
+@asynccontextmanager
+async def searching(party: str) -> AsyncIterator[None]:
+    """Search inside: a few at a time of each party, so that others find SQL and a thread for it free.
+
+    A request of fifty bytes may have thousands of documents looked at.
+    """
+    own = _searches.setdefault((id(asyncio.get_running_loop()), party), asyncio.Semaphore(_SEARCHES))
+    async with own:
+        yield

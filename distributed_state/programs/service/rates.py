@@ -78,8 +78,7 @@ class Rates:
         return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(left)}
 
     def _buckets(self, caller: Caller) -> dict[str, _Bucket]:
-        # A prefix and an actor of the same text are two.
-        key = f"prefix {caller.prefix}" if caller.prefix else f"actor {caller.actor}"
+        key = caller.party
         now = self._clock()
         buckets = self._tenants.get(key)
         if buckets is None:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from distributed_state.errors import StateError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from distributed_state.errors import InvalidValue, StateError
 from distributed_state.port import Port
+from distributed_state.programs.service.answers import answer, refusal
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.keys import Keys
 
+log = logging.getLogger(__name__)
+_NOT_USABLE = "cannot be used now; the log says why"
 
 class Probe:
     """A probe of one server, its result cached. While one hangs, no second one is started."""
 
-    def __init__(self, ask: Callable[[], Awaitable[Any]], seconds: float) -> None:
+    def __init__(self, name: str, ask: Callable[[], Awaitable[Any]], seconds: float) -> None:
+        self._name = name
         self._ask = ask
         self._seconds = seconds
         self._running: asyncio.Task[str] | None = None
-        self._result = ""
+        self._result = self._logged = ""
         self._until = 0.0
 
     async def problem(self) -> str:
@@ -36,7 +44,15 @@ class Probe:
             else:
                 self._result = f"no answer within {self._seconds:g} s"
             self._until = time.monotonic() + self._seconds
+            self._log()
         return self._result
+
+    def _log(self) -> None:
+        """Log what has become of it, once: who asks may not be told."""
+        if self._result != self._logged:
+            self._logged = self._result
+            if self._result:
+                log.warning("not ready: %s: %s", self._name, self._result)
 
     async def _probed(self) -> str:
         try:
@@ -82,6 +98,23 @@ def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
     """A probe of each server of a store."""
     tiers = store.tiers()
     return {
-        "redis": Probe(lambda: any_server(tiers.port, store.keys), seconds),
-        "sql": Probe(lambda: tiers.port.sql(tiers.cold.cursor, 0), seconds),
+        "redis": Probe("redis", lambda: any_server(tiers.port, store.keys), seconds),
+        "sql": Probe("sql", lambda: tiers.port.sql(tiers.cold.cursor, 0), seconds),
     }
+
+
+async def ready(request: Request, probes: Mapping[str, Probe], *, public: bool) -> Response:
+    """The answer to GET /readyz, or ?need=redis. What a server said names addresses and users: none of it if `public`."""
+    needed = request.query_params.get("need", "redis,sql").split(",")
+    try:
+        asked = {name: probes[name] for name in needed}
+    except KeyError as error:
+        return refusal(InvalidValue(f"need lists redis and sql, not {error.args[0]!r:.40}"), request)
+    found = await asyncio.gather(*(probe.problem() for probe in asked.values()))
+    said = {
+        name: (_NOT_USABLE if public else problem) if problem else "answers"
+        for name, problem in zip(asked, found, strict=True)
+    }
+    if any(found):
+        return answer({"status": "not ready", **said}, 503, headers={"Retry-After": "1"})
+    return answer({"status": "ready", **said})

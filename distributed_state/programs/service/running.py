@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
 from distributed_state.errors import ConfigurationError, StateError, Unavailable
@@ -93,7 +95,7 @@ def serve(
     authentication = Authentication(access, strangers=limits.requests)
     service = Service(limits, authentication, ops_apart=ops_port is not None, origins=origins, more=more)
     for path, made in (mounts or {}).items():
-        service.app.mount(path, made(service.app))
+        mount(service.app, path, made(service.app))
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=factory))
         listener = stack.enter_context(_listening(host, port))
@@ -105,6 +107,19 @@ def serve(
             # A thread waits for a server that does not answer, and a normal exit would wait for that thread.
             sys.stdout.flush()
             os._exit(0)
+
+
+def mount(application: Starlette, path: str, mounted: ASGIApp) -> None:
+    """Serve an application below this path, and lead who leaves out the '/' behind it there.
+
+    By the path alone: Starlette would lead to the host that the client names, without TLS.
+    """
+
+    async def below(_: Request) -> Response:
+        return RedirectResponse(f"{path}/")
+
+    application.mount(path, mounted)
+    application.add_route(path, below, methods=["GET"])
 
 
 async def _run(

@@ -80,6 +80,8 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
     implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
     if implied:
         once = replace(once, conditions=Conditions(exists=True))
+    elif change.draft is None and once.conditions.may_begin and context.ref.scope == "session":
+        await begins(asked, context)
     try:
         return await (_commit(context, change, once.conditions) if once.key is None else _once(once, context, change))
     except Conflict as conflict:
@@ -87,6 +89,12 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
         if implied and conflict.version == 0 and (await context.read(True, VERSION)).version == 0:
             raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
         raise
+
+
+async def begins(asked: Asked, context: RecordContext) -> None:
+    """Count a conversation that this request begins, if it does. Raises HTTPException 429."""
+    if asked.quota.counts(asked.caller) and (await context.read(field=VERSION)).version == 0:
+        await asked.quota.ask(asked.store, asked.caller)
 
 
 async def _commit(

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from distributed_state.errors import NotFound
 from distributed_state.programs.service import reading
-from distributed_state.programs.service.fairness import copying
+from distributed_state.programs.service.fairness import copying, searching
 from distributed_state.programs.service.mcp.tool import OfSession, Tool
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.conversations import narrowed
@@ -36,7 +36,8 @@ class Search(Tool):
         prefix = asked.caller.prefix if self.session is None else records.within(asked, self.session)
         # Other ids may begin with the same text, and their hits be the better ones.
         limit = self.limit if self.session is None else _LOOKED_AT
-        found = await asked.store.search(self.query, scope="session", prefix=prefix, limit=limit)
+        async with searching(asked.caller.party):
+            found = await asked.store.search(self.query, scope="session", prefix=prefix, limit=limit)
         own = [each for each in found if self.session in (None, each.id)]
         return {"hits": [asdict(each) for each in own[: self.limit]]}
 
@@ -128,7 +129,7 @@ class ForkSession(OfSession):
         """The new session's id and version."""
         id, session = _new(asked, self.new_session), self.chosen(asked)
         await asked.quota.ask(asked.store, asked.caller)
-        async with copying(asked.caller.prefix):
+        async with copying(asked.caller.party):
             return {"session": id, "version": await session.fork(id, version=self.version)}
 
 
@@ -141,7 +142,7 @@ class Rollback(OfSession):
 
     async def run(self, asked: Asked) -> Any:
         """The new version."""
-        async with copying(asked.caller.prefix):
+        async with copying(asked.caller.party):
             return {"version": await self.chosen(asked).rollback(version=self.version)}
 
 

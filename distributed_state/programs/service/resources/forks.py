@@ -43,7 +43,7 @@ async def fork(scope: Scope, asked: Asked) -> Response:
     if done is None:
         note = None if entry is None else partial(once.remember, entry)
         try:
-            async with copying(asked.caller.prefix):
+            async with copying(asked.caller.party):
                 version = await forks.fork(source, id, given.version, given.branch, note=note)
         except Conflict:
             # Perhaps the same request, at another worker.

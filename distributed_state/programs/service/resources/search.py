@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,15 +10,14 @@ from starlette.responses import Response
 
 from distributed_state.errors import ConfigurationError, InvalidValue, TooLarge
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.answers import answer, log_seldom
+from distributed_state.programs.service.fairness import searching
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.conversations import narrowed
 from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Values
 from distributed_state.programs.service.routes import Asked
 from distributed_state.values.model import Scope
 from distributed_state.values.search import KINDS, Kind, SearchHit
-
-log = logging.getLogger(__name__)
 
 
 class Search(Body):
@@ -70,15 +68,16 @@ async def search(asked: Asked) -> Response:
     except TooLarge as error:
         raise InvalidValue(f"{error}: ask for fewer with limit, and go on with offset") from error
     except ConfigurationError as error:
-        log.warning("a search was refused: %s", error)
+        log_seldom(str(error))
         raise HTTPException(501, "search is not set up here; the log says why") from error
     # Not by `asdict`, which copies all that a value holds.
     return answer({"hits": [{name: getattr(each, name) for name in Hit.model_fields} for each in found]})
 
 
 async def _found(asked: Asked, given: Search) -> list[SearchHit]:
-    return await asked.store.search(
-        given.query, scope=given.scope, prefix=narrowed(asked, given.prefix) or "", user=given.user, kinds=given.kinds,
-        collection=given.collection, filter=given.filter, match=given.match, limit=given.limit, offset=given.offset,
-        fresh=given.fresh,
-    )  # fmt: skip
+    async with searching(asked.caller.party):
+        return await asked.store.search(
+            given.query, scope=given.scope, prefix=narrowed(asked, given.prefix) or "", user=given.user,
+            kinds=given.kinds, collection=given.collection, filter=given.filter, match=given.match, limit=given.limit,
+            offset=given.offset, fresh=given.fresh,
+        )  # fmt: skip

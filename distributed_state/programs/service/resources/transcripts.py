@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from distributed_state.conversation import replacing
-from distributed_state.programs.service import requests
+from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
@@ -82,6 +82,7 @@ async def replace(asked: Asked) -> Response:
     """Replace messages."""
     given = requests.body(asked.request, asked.limits, Replace)
     context, once = _begun(asked)
+    await writing.begins(asked, context)
     replaced = partial(
         replacing.replace, context, given.messages, given.after, given.expect_last, None, note=once.note
     )  # fmt: skip

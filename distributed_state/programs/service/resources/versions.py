@@ -281,7 +281,7 @@ async def rollback(scope: Scope, asked: Asked) -> Response:
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
     rolled = partial(rollbacks.rollback, context, given.steps, given.label, given.version, note=once.note)
-    async with copying(asked.caller.prefix):
+    async with copying(asked.caller.party):
         version, done = await once.settle(once.looked(context, rolled))
     version = version if done is None else done.version
     return answer({"version": version, "repeated": done is not None}, version=version)

@@ -29,7 +29,6 @@ from distributed_state.programs.service.resources.shapes import (
 )
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records import creation
-from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.model import INITIALIZED, PHASE, Scope
@@ -126,7 +125,6 @@ async def owned(asked: Asked, scope: Scope, user: str | None) -> Any:
     user = records.owner(asked, user)
     if scope == "session":
         session = asked.store.session(id, user=user)
-        if asked.quota.counts(asked.caller) and (await context_of(session).read(field=VERSION)).version == 0:
-            await asked.quota.ask(asked.store, asked.caller)
+        await writing.begins(asked, context_of(session))
         return session
     return asked.store.user(id) if scope == "user" else asked.store.task(id, user=user)

@@ -1,0 +1,149 @@
+"""What an attacker with a token of one tenant tried, and found open once. Law: each way has a test that it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from tenants import Served, opened
+
+from distributed_state.cold import search_query
+from distributed_state.errors import WarmUnavailable
+from distributed_state.programs.inspector import PATH, inspector
+from distributed_state.programs.service import Access, answers, fairness, readiness
+from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.running import mount
+from distributed_state.values.access_tokens import RIGHTS
+
+HI = {"role": "user", "content": "hi"}
+ONE = "/v1/conversations/acme:{}"
+
+
+# Quotas
+
+
+BEGINNING: list[tuple[str, str, dict[str, Any]]] = [
+    ("PATCH", "/fields", {"set": {"n": 1}}),
+    ("PUT", "/fields/n", {"value": 1}),
+    ("POST", "/messages", {"messages": [HI]}),
+    ("PUT", "/messages", {"messages": [HI]}),
+    ("PATCH", "/items/c", {"put": {"1": 1}}),
+    ("PATCH", "/tags", {"tag": {"a": ["b"]}}),
+    ("POST", "/checkpoints", {"label": "x"}),
+    ("PUT", "/lifetime", {"idle": 60}),
+    ("POST", "/turns", {"messages": [HI]}),
+    ("POST", "/changes", {"key": "n", "add": 1}),
+    ("POST", "/writes", {"set": {"n": 1}}),
+]
+
+
+@pytest.mark.parametrize("condition", [{}, {"If-None-Match": "*"}, {"If-Match": '"0"'}])
+async def test_no_condition_begins_more_conversations_than_a_tenant_may_have(condition: dict[str, str]) -> None:
+    """`If-None-Match: *` said of many operations that they begin one, and these were not counted."""
+    async with opened() as store:
+        served = Served(store, Access(tokens=True), limits=Limits(tenant_conversations=1))
+        root = await served.token("", *RIGHTS)
+        more = []
+        for number, (method, path, body) in enumerate(BEGINNING):
+            mine = await served.token(f"t{number}:", *RIGHTS)
+            for token in (mine, root):
+                headers = condition | {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+                for at in range(3):
+                    one = f"/v1/conversations/t{number}:{at}.{token == root}{path}"
+                    await served.http.request(method, one, json=body, headers=headers)
+            versions = [await store.session(f"t{number}:{at}.False").version() for at in range(3)]
+            by_root = await store.session(f"t{number}:2.True").version()
+            if sum(map(bool, versions)) != bool(by_root):  # one, if it begins any; of all tenants, any number
+                more.append((method, path, versions, by_root))
+        assert not more
+
+
+# What is said of the inside
+
+
+async def test_who_is_nobody_is_told_no_address_by_readyz(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: Any) -> None:
+        raise WarmUnavailable("10.0.0.7:6379: the user worker has no permissions")
+
+    monkeypatch.setattr(readiness, "any_server", away)
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        public = await served.ask("GET", "/readyz")
+        assert public.status_code == 503
+        assert public.json()["redis"] == "cannot be used now; the log says why"
+        assert "10.0.0.7" not in public.text
+        transport = httpx.ASGITransport(served.service.ops, client=("10.1.2.3", 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as operator:
+            assert "10.0.0.7" in (await operator.get("/readyz")).text, "on the port of operators all is said"
+        own = Served(store, Access())
+        assert "10.0.0.7" in (await own.ask("GET", "/readyz")).text, "and on the operator's own machine"
+
+
+async def test_no_request_is_led_to_a_host_that_it_names_itself() -> None:
+    """Starlette led to `http://` and whatever `Host` said, of a path with one '/' too many."""
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mount(served.service.app, PATH, inspector(served.service.app))
+        for path in ("/v1/conversations/", f"{ONE.format('c')}/", "/healthz/", f"{PATH}/fleet/", f"{PATH}/sign-in/"):
+            answer = await served.http.get(path, headers={"Host": "evil.example"})
+            assert answer.status_code == 404, path
+            assert "evil" not in str(answer.headers)
+        answer = await served.http.get(PATH, headers={"Host": "evil.example"})
+        assert (answer.status_code, answer.headers["Location"]) == (307, f"{PATH}/")
+
+
+# Outages
+
+
+async def test_a_filter_that_nothing_fits_has_the_index_searched_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a hundred times, for a request of fifty bytes."""
+    looked: list[int] = []
+
+    def counted(*given: Any) -> search_query.Page:
+        looked.append(given[2].limit)
+        return search_query.Page([], given[2].limit, True)
+
+    monkeypatch.setattr(search_query, "search", counted)
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine = await served.token("acme:", *RIGHTS)
+        asked = {"query": "word", "filter": {"nobody": "has this"}}
+        assert (await served.ask("POST", "/v1/search", mine, json=asked)).json() == {"hits": []}
+    assert 1 < len(looked) <= 6
+    assert sum(looked) >= 10_000, "all that it ever looks at"
+
+
+async def test_searches_of_a_tenant_wait_for_its_others_and_for_nobody_elses() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine, other = [await served.token(prefix, *RIGHTS) for prefix in ("acme:", "bob:")]
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(4):
+                await held.enter_async_context(fairness.searching("prefix acme:"))
+            assert (await served.ask("POST", "/v1/search", other, json={"query": "x"})).status_code == 200
+            waiting = asyncio.create_task(served.ask("POST", "/v1/search", mine, json={"query": "x"}))
+            assert (await served.ask("GET", "/v1/caller", mine)).status_code == 200
+            assert (await served.ask("POST", "/v1/search", other, json={"query": "y"})).status_code == 200
+            assert not waiting.done()
+        assert (await waiting).status_code == 200
+
+
+async def test_who_asks_for_what_is_not_set_up_fills_no_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(search=False) as store:
+        served = Served(store, Access(tokens=True))
+        mine = await served.token("acme:", *RIGHTS)
+        await store.session("acme:c").create()
+        monkeypatch.setattr(answers, "_logged", {})
+        for _ in range(5):
+            assert (await served.ask("POST", "/v1/search", mine, json={"query": "x"})).status_code == 501
+            asked = {"set": {"n": 1}, "durability": "fsynced"}
+            answer = await served.ask("POST", f"{ONE.format('c')}/writes", mine, json=asked)
+            assert (answer.status_code, answer.json()["error"]) == (501, "ConfigurationError")
+    lines = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(lines) == 2, [each.getMessage() for each in lines]
