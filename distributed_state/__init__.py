@@ -106,6 +106,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "SearchQuery",
         "SearchRemoval",
     ),
+    "values.turn_times": ("TimedRun", "TurnTimes"),
     "warm.lease": ("AsyncLease",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

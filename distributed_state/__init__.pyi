@@ -103,6 +103,7 @@ from distributed_state.values.search import (
     SearchQuery,
     SearchRemoval,
 )
+from distributed_state.values.turn_times import TimedRun, TurnTimes
 from distributed_state.warm.lease import AsyncLease
 
 __all__ = [
@@ -227,4 +228,6 @@ __all__ = [
     "to_langchain",
     "to_openai",
     "truncate_history",
+    "TimedRun",
+    "TurnTimes",
 ]

@@ -141,7 +141,7 @@ INNER = {
     "AsyncStateStore": {"tiers", "tiers_in_use", "after_fork", "hook", "__await__"},
     "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
-    "AsyncTurn": {"suspends"},
+    "AsyncTurn": {"suspends", "reported"},
     "AsyncEvents": {"asks", "end", "join", "leave"},
     "AsyncRemoteEvents": {"join"},
     "AsyncRemoteStore": {"__await__"},

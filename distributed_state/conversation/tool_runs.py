@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from distributed_state.conversation.tools import Scratch, Tool, chosen
+from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue, NotFound, StateError
 from distributed_state.port import Port
@@ -26,9 +27,12 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 class ToolRuns:
     """Runs the tools of a turn, and knows what came of them."""
 
-    def __init__(self, port: Port, inject: Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]]) -> None:
+    def __init__(
+        self, port: Port, inject: Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]], clock: TurnClock
+    ) -> None:
         self._port = port
         self._inject = inject
+        self._clock = clock
         self._calls: dict[str, ToolCall] = {}
 
     @property
@@ -64,9 +68,10 @@ class ToolRuns:
         began = self._port.monotonic()
         result = None
         try:
-            result = it.function(**bound, **{name: injected[name] for name in it.wants})
-            if inspect.isawaitable(result):
-                result = await result
+            with self._clock.running("tool", it.name):
+                result = it.function(**bound, **{name: injected[name] for name in it.wants})
+                if inspect.isawaitable(result):
+                    result = await result
             codec.encode(result, "result")
             for each in states:
                 each.check()

@@ -9,7 +9,8 @@ Design: section 13.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ from distributed_state.conversation.remembered_requests import name_of, remember
 from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tool_runs import ToolRuns
 from distributed_state.conversation.tools import Scratch, Tool
+from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.conversation.turn_user import TurnUser
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
 from distributed_state.conversation.working_memory import ToolCall
@@ -40,6 +42,7 @@ from distributed_state.values import codec, message_ranges
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.results import Written
+from distributed_state.values.turn_times import TimedRun, TurnTimes, step_of
 
 BUSY = ("wait", "reject", "interrupt")
 _NOT_OPEN = "this transaction is over; nothing can be changed through it any more"
@@ -103,7 +106,8 @@ class AsyncTurn(Transaction):
         self._answered = 0
         self._pending: list[Message] = []
         self._moved: list[str] = []
-        self._calls = ToolRuns(self._tiers.port, self._injected)
+        self._clock = TurnClock(self._tiers.port.monotonic)
+        self._calls = ToolRuns(self._tiers.port, self._injected, self._clock)
         self._state: AgentState | None = None
         self._summary: bytes | None = None
         self._session = session
@@ -200,9 +204,10 @@ class AsyncTurn(Transaction):
         names = self._context.keys
         runs = message_ranges.segments(names.ref.text, entry.fields)
         runs = runs if last is None else message_ranges.last(runs, last)
-        if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
-            entry = await read_path.load_whole(self._tiers, names, entry)
-        return await messages.visible(self._tiers, names, entry, runs)
+        with self._clock.reading():
+            if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
+                entry = await read_path.load_whole(self._tiers, names, entry)
+            return await messages.visible(self._tiers, names, entry, runs)
 
     async def window(
         self,
@@ -273,10 +278,30 @@ class AsyncTurn(Transaction):
         self._workspace.open()
         return await self._calls.call(tool, arguments, call_id, tools)
 
+    def model(self, name: str) -> AbstractContextManager[None]:
+        """Measure a call of a model: `with turn.model("gpt-5"):` around it, on either face. Shown in `times`."""
+        return self._clock.running("model", name)
+
+    def tool(self, name: str) -> AbstractContextManager[None]:
+        """Measure a tool that something else runs than `call`, as an agent framework does."""
+        return self._clock.running("tool", name)
+
+    def reported(self, seconds: float, runs: Sequence[TimedRun]) -> None:
+        """Note what a client ran for this turn, within so many seconds before it sent it."""
+        self._clock.reported(seconds, runs)
+
+    @property
+    def times(self) -> TurnTimes:
+        """Where the time of this turn went so far; after its end, what its commit took as well."""
+        return self._clock.times
+
     async def _injected(self, wants: frozenset[str]) -> dict[str, Any]:
         """What a tool is given by us; its changes are kept if it returns."""
         state = Scratch(self)
-        user = Scratch(await self._user.workspace(self._workspace.entry)) if "user_state" in wants else None
+        user = None
+        if "user_state" in wants:
+            with self._clock.reading():
+                user = Scratch(await self._user.workspace(self._workspace.entry))
         return {
             "state": state,
             "agent_state": state,
@@ -295,8 +320,10 @@ class AsyncTurn(Transaction):
             raise InvalidValue(f"{names.ref.text[:200]}: a turn is entered once; session.turn() makes another")
         self._context.allow("lock", None)
         self._context.allow("read", VERSION)
+        self._clock.begin()
         try:
             entry = await self._context.turn_begins(await read_path.hold(self._tiers, names, self._lease))
+            self._clock.held(self._lease.waited)
             self._workspace.entry = entry
             if entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}")
@@ -347,6 +374,9 @@ class AsyncTurn(Transaction):
         except BaseException as failed:
             await self._lease.__aexit__(type(failed), failed, failed.__traceback__)
             raise
+        finally:
+            self._clock.stop()
+            self._tiers.telemetry.turn(self._clock.parts)
         await self._lease.__aexit__(kind, error, trace)
 
     async def _commit(self) -> None:
@@ -367,9 +397,15 @@ class AsyncTurn(Transaction):
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
         signed = context.sign(context.turn_ends(draft, begun))
-        theirs = await self._user.prepare(effect) if effect else None
+        theirs = None
+        if effect:
+            with self._clock.reading():
+                theirs = await self._user.prepare(effect)
+        self._clock.stop()
+        signed.steps.append(step_of(self._clock.times))
         try:
             done = await write_path.commit(self._tiers, context.keys, signed, last=self._lease)
+            self._clock.committed()
         except Fenced as error:
             raise self._tiers.leases.judge(self._lease, error) from None
         except DurabilityUnknown as error:

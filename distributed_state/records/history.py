@@ -18,12 +18,12 @@ from distributed_state.records.context import RecordContext
 from distributed_state.records.items import opened
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values import codec, message_ranges
+from distributed_state.values import codec, message_ranges, turn_times
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import Item
 from distributed_state.values.journal import JournalEntry, State, item_of, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import PHASE, TAG, unescape
+from distributed_state.values.model import PHASE, TAG, TIMES, Message, unescape
 from distributed_state.values.results import Change, Checkpoint, Snapshot
 from distributed_state.values.tags import split_tag, tags_in
 
@@ -97,10 +97,9 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
 def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
-    deleted = []
-    appended = []
+    deleted, appended = list[str](), list[Message]()
     tags: dict[bytes, list[tuple[str, str]]] = {b"s": [], b"d": []}
-    phase = label = None
+    phase = label = times = None
     items: dict[tuple[str, str], Item | None] = {}
     for kind, name, value in unpack(entry.data):
         if kind == b"s" and name[:1] != b"#":
@@ -115,6 +114,8 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
             phase = value.decode("utf-8", "surrogatepass")
         elif kind == b"l":
             label = value.decode("utf-8", "surrogatepass")
+        elif name == TIMES:
+            times = turn_times.read(value)
         elif kind in (b"p", b"q"):
             collection, key = (part.decode("utf-8", "surrogatepass") for part in item_of(name))
             row = ItemRow(record_codec.record, entry.version, value)
@@ -133,6 +134,7 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
         tagged=tuple(tags[b"s"]),
         untagged=tuple(tags[b"d"]),
         items=items,
+        times=times,
     )
 
 

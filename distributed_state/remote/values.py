@@ -21,8 +21,9 @@ from distributed_state.values.presence import ABSENT, Presence
 from distributed_state.values.results import Branch, Change, Checkpoint, Event, Replica, SessionInfo, Snapshot
 from distributed_state.values.search import SearchHit
 from distributed_state.values.tags import tag_texts
+from distributed_state.values.turn_times import TimedRun, TurnTimes
 
-T = TypeVar("T", Branch, Checkpoint, Replica, SearchHit, SessionInfo)
+T = TypeVar("T", Branch, Checkpoint, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes)
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,8 +150,15 @@ def change(found: Mapping[str, Any], ref: Ref) -> Change:
         version=found["version"], time=found["time"], kind=found["kind"], actor=found["actor"], token=found["token"],
         set=shown(found), deleted=tuple(found["deleted"]), appended=tuple(map(_numbered, found["messages"])),
         phase=found["phase"], label=found["label"], items=items, tagged=_pairs(found["tagged"]),
-        untagged=_pairs(found["untagged"]),
+        untagged=_pairs(found["untagged"]), times=_times(found.get("times")),
     )  # fmt: skip
+
+
+def _times(found: Mapping[str, Any] | None) -> TurnTimes | None:
+    """A service of an earlier release has none."""
+    if not found:
+        return None
+    return made(TurnTimes, {**found, "runs": tuple(made(TimedRun, each) for each in found["runs"])})
 
 
 def _pairs(found: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:

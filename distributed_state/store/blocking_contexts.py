@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -22,6 +23,7 @@ from distributed_state.store.twins import face_of
 from distributed_state.values.items import ANY
 from distributed_state.values.model import Message
 from distributed_state.values.results import Written
+from distributed_state.values.turn_times import TurnTimes
 from distributed_state.warm.lease import AsyncLease
 
 
@@ -236,6 +238,19 @@ class Turn(MutableMapping[str, Any]):
         arguments that are no object or do not fit, an id that another call has. Errors of the store itself are raised.
         """
         return finish(self._twin.call(tool, arguments, call_id=call_id, tools=tools))
+
+    def model(self, name: str) -> AbstractContextManager[None]:
+        """Measure a call of a model: `with turn.model("gpt-5"):` around it, on either face. Shown in `times`."""
+        return self._twin.model(name)
+
+    def tool(self, name: str) -> AbstractContextManager[None]:
+        """Measure a tool that something else runs than `call`, as an agent framework does."""
+        return self._twin.tool(name)
+
+    @property
+    def times(self) -> TurnTimes:
+        """Where the time of this turn went so far; after its end, what its commit took as well."""
+        return self._twin.times
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -15,7 +15,7 @@ from distributed_state.store.blocking import StateStore
 from distributed_state.store.figures import BY_PARTITION, FIGURES, Figure, Labelled
 from distributed_state.store.twins import twin_of
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.warm.telemetry import BUCKETS, Times
+from distributed_state.warm.telemetry import Times
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -34,6 +34,11 @@ OPERATIONS = (
     "operation_duration_seconds", "What left the process, and how long it took", ("operation", "tier", "outcome"),
 )  # fmt: skip
 LOCK_WAITS = "lock_wait_seconds", "How long locks were waited for, by what came of it", ("outcome",)
+TURN_PARTS = (
+    "turn_seconds", "Where the time of turns went: lock, read, tool, model, elsewhere, commit; of all tools together",
+    ("part",),
+)  # fmt: skip
+HISTOGRAMS = OPERATIONS, LOCK_WAITS, TURN_PARTS
 
 
 class StoreCollector(Collector):
@@ -55,7 +60,7 @@ class StoreCollector(Collector):
         """The metrics without values."""
         for figure in self._figures:
             yield _family(figure)
-        for name, text, labels in (OPERATIONS, LOCK_WAITS):
+        for name, text, labels in HISTOGRAMS:
             yield HistogramMetricFamily(PREFIX + name, text, labels=labels)
 
     def collect(self) -> Iterator[Metric]:
@@ -73,6 +78,7 @@ class StoreCollector(Collector):
         waits = {(outcome,): each for (name, _, outcome), each in times.items() if name == "lease.acquire"}
         yield _histogram(OPERATIONS, operations)
         yield _histogram(LOCK_WAITS, waits)
+        yield _histogram(TURN_PARTS, {(part,): each for part, each in dict(tiers.telemetry.turn_parts).items()})
 
 
 def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None = None) -> StoreCollector:
@@ -119,7 +125,7 @@ def _histogram(what: tuple[str, str, tuple[str, ...]], times: dict[Any, Times]) 
     for key, each in sorted(times.items()):
         sofar = 0
         buckets = []
-        for limit, count in zip([*map(str, BUCKETS), "+Inf"], each.counts, strict=True):
+        for limit, count in zip([*map(str, each.buckets), "+Inf"], each.counts, strict=True):
             sofar += count
             buckets.append((limit, sofar))
         family.add_metric(key, buckets, each.seconds)

@@ -11,6 +11,7 @@ from typing import Any
 
 from distributed_state.values.items import Item
 from distributed_state.values.model import Message, unescape
+from distributed_state.values.turn_times import TurnTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Change:
     """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
 
     `items` has by collection and key what was put, None for what was deleted. `tagged`
-    and `untagged` are pairs of key and text.
+    and `untagged` are pairs of key and text. `times` says where a turn's time went; None of all else.
     """
 
     version: int
@@ -46,6 +47,7 @@ class Change:
     items: dict[tuple[str, str], Item | None] = field(default_factory=dict)
     tagged: tuple[tuple[str, str], ...] = ()
     untagged: tuple[tuple[str, str], ...] = ()
+    times: TurnTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,7 @@ class AsyncLease:
         self.deadline = self.renew_at = 0.0
         self.ends = math.inf  # when it is given up, however alive its holder
         self.owner: object = None
+        self.waited = 0.0  # seconds for others, before the request that was granted it
         self._leases = leases
         self.wait = wait
         self.mode = "a" if advisory else "x"
@@ -251,8 +252,10 @@ class AsyncLease:
         self.seized = False
         self.loss_reported = False
         self._released_with_commit = False
+        began = self._leases.port.monotonic()
         try:
             taken = await self._lock.take(trailing_call)
+            self.waited = taken.sent - began
             self._granted(taken)
         except BaseException as error:
             if isinstance(error, LockTimeout):

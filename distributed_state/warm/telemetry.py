@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from distributed_state.errors import (
@@ -38,6 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Facts = dict[str, str | int]
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TURN_BUCKETS = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # a model takes its time
 _SLOW = BUCKETS.index(0.1) + 1  # the buckets of what took longer than that
 _FAILED = ("backpressure", "unavailable", "unconfirmed", "error")
 _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
@@ -61,15 +62,16 @@ class Times:
     Updated without a lock: of two threads at once one may go uncounted, and no more than that.
     """
 
-    __slots__ = ("counts", "seconds")
+    __slots__ = ("buckets", "counts", "seconds")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BUCKETS) + 1)
+    def __init__(self, buckets: tuple[float, ...] = BUCKETS) -> None:
+        self.buckets = buckets
+        self.counts = [0] * (len(buckets) + 1)
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
         """Count one more, of this length."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.counts[bisect_left(self.buckets, seconds)] += 1
         self.seconds += seconds
 
 
@@ -83,6 +85,7 @@ class Telemetry:
         self.measures = False
         self.on = self._tracer is not None
         self.times: dict[tuple[str, str, str], Times] = {}
+        self.turn_parts: dict[str, Times] = {}
 
     def measure(self) -> None:
         """Take times from now on."""
@@ -118,6 +121,14 @@ class Telemetry:
         if times is None:
             times = self.times.setdefault(key, Times())
         times.add(seconds)
+
+    def turn(self, parts: Mapping[str, float]) -> None:
+        """Note where the time of a turn went: seconds by part."""
+        if self.measures:
+            for part, seconds in parts.items():
+                if part not in self.turn_parts:
+                    self.turn_parts[part] = Times(TURN_BUCKETS)
+                self.turn_parts[part].add(seconds)
 
     def totals(self) -> dict[str, int]:
         """How many operations there were, how long all took, and how many of them were slow; empty without times."""

@@ -15,10 +15,11 @@ from typing import Any
 import httpx
 import pytest
 from below import until
+from clocks import moved_by_hand
 from starlette.requests import Request
 from tenants import Served, opened
 
-from distributed_state import AsyncStateStore, StateStore
+from distributed_state import AsyncStateStore, StateStore, tool
 from distributed_state.programs.inspector import PATH, Tickets, access, api, inspector, pages
 from distributed_state.programs.inspector.api import COOKIE
 from distributed_state.programs.inspector.trees import Budget, tree, trees
@@ -364,3 +365,63 @@ def test_the_command_makes_no_store_where_there_is_none(tmp_path: Path) -> None:
         assert process.returncode == 1
         assert "there is no store" in err
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_newcomer_finds_why_a_turn_took_four_seconds() -> None:
+    """Of the one page, whose first sentence names the tool and its share; of old versions, too."""
+    async with looked_at() as (store, browser):
+        session = store.session("acme:c")
+        turn = session.turn()
+        go_on = moved_by_hand(turn)
+
+        @tool
+        async def search_hotels(city: str) -> list[str]:
+            """Search."""
+            go_on(3.2)
+            return [city]
+
+        async with turn:
+            with turn.model("gpt-5"):
+                go_on(0.6)
+            call = await turn.call(search_hotels, {"city": "Bergen"})
+            go_on(0.2)
+            turn.append(call.to_message())
+        for number in range(25):
+            await session.set("n", number)
+        await store.archive()
+        page = (await browser.get("/conversations/acme:c?version=6")).text
+        sentence = re.sub(r"<[^>]*>", "", page[page.index("It took") :].split("</p>")[0])
+        assert sentence == "It took 4.0 s, of which 3.2 s (80 %) were tool search_hotels."
+        table = page[page.index("It took") :].split("</table>")[0]
+        rows = [re.sub(r"<[^>]*>", "|", row).split("|") for row in table.split("<tr>")[2:]]
+        assert [(row[1], row[3], row[7].strip()) for row in rows] == [
+            ("waiting for the lease", "0.0 ms", "0 %"),
+            ("reading", "0.0 ms", "0 %"),
+            ("model gpt-5", "600 ms", "15 %"),
+            ("tool search_hotels", "3.2 s", "80 %"),
+            ("elsewhere", "200 ms", "5 %"),
+        ]
+        assert "turn <small>4.0 s</small>" in (await browser.get("/conversations/acme:c?version=6&top=10")).text
+        assert "It took" not in (await browser.get("/conversations/acme:c?version=7")).text, "the negative control"
+
+
+async def test_a_turn_over_http_shows_what_its_client_ran() -> None:
+    async with looked_at() as (store, browser):
+        token = await browser.served.token("acme:", *RIGHTS)
+        turn = {
+            "messages": [{"role": "assistant", "content": "done"}], "seconds": 40.0,
+            "runs": [{"kind": "tool", "name": f"look up {EVIL}"[:30], "seconds": 32}],
+        }  # fmt: skip
+        done = await browser.served.ask("POST", "/v1/conversations/acme:c/turns", token, json=turn)
+        assert done.status_code == 200, done.text
+        await store.archive()
+        page = (await browser.get("/conversations/acme:c")).text
+        assert "It took <b>40" in page
+        assert "(80 %) were <b>tool look up &lt;script&gt;" in page
+        (change,) = await store.session("acme:c").history(after=done.json()["version"] - 1)
+        assert (change.times.runs[0].seconds, change.times.elsewhere >= 8) == (32, True)
+        wrong: list[dict[str, Any]] = [{"kind": "x"}, {"seconds": -1}, {"name": ""}, {"more": 1}]
+        for each in wrong:
+            sent = turn | {"runs": [turn["runs"][0] | each]}  # type: ignore[index]
+            refused = await browser.served.ask("POST", "/v1/conversations/acme:c/turns", token, json=sent)
+            assert refused.status_code == 422, each

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from below import hidden, names, own_server, redis_of, tiers, until
+from clocks import moved_by_hand
 from diverging import QUIET, keep, lose
 from faces import Blocking
 from opentelemetry import trace
@@ -181,6 +182,28 @@ async def test_a_fenced_write_and_a_lost_lock_are_counted(store: Any) -> None:
     assert scrape(OPERATIONS, "commit", "warm", "fenced") == 1
     assert scrape("leases_lost_total") == 1
     assert scrape("leases_held") == 0
+
+
+async def test_where_the_time_of_turns_goes_is_measured(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn() as turn:  # nobody collects yet
+        turn["n"] = 0
+    scrape = Scrape(store)
+    turn = session.turn()
+    go_on = moved_by_hand(turn)
+    async with turn:
+        for seconds in 2, 20:
+            with turn.model("gpt-5"):
+                go_on(seconds)
+        turn["n"] = 1
+    with pytest.raises(KeyError):
+        async with session.turn() as turn:
+            raise KeyError
+    counts = {part: scrape("turn_seconds_count", part) for part in ("lock", "read", "elsewhere", "model", "commit")}
+    assert counts == {"lock": 2, "read": 2, "elsewhere": 2, "model": 1, "commit": 1}
+    assert scrape("turn_seconds_sum", "model") == 22
+    assert scrape("turn_seconds_bucket", "model", "30.0") == 1
+    assert scrape("turn_seconds_count", "tool") is None
 
 
 async def test_waiting_for_a_lock_is_measured(store: Any) -> None:

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from distributed_state.programs.service.app import Service
 from distributed_state.store.figures import BY_PARTITION, FIGURES
-from distributed_state.store.metrics import LOCK_WAITS, OPERATIONS, PREFIX
+from distributed_state.store.metrics import HISTOGRAMS, PREFIX
 
 OBSERVE = Path(__file__).parents[2] / "deploy" / "observe"
 DASHBOARD = OBSERVE / "grafana" / "dashboards" / "distributed-state.json"
@@ -53,7 +53,7 @@ def exported() -> dict[str, set[str]]:
     found = dict(HTTP)
     for figure in FIGURES + BY_PARTITION:
         found[PREFIX + figure.name + ("_total" if figure.kind == "counter" else "")] = set(figure.labels)
-    for name, _, labels in (OPERATIONS, LOCK_WAITS):
+    for name, _, labels in HISTOGRAMS:
         found |= {f"{PREFIX}{name}_{part}": {*labels} for part in ("count", "sum")}
         found[f"{PREFIX}{name}_bucket"] = {*labels, "le"}
     return found
@@ -112,7 +112,7 @@ def test_every_metric_is_shown_or_alerted_on() -> None:
     everything = " ".join(expression for _, expression in expressions())
     for figure in FIGURES + BY_PARTITION:
         assert re.search(rf"\b{PREFIX}{figure.name}(_total)?\b", everything), figure.name
-    for name, _, _ in (OPERATIONS, LOCK_WAITS):
+    for name, _, _ in HISTOGRAMS:
         assert f"{PREFIX}{name}_bucket" in everything
     for name in HTTP:
         if not name.endswith(("_seconds_count", "_seconds_sum")):
@@ -141,7 +141,7 @@ def metrics_table() -> str:
     for figure in FIGURES + BY_PARTITION:
         name = figure.name + ("_total" if figure.kind == "counter" else "")
         lines.append(f"| `{PREFIX}{name}` | {figure.kind} | {', '.join(figure.labels)} | {figure.help} |")
-    for name, text, labels in (OPERATIONS, LOCK_WAITS):
+    for name, text, labels in HISTOGRAMS:
         lines.append(f"| `{PREFIX}{name}` | histogram | {', '.join(labels)} | {text} |")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from distributed_state import (
     NotFound,
     StateError,
     StateStore,
+    TimedRun,
     TooLarge,
+    TurnTimes,
     Unauthenticated,
     Unavailable,
     WarmUnavailable,
@@ -438,3 +441,13 @@ def test_an_adapter_says_that_it_takes_no_remote_store() -> None:
     for given in (store, AsyncRemoteStore("http://a", Scripted())):
         with pytest.raises(ConfigurationError, match="not through a service: open the store at its redis:// URL"):
             open_store(given)
+
+
+def test_the_times_of_a_turn_are_those_that_its_worker_measured() -> None:
+    found: dict[str, Any] = {
+        "version": 2, "time": 1.5, "kind": "turn", "actor": "", "token": 7, "fields": {}, "deleted": [],
+        "messages": [], "phase": None, "label": None, "items": [], "tagged": [], "untagged": [],
+    }  # fmt: skip
+    assert values.change(found, Ref("session", "s")).times is None, "a service of an earlier release has none"
+    times = TurnTimes(total=4.0, lock=0.25, runs=(TimedRun("tool", "search", 3.0),), more=2, more_seconds=0.5)
+    assert values.change(found | {"times": asdict(times)}, Ref("session", "s")).times == times

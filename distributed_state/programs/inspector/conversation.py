@@ -16,6 +16,7 @@ from distributed_state.programs.inspector.access import form
 from distributed_state.programs.inspector.api import Api, Found, Refused, quoted
 from distributed_state.programs.inspector.messages import shown
 from distributed_state.programs.inspector.pages import HEADERS, page
+from distributed_state.programs.inspector.times import spent
 from distributed_state.programs.inspector.trees import trees
 
 _MESSAGES = 30
@@ -55,6 +56,7 @@ async def read(request: Request, api: Api) -> Response:
         fields=trees(state["fields"], state.get("bytes")), said=said, history=history,
         checkpoints=found_checkpoints, branches=found_branches,
         drawn=graph.drawn(now["version"], found_checkpoints, found_branches, state["version"]),
+        spent=spent(await _times(request, api, place, state["version"], history["rows"])),
     )  # fmt: skip
 
 
@@ -91,6 +93,17 @@ async def _history(request: Request, api: Api, place: str, newest: int) -> dict[
     found = await _optional(api.get(request, f"{place}/versions", query))
     rows = found.json["versions"][::-1] if found else []
     return {"rows": [_row(each) for each in rows], "below": top - _VERSIONS if top > _VERSIONS else None}
+
+
+async def _times(
+    request: Request, api: Api, place: str, version: int, rows: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Where the time went of the turn that made a version, if a turn did."""
+    if not any(each["version"] == version for each in rows):
+        query = {"after": version - 1, "before": version + 1, "limit": 1}
+        found = await _optional(api.get(request, f"{place}/versions", query))
+        rows = found.json["versions"] if found else []
+    return next((each["times"] for each in rows if each["version"] == version), None)
 
 
 def _row(change: dict[str, Any]) -> dict[str, Any]:

@@ -61,9 +61,17 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.1f} s"
 
 
+def took(seconds: float) -> str:
+    """A duration that may be short, as "0.4 ms", "35 ms" or "3.1 s"."""
+    if seconds >= 0.9995:
+        return age(seconds)
+    ms = seconds * 1000
+    return f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms"
+
+
 def since(seconds: float) -> str:
     """How long ago a time in seconds since 1970 is, by this machine's clock: for the eye alone."""
     return age(time.time() - seconds)
 
 
-_templates.filters |= {"moment": moment, "age": age, "since": since, "quoted": quoted}
+_templates.filters |= {"moment": moment, "age": age, "since": since, "took": took, "quoted": quoted}

@@ -6,19 +6,29 @@ an odd string comes back as it was sent.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from distributed_state.errors import InvalidValue
 from distributed_state.values import bytes_as_text
 from distributed_state.values.presence import ABSENT, PRESENT
+from distributed_state.values.turn_times import TurnTimes
 
 
 class Body(BaseModel):
     """What a request brings."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Run(Body):
+    """One run of a tool, or one call of a model, and the seconds that it took."""
+
+    kind: Literal["tool", "model"]
+    name: str = Field(min_length=1, max_length=200)
+    seconds: float = Field(ge=0, le=1e9)
 
 
 class Query(BaseModel):
@@ -107,3 +117,25 @@ def expected(expect: Values | None, absent: list[str], present: list[str]) -> di
 def together(given: dict[str, Any] | None, encoded: dict[str, Any] | None) -> dict[str, Any]:
     """Values and bytes as the store takes them. Raises InvalidValue."""
     return bytes_as_text.together(given or {}, encoded or {})
+
+
+class Times(Answer):
+    """Where the time of a turn went, in seconds: `total` is until its commit was sent, `commit` what that took.
+
+    `lock` was waited for the lease, `read` for Redis and SQL, `elsewhere` is what nobody measured. `runs` are the 12
+    slowest of its tools and models, `more` that took `more_seconds` together. `commit` is null in a history.
+    """
+
+    total: float
+    lock: float
+    read: float
+    elsewhere: float
+    runs: list[Run]
+    more: int
+    more_seconds: float
+    commit: float | None
+
+
+def times_shown(times: TurnTimes | None) -> dict[str, Any] | None:
+    """The times of a turn as they are answered."""
+    return None if times is None else asdict(times)

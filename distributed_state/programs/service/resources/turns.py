@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
 from starlette.responses import Response
 
 from distributed_state.errors import InvalidValue, NotFound
@@ -11,8 +12,17 @@ from distributed_state.programs.service import conditions, remembering, requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.remembering import DIGEST
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.shapes import Answer, Body, Encoded, Messages, Values, together
+from distributed_state.programs.service.resources.shapes import (
+    Answer,
+    Body,
+    Encoded,
+    Messages,
+    Run,
+    Values,
+    together,
+)
 from distributed_state.programs.service.routes import Asked
+from distributed_state.values.turn_times import TimedRun
 
 _TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
 
@@ -20,7 +30,8 @@ _TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so m
 class Turn(Body):
     """What happens in a turn: messages are added, fields set, the phase moves by an event.
 
-    `request_id` is what the header Idempotency-Key is, for clients that cannot send it.
+    `request_id` is what the header Idempotency-Key is, for clients that cannot send it. `runs` are the tools and models
+    that the client ran for it, `seconds` how long it was at it, for the times that the turn's version shows.
     """
 
     request_id: str | None = None
@@ -28,6 +39,8 @@ class Turn(Body):
     set: Values | None = None
     bytes: Encoded | None = None
     event: str | None = None
+    runs: list[Run] = Field(default_factory=list)
+    seconds: float = Field(0.0, ge=0, le=1e9)
 
 
 class Turned(Answer):
@@ -56,6 +69,7 @@ async def turn(asked: Asked) -> Response:
             wanted.check(now.version)
             if now.version == 0:
                 raise NotFound(f"there is no conversation {session.id!r:.200}")
+            now.reported(given.seconds, [TimedRun(each.kind, each.name, each.seconds) for each in given.runs])
             now.append(*(given.messages or ()))
             now.update(fields)
             if given.event is not None:

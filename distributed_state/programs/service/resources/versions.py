@@ -22,8 +22,10 @@ from distributed_state.programs.service.resources.shapes import (
     Messages,
     Query,
     Texts,
+    Times,
     Values,
     Version,
+    times_shown,
     value_shown,
 )
 from distributed_state.programs.service.routes import Asked
@@ -72,6 +74,7 @@ class VersionChange(Answer):
     items: list[ItemChange]
     tagged: list[list[str]]
     untagged: list[list[str]]
+    times: Times | None
 
 
 class Versions(Answer):
@@ -115,6 +118,7 @@ def _change(change: Change) -> dict[str, Any]:
         "items": items,
         "tagged": change.tagged,
         "untagged": change.untagged,
+        "times": times_shown(change.times),
     }
 
 

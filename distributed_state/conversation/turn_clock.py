@@ -1,0 +1,129 @@
+"""Measures where the time of a turn goes. Law: by the monotonic clock, and each second counts once.
+
+What runs at the same time as something else is measured by itself; "elsewhere" is the time in which nothing ran that is
+measured.
+
+Design: section 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+
+from distributed_state.errors import InvalidValue
+from distributed_state.values.turn_times import MOST_RUNS, Ran, TimedRun, TurnTimes
+
+
+class TurnClock:
+    """The times of one turn, from `begin` until `stop`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._stopped: float | None = None
+        self._commit: float | None = None
+        self._lock = self._read = 0.0
+        self._runs: list[TimedRun] = []
+        self._more, self._more_seconds = 0, 0.0
+        self._running = 0  # how many that are measured run now
+        self._since = 0.0  # since when any does
+        self._measured = 0.0  # how long any did
+        self._before = self._before_elsewhere = 0.0  # what a client took before it sent the turn
+        self._ran: dict[str, float] = {}  # seconds of all runs, by kind
+
+    def begin(self) -> None:
+        """From now on."""
+        self._began = self._clock()
+
+    def held(self, waited: float) -> None:
+        """The lease is held, for which so long was waited, and the record is read."""
+        if self._began is not None:
+            self._measured = max(waited, self._clock() - self._began)
+            self._lock, self._read = waited, self._measured - waited
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Inside, Redis or SQL are asked."""
+        began = self._enter()
+        try:
+            yield
+        finally:
+            self._read += self._leave(began)
+
+    @contextmanager
+    def running(self, kind: Ran, name: str) -> Iterator[None]:
+        """Inside, a tool or a model works."""
+        if not isinstance(name, str) or not name:
+            raise InvalidValue(f"the name of a {kind} is a non-empty str, not {name!r:.80}")
+        began = self._enter()
+        try:
+            yield
+        finally:
+            self._note(TimedRun(kind, name, self._leave(began)))
+
+    def reported(self, seconds: float, runs: Sequence[TimedRun]) -> None:
+        """What a client says that it ran, within so many seconds before it sent the turn."""
+        for each in runs:
+            self._note(each)
+        ran = sum(each.seconds for each in runs)
+        self._before = max(seconds, ran)
+        self._before_elsewhere = self._before - ran
+
+    def stop(self) -> None:
+        """The commit is sent now, or there is none."""
+        if self._stopped is None:
+            self._stopped = self._clock()
+
+    def committed(self) -> None:
+        """The commit was answered."""
+        if self._stopped is not None:
+            self._commit = self._clock() - self._stopped
+
+    @property
+    def times(self) -> TurnTimes:
+        """What is known by now."""
+        now = self._clock() if self._stopped is None else self._stopped
+        total = 0.0 if self._began is None else now - self._began
+        measured = self._measured + (now - self._since if self._running else 0.0)
+        return TurnTimes(
+            total=self._before + total,
+            lock=self._lock,
+            read=self._read,
+            elsewhere=self._before_elsewhere + max(0.0, total - measured),
+            runs=tuple(self._runs),
+            more=self._more,
+            more_seconds=self._more_seconds,
+            commit=self._commit,
+        )
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds of each part of the turn, those of all tools and of all models together."""
+        known = self.times
+        parts = {"lock": known.lock, "read": known.read, "elsewhere": known.elsewhere, **self._ran}
+        return parts if known.commit is None else parts | {"commit": known.commit}
+
+    def _enter(self) -> float:
+        now = self._clock()
+        if not self._running:
+            self._since = now
+        self._running += 1
+        return now
+
+    def _leave(self, began: float) -> float:
+        now = self._clock()
+        self._running -= 1
+        if not self._running:
+            self._measured += now - self._since
+        return now - began
+
+    def _note(self, run: TimedRun) -> None:
+        self._ran[run.kind] = self._ran.get(run.kind, 0.0) + run.seconds
+        self._runs.append(run)
+        if len(self._runs) > MOST_RUNS:
+            quickest = min(self._runs, key=attrgetter("seconds"))
+            self._runs.remove(quickest)
+            self._more += 1
+            self._more_seconds += quickest.seconds

@@ -1,0 +1,97 @@
+"""Where the time of a turn went, and how that is written into the turn's commit. Law: a note beside the change.
+
+It is the value of a deletion of a field that no record has. A step of a kind of its own would have stopped archivers of
+earlier releases, which may not go on behind what they do not know; to them this deletes nothing, and they keep it.
+
+Design: section 13.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distributed_state.errors import CorruptState
+from distributed_state.values import codec
+from distributed_state.values.journal import Step
+from distributed_state.values.model import TIMES
+
+Ran = Literal["tool", "model"]
+MOST_RUNS = 12  # that are kept one by one
+_NAME = 40  # characters of a name that are written
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """One run of a tool or one call of a model: its name, of which 40 characters are kept, and how long it took."""
+
+    kind: Ran
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTimes:
+    """Where the time of a turn went, in seconds by its worker's monotonic clock.
+
+    `total` is from its begin until its commit was sent: `lock` was waited for the lease, `read` for what Redis and SQL
+    were asked, `elsewhere` is what nobody measured. The rest is `runs`, in the order in which they ended: the 12
+    slowest, and `more` that took `more_seconds` together. Runs at the same time add up to more than the turn took.
+    `commit` is what the commit took, None where that cannot be known: it is not written into itself.
+    """
+
+    total: float
+    lock: float = 0.0
+    read: float = 0.0
+    elsewhere: float = 0.0
+    runs: tuple[TimedRun, ...] = ()
+    more: int = 0
+    more_seconds: float = 0.0
+    commit: float | None = None
+
+
+_PARTS = ("total", "lock", "read", "elsewhere")
+_KINDS: dict[str, Ran] = {"t": "tool", "m": "model"}
+
+
+def step_of(times: TurnTimes) -> Step:
+    """The step that notes them; what is zero or unknown is left out."""
+    known = {name: _rounded(getattr(times, name)) for name in _PARTS}
+    noted: dict[str, Any] = {name: seconds for name, seconds in known.items() if seconds or name == "total"}
+    if times.runs:
+        noted["runs"] = [[each.kind[:1], each.name[:_NAME], _rounded(each.seconds)] for each in times.runs]
+    if times.more:
+        noted["more"] = [times.more, _rounded(times.more_seconds)]
+    return b"d", TIMES, codec.compact(codec.encode(noted))
+
+
+def read(data: bytes) -> TurnTimes | None:
+    """What a step noted; None if this release cannot read it, which is no reason to refuse the change beside it."""
+    try:
+        noted = codec.decode(data)
+        more, more_seconds = noted.get("more", (0, 0.0))
+        runs = [TimedRun(_KINDS[kind], _text(name), _seconds(took)) for kind, name, took in noted.get("runs", ())]
+        parts = {name: _seconds(noted.get(name, 0.0)) for name in _PARTS}
+        runs = runs[:MOST_RUNS]
+        return TurnTimes(**parts, runs=tuple(runs), more=int(more), more_seconds=_seconds(more_seconds))
+    except (CorruptState, AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _text(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, not {name!r:.80}")
+    return name
+
+
+def _seconds(given: Any) -> float:
+    seconds = float(given)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{seconds} seconds")
+    return seconds
+
+
+def _rounded(seconds: float) -> float:
+    """To tenths of milliseconds."""
+    return round(seconds, 4)

@@ -1,0 +1,19 @@
+"""Clocks that tests move by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from faces import core
+
+
+def moved_by_hand(turn: Any) -> Callable[[float], None]:
+    """Has a turn measure by a clock that goes on by so many seconds when it is called, and stands still between."""
+    passed = [0.0]
+    core(turn)._clock._clock = lambda: passed[0]
+
+    def go_on(seconds: float) -> None:
+        passed[0] += seconds
+
+    return go_on
