@@ -306,6 +306,13 @@ class ColdStore:
         with self._database.long_read() as connection:
             return change_reading.entries(connection, self.namespace, record, after, before, limit)
 
+    def outlines(
+        self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[JournalEntry]:
+        """The same without what their messages and items say."""
+        with self._database.long_read() as connection:
+            return change_reading.outlines(connection, self.namespace, record, after, before, limit)
+
     def version(self, record: str) -> int | None:
         """The archived head version; None if the record was never archived."""
         with self._database.read() as connection:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from starlette.requests import Request
 from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, StateStore
+from distributed_state.errors import StateError
 from distributed_state.programs.inspector import PATH, Tickets, access, api, inspector, pages
 from distributed_state.programs.inspector.api import COOKIE
 from distributed_state.programs.inspector.trees import Budget, tree, trees
 from distributed_state.programs.service import Access
 from distributed_state.programs.service.connections import CONNECTION
+from distributed_state.store.export import Export
 from distributed_state.values.access_tokens import RIGHTS
 
 EVIL = "<script>alert('x')</script>\"onload='y'"
@@ -236,6 +240,51 @@ async def test_what_is_too_large_for_a_page_is_refused_and_the_rest_is_counted()
         with pytest.raises(api.Refused):
             api._bound(request, 2**22)
         assert held.size == 4000
+
+
+async def test_a_conversation_is_exported_whole_by_those_who_may() -> None:
+    async with looked_at() as (store, browser):
+        assert "acme%3Ac/export" in (await browser.get("/conversations/acme:c")).text
+        sent = await browser.get("/conversations/acme:c/export")
+        assert sent.headers["content-type"] == "application/jsonl"
+        assert sent.headers["content-disposition"].endswith("UTF-8''acme%3Ac.jsonl")
+        lines = await store.export("acme:c")
+        assert sent.text == "".join(f"{line}\n" for line in lines)
+        await store.import_(sent.text.splitlines(), id="acme:copy")
+        assert await store.session("acme:copy").get("city") == "Bergen"
+        reader = Browser(browser.served, await browser.served.token("acme:", "read", "write", "delete", "events"))
+        refused, absent = await reader.get("/conversations/acme:c/export"), await browser.get("/conversations/x/export")
+        assert (refused.status_code, "Not allowed" in refused.text) == (403, True)
+        assert absent.status_code == 403, "another tenant's"
+        assert (await browser.get("/conversations/acme:x/export")).status_code == 404
+
+
+async def test_an_export_is_read_a_part_at_a_time_and_none_is_cut_off_unnoticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with looked_at() as (store, _):
+        session = store.session("acme:long")
+        await session.create({})
+        for number in range(100):
+            await session.append({"role": "user", "content": f"said-{number}."})
+        await session.fork("acme:fork")
+        await store.session("acme:fork").set("n", 1)
+        await store.archive()
+        for id, counts in (("acme:long", (0, 101)), ("acme:fork", (100, 2))):
+            names = store.session(id)._context.keys
+            reading = Export(store.tiers(), names)
+            parts = [await reading.begin()]
+            while parts[-1]:
+                parts.append(await reading.following())
+            head = json.loads(parts[0][0])
+            assert (head["messages"], head["changes"]) == counts
+            assert max(map(len, parts)) == 32
+            assert [*chain(*parts)] == await store.export(id)
+        cut = Export(store.tiers(), store.session("acme:long")._context.keys)
+        await cut.begin()
+        monkeypatch.setattr(store.tiers().cold, "history", lambda *_, **__: [])
+        with pytest.raises(StateError, match="export it once more"):
+            await cut.following()
 
 
 class Held:

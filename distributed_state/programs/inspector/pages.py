@@ -11,9 +11,9 @@ from typing import Any
 
 import jinja2
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector.api import quoted
+from distributed_state.programs.inspector.api import Refused, quoted
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -40,6 +40,20 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Re
     here = request.scope["path"].removeprefix(root)
     text = _templates.get_template(f"{name}.html").render(root=root, here=here, status=status, **values)
     return Response(text, status, HEADERS, media_type="text/html")
+
+
+def refusal(request: Request, refused: Refused) -> Response:
+    """What is shown instead of a page that was refused."""
+    if refused.status == 401:
+        return _to_sign_in(request)
+    return page(request, "refused", status=refused.status, detail=refused.detail)
+
+
+def _to_sign_in(request: Request) -> Response:
+    place = request.scope["root_path"] + "/sign-in"
+    if "hx-request" in request.headers:  # htmx would follow a redirect, and put the page into a part of this one
+        return Response(b"", 200, HEADERS | {"HX-Redirect": place})
+    return RedirectResponse(place, 303, HEADERS)
 
 
 def moment(seconds: float | None) -> str:

@@ -13,6 +13,7 @@ from distributed_state.programs.service.resources import (
     branches,
     changes,
     conversations,
+    exports,
     fields,
     fleet,
     forks,
@@ -217,4 +218,5 @@ def _whole(line: Line) -> list[Operation]:
              answer=shapes.Versioned, headers=(IF_MATCH, LEASE)),
         line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history",
              answer=records.Erased, headers=_HELD),
+        line("GET", "/export", "admin", exports.export, "Export the whole history", media="application/jsonl"),
     ]  # fmt: skip
