@@ -204,6 +204,38 @@ async def test_what_changes_something_takes_its_right_and_is_in_the_history() ->
         await until(lambda: gone(browser, place))
 
 
+async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what() -> None:
+    async with looked_at() as (store, browser):
+        session = store.session("acme:c")
+        await session.rollback(version=1)
+        await session.fork("acme:fork<", version=2)
+        await store.session("acme:fork<").set("n", 1)
+        await store.archive()
+        page = (await browser.get("/conversations/acme:c")).text
+        assert page.count(f"<td>{store.replica}</td>") == 6
+        assert "back to version 1" in page
+        assert {each.replica for each in await session.history()} == {store.replica}
+        graph = (await browser.get("/conversations/acme:c/graph")).text
+        for shown in (
+            "6 rollback · back to 1",
+            "checkpoint before",
+            "fork acme:fork&lt;",
+            'class="bow"',
+            "<td>before</td>",
+        ):
+            assert shown in graph, shown
+        assert "It was forked from" not in graph
+        assert 'version=2">acme:c</a>' in (await browser.get("/conversations/acme%3Afork%3C/graph")).text
+        await store.session("acme:many").create({})
+        for number in range(70):
+            await store.session("acme:many").set("n", number)
+        await store.archive()
+        many = (await browser.get("/conversations/acme:many/graph")).text
+        assert many.count("<circle") == 60
+        assert "top=11" in many
+        assert (await browser.get("/conversations/acme:many/graph?top=11")).text.count("<circle") == 11
+
+
 async def gone(browser: Browser, place: str) -> bool:
     return (await browser.get(place)).status_code in (404, 410)
 
@@ -229,17 +261,39 @@ async def test_long_histories_and_chats_are_pages() -> None:
         assert "top=51" in versions
 
 
-async def test_what_is_too_large_for_a_page_is_refused_and_the_rest_is_counted() -> None:
+async def test_what_is_too_large_for_a_page_is_named_and_hides_nothing_else() -> None:
     async with looked_at() as (store, browser):
-        await store.session("acme:large").create({f"f{number}": "x" * 2**20 for number in range(3)})
-        refused = await browser.get("/conversations/acme:large")
-        assert (refused.status_code, "more than a page shows" in refused.text) == (413, True)
-        held = Held()
-        request = Request({"type": "http", "headers": [], "state": {CONNECTION: held}})
-        api._bound(request, 1000)
-        with pytest.raises(api.Refused):
-            api._bound(request, 2**22)
-        assert held.size == 4000
+        session = store.session("acme:large")
+        await session.create({f"f{number}": "x" * 2**20 for number in range(3)} | {"city": "Oslo"})
+        await session.append({"role": "user", "content": "said"})
+        await session.append({"role": "user", "content": "y" * 2**20})
+        await session.set("f1", "z")
+        await store.archive()
+        now, was = [(await browser.get(f"/conversations/acme:large{each}")).text for each in ("", "?version=2")]
+        for page in (now, was):
+            assert "1.0 MiB" in page
+            assert "Oslo" in page
+            assert "4 versions" in page
+            assert "f0 set, f1 set" in page
+        assert ("2 too large to be shown" in now, "3 too large to be shown" in was) == (True, True)
+        assert ("Message no. 1 is too large" in now, ">said<" in was) == (True, True)
+        assert ">said<" in (await browser.get("/conversations/acme:large?before=1")).text
+        field = await browser.get("/conversations/acme:large/field?name=f0")
+        assert (field.status_code, field.headers["content-disposition"][:10]) == (200, "attachment")
+        assert field.json() == {"version": 4, "value": "x" * 2**20}
+        past = await browser.get("/conversations/acme:large/field?name=f1&version=3")
+        assert past.json()["value"] == "x" * 2**20
+        assert (await browser.get("/conversations/acme:large/field?name=nope")).status_code == 404
+        assert (await browser.get("/conversations/acme:large/difference?from=1&to=4")).status_code == 413
+
+
+def test_what_a_page_reads_is_bounded_and_counted() -> None:
+    held = Held()
+    request = Request({"type": "http", "headers": [], "state": {CONNECTION: held}})
+    api._bound(request, 1000)
+    with pytest.raises(api.Refused):
+        api._bound(request, 2**22)
+    assert held.size == 4000
 
 
 async def test_a_conversation_is_exported_whole_by_those_who_may() -> None:

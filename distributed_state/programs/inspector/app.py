@@ -17,11 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from distributed_state.programs.inspector import access, conversation, finding, fleet
+from distributed_state.programs.inspector import access, conversation, finding, fleet, streams
 from distributed_state.programs.inspector.access import Tickets
 from distributed_state.programs.inspector.api import Api, Refused
 from distributed_state.programs.inspector.pages import HEADERS, page, refusal
-from distributed_state.programs.inspector.streams import Events, Export
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +71,14 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
 
     return Starlette(
         routes=[
+            *streams.routes(api, one),
             route("/", finding.find),
             route(one, conversation.read),
             route(one + "/difference", conversation.difference),
+            route(one + "/graph", conversation.graph),
             route(one + "/{what:change}", conversation.ask),
             route(one + "/{what:change}", conversation.do, "POST"),
             route("/live", _live),
-            Route(one + "/export", Export(api), methods=["GET"]),
-            Route("/live/events", Events(api), methods=["GET"]),
             route("/fleet", fleet.fleet),
             route("/sign-in", sign_in_page),
             route("/sign-in", access.sign_in, "POST"),

@@ -76,4 +76,12 @@ def since(seconds: float) -> str:
     return age(time.time() - seconds)
 
 
-_templates.filters |= {"moment": moment, "age": age, "since": since, "quoted": quoted}
+def size(count: int) -> str:
+    """So many bytes in one unit, as "3.0 MiB"."""
+    for unit, bytes_ in ("MiB", 2**20), ("KiB", 2**10):
+        if count >= bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count} B"
+
+
+_templates.filters |= {"size": size, "moment": moment, "age": age, "since": since, "quoted": quoted}

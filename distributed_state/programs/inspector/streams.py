@@ -9,12 +9,23 @@ import json
 import re
 
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.programs.inspector.api import Api, Refused, quoted
-from distributed_state.programs.inspector.pages import refusal
+from distributed_state.programs.inspector.pages import HEADERS, refusal
 
+_AS_FILE = [
+    (b"content-disposition", b'attachment; filename="field.json"'),
+    *((name.lower().encode(), value.encode()) for name, value in HEADERS.items()),
+]
 _NAMES = re.compile(rb"^event: .*\n", re.MULTILINE)
+
+
+def routes(api: Api, one: str) -> list[Route]:
+    """Where they are; `one` is the path of a conversation."""
+    apps: dict[str, ASGIApp] = {"/live/events": Events(api), one + "/export": Export(api), one + "/field": Field(api)}
+    return [Route(path, app, methods=["GET"]) for path, app in apps.items()]
 
 
 class Events:
@@ -43,19 +54,43 @@ class Export:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as the interface does; a refusal is a page, as a browser goes to it."""
-        status, problem = 0, b""
+        await _download(self._api, Request(scope), "export", {}, receive, send)
 
-        async def passed(message: Message) -> None:
-            nonlocal status, problem
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            if status < 400:
-                await send(message)
-            else:
-                problem += message.get("body", b"")
 
+class Field:
+    """A field as a file to download, as it is or was."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As above."""
         request = Request(scope)
-        place = f"/v1/conversations/{quoted(request.path_params['id'])}/export"
-        await self._api.stream(request, place, ())(scope, receive, passed)
-        if status >= 400:
-            await refusal(request, Refused(status, json.loads(problem)["detail"]))(scope, receive, send)
+        asked = request.query_params
+        await _download(
+            self._api, request, f"fields/{quoted(asked.get('name', ''))}", {"version": asked.get("version", "")},
+            receive, send,
+        )  # fmt: skip
+
+
+async def _download(
+    api: Api, request: Request, part: str, query: dict[str, str], receive: Receive, send: Send
+) -> None:  # fmt: skip
+    status, problem = 0, b""
+
+    async def passed(message: Message) -> None:
+        nonlocal status, problem
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            named = {name.lower() for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(each for each in _AS_FILE if each[0] not in named)]
+        if status < 400:
+            await send(message)
+        else:
+            problem += message.get("body", b"")
+
+    place = f"/v1/conversations/{quoted(request.path_params['id'])}/{part}"
+    await api.stream(request, place, [*query.items()])(request.scope, receive, passed)
+    if status >= 400:
+        found = refusal(request, Refused(status, json.loads(problem)["detail"]))
+        await found(request.scope, receive, send)
