@@ -27,6 +27,21 @@ def entries(
     return [entry for _, entry in whole(connection, key, record, after, before, limit)]
 
 
+def outlines(
+    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None
+) -> list[JournalEntry]:
+    """The same without what their messages and items say."""
+    key = keys(connection, namespace, [record]).get(record)
+    rows = [] if key is None else blocks.changes_between(connection, key, after, before, limit)
+    return [_entry(record, row, row.data) for row in rows]
+
+
+def _entry(record: str, row: blocks.ChangeRow, steps: bytes) -> JournalEntry:
+    return JournalEntry(
+        row.offset, row.event, record, row.version, row.time_ms, row.kind, row.actor, row.token, steps, total_bytes=0
+    )
+
+
 def whole(
     connection: Connection, key: int, record: str, after: int, before: int | None = None, limit: int | None = None
 ) -> list[tuple[str, JournalEntry]]:
@@ -39,10 +54,7 @@ def whole(
         apart = [(row.version, op) for row in chunk for op in _apart(row.data)]
         said = blocks.bodies(connection, key, [int(op.name) for _, op in apart if op.kind == b"m"])
         put = item_rows.bodies(connection, key, [(*item_of(op.name), at) for at, op in apart if op.kind == b"p"])
-        for version, offset, time_ms, token, epoch, event, kind, actor, data in chunk:
-            steps = _together(version, data, said, put)
-            entry = JournalEntry(offset, event, record, version, time_ms, kind, actor, token, steps, total_bytes=0)
-            found.append((epoch, entry))
+        found += [(row.epoch, _entry(record, row, _together(row.version, row.data, said, put))) for row in chunk]
     return found
 
 

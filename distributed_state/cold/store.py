@@ -306,6 +306,13 @@ class ColdStore:
         with self._database.long_read() as connection:
             return change_reading.entries(connection, self.namespace, record, after, before, limit)
 
+    def outlines(
+        self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[JournalEntry]:
+        """The same without what their messages and items say."""
+        with self._database.long_read() as connection:
+            return change_reading.outlines(connection, self.namespace, record, after, before, limit)
+
     def version(self, record: str) -> int | None:
         """The archived head version; None if the record was never archived."""
         with self._database.read() as connection:
@@ -329,6 +336,11 @@ class ColdStore:
         """
         with self._database.read() as connection:
             return listing.listing(connection, self.namespace, wanted, late)
+
+    def forked(self, record: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
+        """What was forked from a record, the newest first; see `listing.forked`."""
+        with self._database.read() as connection:
+            return listing.forked(connection, self.namespace, record, limit)
 
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
         """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""

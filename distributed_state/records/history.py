@@ -94,6 +94,11 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
     return names
 
 
+def replica_of(entry: JournalEntry) -> str:
+    """The replica that wrote a change: the id of the commit begins with it (`warm/op_ids.py`)."""
+    return entry.event.partition(".")[0]
+
+
 def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
@@ -126,6 +131,7 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
         kind=entry.kind,
         actor=unescape(entry.actor),
         token=entry.token,
+        replica=replica_of(entry),
         set=fields,
         deleted=tuple(deleted),
         appended=tuple(appended),

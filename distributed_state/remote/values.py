@@ -150,7 +150,7 @@ def change(found: Mapping[str, Any], ref: Ref) -> Change:
         version=found["version"], time=found["time"], kind=found["kind"], actor=found["actor"], token=found["token"],
         set=shown(found), deleted=tuple(found["deleted"]), appended=tuple(map(_numbered, found["messages"])),
         phase=found["phase"], label=found["label"], items=items, tagged=_pairs(found["tagged"]),
-        untagged=_pairs(found["untagged"]), times=_times(found.get("times")),
+        untagged=_pairs(found["untagged"]), replica=found.get("replica", ""), times=_times(found.get("times")),
     )  # fmt: skip
 
 

@@ -2,83 +2,180 @@
 
 A value is a string, or an object `{"base64": "..."}`: what users wrote is always inside a string.
 
+The first line counts what follows, so that a file which was cut off is known. The history is therefore read twice: for
+the counts, without what messages and items say, and then some changes at a time. What is in memory is these, the items
+that a purge or a fork left without their change, and one branch, however long the record is.
+
 Design: section 11.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from distributed_state.errors import NotFound
+from distributed_state.cold.bulk import chunks
+from distributed_state.cold.item_export import OlderItem
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import NotFound, StateError
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import bytes_as_text, message_ranges
-from distributed_state.values.journal import JournalEntry, Segment, State, unpack
+from distributed_state.values.journal import JournalEntry, Segment, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, SEGMENTS, TIMES, Ref, unescape
 
 FORMAT = "distributed_state/1"
+_TOGETHER = 32  # changes or messages that are read at once
+_COUNTED = 500  # changes that are counted at once, without what is in them
+
+
+class Export:
+    """A record's lines, some at a time: header, state before the first kept change, messages, items, changes, branches.
+
+    Changes of after it began are not in it. What an erasure or a purge removes meanwhile ends it with an error.
+    """
+
+    def __init__(self, tiers: Tiers, names: RecordKeys) -> None:
+        self._tiers = tiers
+        self._names = names
+        self._rest = _parts(tiers.cold, names.ref)
+
+    async def begin(self) -> list[str]:
+        """The first lines. Raises NotFound if there never was such a record."""
+        await write_path.reach(self._tiers, self._names)
+        return await self.following()
+
+    async def following(self) -> list[str]:
+        """The next lines, none behind the last one."""
+        # A generator that failed looks like one that is at its end: the error is what ends it, and comes once.
+        return await self._tiers.port.sql(next, self._rest, [])
 
 
 async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
-    """The record as lines: header, state before the first kept change, messages, items, changes; branches."""
-    await write_path.reach(tiers, names)
-    return await tiers.port.sql(_export, tiers, names.ref)
+    """All of the record's lines."""
+    reading = Export(tiers, names)
+    found: list[str] = []
+    some = await reading.begin()
+    while some:
+        found += some
+        some = await reading.following()
+    return found
 
 
-def _export(tiers: Tiers, ref: Ref) -> list[str]:
-    cold = tiers.cold
+@dataclass(slots=True)
+class _Outline:
+    """What a file will have, `base` is the version of the state that it begins with, 0: none, it begins at the first.
+
+    `runs` are the messages that its states show, `own` those that are appended in it, and `back` has for its versions
+    that bring items back those whose they are.
+    """
+
+    base: int = 0
+    changes: int = 0
+    runs: dict[Segment, None] = field(default_factory=dict)
+    own: list[Segment] = field(default_factory=list)
+    back: dict[int, int] = field(default_factory=dict)
+
+    def take(self, text: str, entry: JournalEntry) -> None:
+        """Note what a change has."""
+        self.changes += 1
+        for kind, name, value in unpack(entry.data):
+            if kind == b"m":
+                self._appended(text, int(name))
+            elif kind == b"s" and name == SEGMENTS:
+                self.runs |= dict.fromkeys(message_ranges.segments(text, {SEGMENTS: value}))
+            elif kind == b"s" and name == ITEMS and b" " in value:
+                self.back[entry.version] = int(value.split()[1])
+
+    def _appended(self, text: str, number: int) -> None:
+        start = number
+        if self.own and self.own[-1].stop == number:
+            start = self.own.pop().start
+        self.own.append(Segment(text, start, number + 1))
+
+    def appends(self, number: int) -> bool:
+        """Whether a message is appended in the file."""
+        return any(run.start <= number < run.stop for run in self.own)
+
+
+def _outlined(cold: ColdStore, text: str, version: int) -> _Outline:
+    """What a file of the record up to this version will have."""
+    found = _Outline()
+    at = 0
+    for entry in chain.from_iterable(_pages(cold.outlines, text, 0, version, _COUNTED)):
+        if at and entry.version != at + 1:
+            # A file has no gaps: it begins with the state behind the last one.
+            found = _Outline(base=entry.version)
+        elif not at and entry.version != 1:
+            found = _Outline(base=cold.oldest(text))
+        at = entry.version
+        if at > found.base:
+            found.take(text, entry)
+    return found if at else _Outline(base=cold.oldest(text))
+
+
+def _parts(cold: ColdStore, ref: Ref) -> Iterator[list[str]]:
     text = ref.text
     version = cold.version(text)
     branches = cold.branches.of(text)
     if version is None and not branches:
         raise NotFound(f"{text[:200]}: there is nothing to export")
-    entries = cold.history(text)
-    # A file has no gaps: it begins with the state behind the last one.
-    behind = [later.version for entry, later in pairwise(entries) if later.version != entry.version + 1]
-    whole = version is None or (entries and entries[0].version == 1 and not behind)
-    base = None if whole else cold.state_at(text, behind[-1] if behind else cold.oldest(text))
+    outline = _Outline() if version is None else _outlined(cold, text, version)
+    base = cold.state_at(text, outline.base) if outline.base else None
     if base is not None:
-        entries = [entry for entry in entries if entry.version > base.version]
-    runs, own, back = _named(text, base, entries)
-    shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
+        outline.runs |= dict.fromkeys(message_ranges.segments(text, base.fields))
+    items = [] if version is None else cold.older_items(text, outline.base, outline.back)
+    counts = {
+        "messages": sum(map(len, _shared(cold, text, outline))), "items": len(items), "changes": outline.changes,
+    }  # fmt: skip
     head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version or 0}
-    items = cold.older_items(text, base.version if base else 0, back) if version else []
-    lines: list[dict[str, Any]] = [head | {"messages": len(shared), "items": len(items), "changes": len(entries)}]
+    yield _lines([head | counts])
     if base is not None:
-        lines.append(
-            {"base": base.version, "epoch": base.epoch, "fields": {_text(k): _value(v) for k, v in base.fields.items()}}
-        )
-    lines += [{"message": number, "data": _value(data)} for number, data in sorted(shared.items())]
-    lines += [
-        {"item": _text(each.name), "at": each.at, "origin": each.origin, "data": _value(each.data)} for each in items
-    ]
-    lines += map(_change, entries)
+        fields = {_text(name): _value(value) for name, value in base.fields.items()}
+        yield _lines([{"base": base.version, "epoch": base.epoch, "fields": fields}])
+    for some in _shared(cold, text, outline):
+        counts["messages"] -= len(some)
+        yield _lines({"message": number, "data": _value(data)} for number, data in some)
+    for older in chunks(items, _TOGETHER):
+        yield _lines(map(_item, older))
+    for entries in _pages(cold.history, text, outline.base, version or 0, _TOGETHER):
+        counts["changes"] -= len(entries)
+        yield _lines(map(_change, entries))
+    if counts["messages"] or counts["changes"]:
+        raise StateError(f"{text[:200]}: a part of it was removed while it was exported: export it once more")
     for branch in branches:
         of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}
-        lines += [of | _change(entry) for entry in cold.branches.entries(text, branch.id)]
-    return [json.dumps(line, separators=(",", ":")) for line in lines]
+        for entries in chunks(cold.branches.entries(text, branch.id), _TOGETHER):
+            yield _lines(of | _change(entry) for entry in entries)
 
 
-def _named(
-    text: str, base: State | None, entries: Sequence[JournalEntry]
-) -> tuple[list[Segment], set[int], dict[int, int]]:
-    """Which messages the states show, the numbers of those that are appended, and which versions bring items back."""
-    runs: list[Segment] = [] if base is None else message_ranges.segments(text, base.fields)
-    own: set[int] = set()
-    back: dict[int, int] = {}
-    for entry in entries:
-        for kind, name, value in unpack(entry.data):
-            if kind == b"m":
-                own.add(int(name))
-            elif kind == b"s" and name == SEGMENTS:
-                runs += message_ranges.segments(text, {SEGMENTS: value})
-            elif kind == b"s" and name == ITEMS and b" " in value:
-                back[entry.version] = int(value.split()[1])
-    return runs, own, back
+def _pages(
+    read: Callable[..., list[JournalEntry]], text: str, after: int, version: int, limit: int
+) -> Iterator[list[JournalEntry]]:
+    """The changes behind a version up to another one, so many at a time."""
+    while entries := read(text, after=after, before=version + 1, limit=limit):
+        yield entries
+        after = entries[-1].version
+
+
+def _shared(cold: ColdStore, text: str, outline: _Outline) -> Iterator[list[tuple[int, bytes]]]:
+    """The messages that states of the file show and none of its changes appends, in the order of their numbers."""
+    runs = sorted(message_ranges.without(outline.runs, outline.own), key=lambda run: run.start)
+    at = 0
+    while runs := message_ranges.between(runs, at - 1, None):
+        first = min(run.start for run in runs)
+        at = first + _TOGETHER
+        found = cold.messages(text, message_ranges.between(runs, first - 1, at))
+        if some := [(number, data) for number, data in sorted(found.items()) if not outline.appends(number)]:
+            yield some
+
+
+def _item(item: OlderItem) -> dict[str, Any]:
+    return {"item": _text(item.name), "at": item.at, "origin": item.origin, "data": _value(item.data)}
 
 
 def _change(entry: JournalEntry) -> dict[str, Any]:
@@ -91,6 +188,10 @@ def _change(entry: JournalEntry) -> dict[str, Any]:
         "version": entry.version, "time_ms": entry.time_ms, "kind": entry.kind, "actor": unescape(entry.actor),
         "token": entry.token, "event": entry.event, "ops": ops, **times,
     }  # fmt: skip
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> list[str]:
+    return [json.dumps(row, separators=(",", ":")) for row in rows]
 
 
 def _value(data: bytes) -> str | dict[str, str]:

@@ -31,7 +31,8 @@ class Change:
     """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
 
     `items` has by collection and key what was put, None for what was deleted. `tagged`
-    and `untagged` are pairs of key and text. `times` says where a turn's time went; None of all else.
+    and `untagged` are pairs of key and text. `replica` is the process that wrote it, as `store.replicas()` names it.
+    `times` says where a turn's time went; None of all else.
     """
 
     version: int
@@ -45,9 +46,46 @@ class Change:
     phase: str | None
     label: str | None
     items: dict[tuple[str, str], Item | None] = field(default_factory=dict)
+    replica: str = ""
     tagged: tuple[tuple[str, str], ...] = ()
     untagged: tuple[tuple[str, str], ...] = ()
     times: TurnTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOutline:
+    """An entry of a history without what it says: `fields` and `deleted` are names, a few of them, `more` how many not.
+
+    `restored` is the version whose state a rollback brought back; `size` is in bytes, without messages and items;
+    `times` says where a turn's time went.
+    """
+
+    version: int
+    time: float
+    kind: str
+    actor: str
+    replica: str
+    token: int
+    fields: tuple[str, ...]
+    deleted: tuple[str, ...]
+    more: int
+    messages: int
+    items: int
+    phase: str | None
+    label: str | None
+    restored: int | None
+    size: int
+    times: TurnTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A record that was forked from another one, at `version` of it; None if that is not known any more."""
+
+    id: str
+    version: int | None
+    created: float
+    deleted: bool
 
 
 @dataclass(frozen=True, slots=True)

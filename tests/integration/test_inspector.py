@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from starlette.requests import Request
 from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, StateStore, tool
+from distributed_state.errors import StateError
 from distributed_state.programs.inspector import PATH, Tickets, access, api, inspector, pages
 from distributed_state.programs.inspector.api import COOKIE
 from distributed_state.programs.inspector.trees import Budget, tree, trees
 from distributed_state.programs.service import Access
 from distributed_state.programs.service.connections import CONNECTION
+from distributed_state.store.export import Export
 from distributed_state.values.access_tokens import RIGHTS
 
 EVIL = "<script>alert('x')</script>\"onload='y'"
@@ -225,6 +228,38 @@ async def test_what_changes_something_takes_its_right_and_is_in_the_history() ->
         await until(lambda: gone(browser, place))
 
 
+async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what() -> None:
+    async with looked_at() as (store, browser):
+        session = store.session("acme:c")
+        await session.rollback(version=1)
+        await session.fork("acme:fork<", version=2)
+        await store.session("acme:fork<").set("n", 1)
+        await store.archive()
+        page = (await browser.get("/conversations/acme:c")).text
+        assert page.count(f"<td>{store.replica}</td>") == 6
+        assert "back to version 1" in page
+        assert {each.replica for each in await session.history()} == {store.replica}
+        graph = (await browser.get("/conversations/acme:c/graph")).text
+        for shown in (
+            "6 rollback · back to 1",
+            "checkpoint before",
+            "fork acme:fork&lt;",
+            'class="bow"',
+            "<td>before</td>",
+        ):
+            assert shown in graph, shown
+        assert "It was forked from" not in graph
+        assert 'version=2">acme:c</a>' in (await browser.get("/conversations/acme%3Afork%3C/graph")).text
+        await store.session("acme:many").create({})
+        for number in range(70):
+            await store.session("acme:many").set("n", number)
+        await store.archive()
+        many = (await browser.get("/conversations/acme:many/graph")).text
+        assert many.count("<circle") == 60
+        assert "top=11" in many
+        assert (await browser.get("/conversations/acme:many/graph?top=11")).text.count("<circle") == 11
+
+
 async def gone(browser: Browser, place: str) -> bool:
     return (await browser.get(place)).status_code in (404, 410)
 
@@ -250,17 +285,84 @@ async def test_long_histories_and_chats_are_pages() -> None:
         assert "top=51" in versions
 
 
-async def test_what_is_too_large_for_a_page_is_refused_and_the_rest_is_counted() -> None:
+async def test_what_is_too_large_for_a_page_is_named_and_hides_nothing_else() -> None:
     async with looked_at() as (store, browser):
-        await store.session("acme:large").create({f"f{number}": "x" * 2**20 for number in range(3)})
-        refused = await browser.get("/conversations/acme:large")
-        assert (refused.status_code, "more than a page shows" in refused.text) == (413, True)
-        held = Held()
-        request = Request({"type": "http", "headers": [], "state": {CONNECTION: held}})
-        api._bound(request, 1000)
-        with pytest.raises(api.Refused):
-            api._bound(request, 2**22)
-        assert held.size == 4000
+        session = store.session("acme:large")
+        await session.create({f"f{number}": "x" * 2**20 for number in range(3)} | {"city": "Oslo"})
+        await session.append({"role": "user", "content": "said"})
+        await session.append({"role": "user", "content": "y" * 2**20})
+        await session.set("f1", "z")
+        await store.archive()
+        now, was = [(await browser.get(f"/conversations/acme:large{each}")).text for each in ("", "?version=2")]
+        for page in (now, was):
+            assert "1.0 MiB" in page
+            assert "Oslo" in page
+            assert "4 versions" in page
+            assert "f0 set, f1 set" in page
+        assert ("2 too large to be shown" in now, "3 too large to be shown" in was) == (True, True)
+        assert ("Message no. 1 is too large" in now, ">said<" in was) == (True, True)
+        assert ">said<" in (await browser.get("/conversations/acme:large?before=1")).text
+        field = await browser.get("/conversations/acme:large/field?name=f0")
+        assert (field.status_code, field.headers["content-disposition"][:10]) == (200, "attachment")
+        assert field.json() == {"version": 4, "value": "x" * 2**20}
+        past = await browser.get("/conversations/acme:large/field?name=f1&version=3")
+        assert past.json()["value"] == "x" * 2**20
+        assert (await browser.get("/conversations/acme:large/field?name=nope")).status_code == 404
+        assert (await browser.get("/conversations/acme:large/difference?from=1&to=4")).status_code == 413
+
+
+def test_what_a_page_reads_is_bounded_and_counted() -> None:
+    held = Held()
+    request = Request({"type": "http", "headers": [], "state": {CONNECTION: held}})
+    api._bound(request, 1000)
+    with pytest.raises(api.Refused):
+        api._bound(request, 2**22)
+    assert held.size == 4000
+
+
+async def test_a_conversation_is_exported_whole_by_those_who_may() -> None:
+    async with looked_at() as (store, browser):
+        assert "acme%3Ac/export" in (await browser.get("/conversations/acme:c")).text
+        sent = await browser.get("/conversations/acme:c/export")
+        assert sent.headers["content-type"] == "application/jsonl"
+        assert sent.headers["content-disposition"].endswith("UTF-8''acme%3Ac.jsonl")
+        lines = await store.export("acme:c")
+        assert sent.text == "".join(f"{line}\n" for line in lines)
+        await store.import_(sent.text.splitlines(), id="acme:copy")
+        assert await store.session("acme:copy").get("city") == "Bergen"
+        reader = Browser(browser.served, await browser.served.token("acme:", "read", "write", "delete", "events"))
+        refused, absent = await reader.get("/conversations/acme:c/export"), await browser.get("/conversations/x/export")
+        assert (refused.status_code, "Not allowed" in refused.text) == (403, True)
+        assert absent.status_code == 403, "another tenant's"
+        assert (await browser.get("/conversations/acme:x/export")).status_code == 404
+
+
+async def test_an_export_is_read_a_part_at_a_time_and_none_is_cut_off_unnoticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with looked_at() as (store, _):
+        session = store.session("acme:long")
+        await session.create({})
+        for number in range(100):
+            await session.append({"role": "user", "content": f"said-{number}."})
+        await session.fork("acme:fork")
+        await store.session("acme:fork").set("n", 1)
+        await store.archive()
+        for id, counts in (("acme:long", (0, 101)), ("acme:fork", (100, 2))):
+            names = store.session(id)._context.keys
+            reading = Export(store.tiers(), names)
+            parts = [await reading.begin()]
+            while parts[-1]:
+                parts.append(await reading.following())
+            head = json.loads(parts[0][0])
+            assert (head["messages"], head["changes"]) == counts
+            assert max(map(len, parts)) == 32
+            assert [*chain(*parts)] == await store.export(id)
+        cut = Export(store.tiers(), store.session("acme:long")._context.keys)
+        await cut.begin()
+        monkeypatch.setattr(store.tiers().cold, "history", lambda *_, **__: [])
+        with pytest.raises(StateError, match="export it once more"):
+            await cut.following()
 
 
 class Held:

@@ -6,7 +6,6 @@ Design: section 28.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
@@ -14,14 +13,14 @@ from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from distributed_state.programs.inspector import access, conversation, finding, fleet
+from distributed_state.programs.inspector import access, conversation, finding, fleet, streams
 from distributed_state.programs.inspector.access import Tickets
 from distributed_state.programs.inspector.api import Api, Refused
-from distributed_state.programs.inspector.pages import HEADERS, page
+from distributed_state.programs.inspector.pages import HEADERS, page, refusal
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,6 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "t
 _STATIC = {
     each.name: each.read_bytes() for each in files("distributed_state.programs.inspector").joinpath("static").iterdir()
 }
-_NAMES = re.compile(rb"^event: .*\n", re.MULTILINE)
 Page = Callable[[Request, Api], Awaitable[Response]]
 
 
@@ -73,13 +71,14 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
 
     pages = Starlette(
         routes=[
+            *streams.routes(api, one),
             route("/", finding.find),
             route(one, conversation.read),
             route(one + "/difference", conversation.difference),
+            route(one + "/graph", conversation.graph),
             route(one + "/{what:change}", conversation.ask),
             route(one + "/{what:change}", conversation.do, "POST"),
             route("/live", _live),
-            Route("/live/events", _Events(api), methods=["GET"]),
             route("/fleet", fleet.fleet),
             route("/sign-in", sign_in_page),
             route("/sign-in", access.sign_in, "POST"),
@@ -93,24 +92,6 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     return pages
 
 
-class _Events:
-    """The stream of events, passed on to a page."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the interface does, with every event under one name: a browser hears those alone that it names."""
-
-        async def unnamed(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                message["body"] = _NAMES.sub(b"", message.get("body", b""))
-            await send(message)
-
-        request = Request(scope)
-        await self._api.stream(request, "/v1/events", request.query_params.multi_items())(scope, receive, unnamed)
-
-
 async def _live(request: Request, api: Api) -> Response:
     """Events as they come, from now on."""
     await api.get(request, "/v1/caller")
@@ -121,19 +102,10 @@ async def _served(request: Request, api: Api, shown: Page) -> Response:
     try:
         return await shown(request, api)
     except Refused as refused:
-        if refused.status == 401:
-            return _to_sign_in(request)
-        return page(request, "refused", status=refused.status, detail=refused.detail)
+        return refusal(request, refused)
     except Exception:
         log.exception("a page failed")
         return page(request, "refused", status=500, detail="The page failed; the log says how.")
-
-
-def _to_sign_in(request: Request) -> Response:
-    place = request.scope["root_path"] + "/sign-in"
-    if "hx-request" in request.headers:  # htmx would follow a redirect, and put the page into a part of this one
-        return Response(b"", 200, HEADERS | {"HX-Redirect": place})
-    return RedirectResponse(place, 303, HEADERS)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector import graph
+from distributed_state.programs.inspector import drawing, line
 from distributed_state.programs.inspector.access import form
 from distributed_state.programs.inspector.api import Api, Found, Refused, quoted
 from distributed_state.programs.inspector.messages import shown
@@ -21,6 +21,9 @@ from distributed_state.programs.inspector.trees import trees
 
 _MESSAGES = 30
 _VERSIONS = 20
+_DRAWN = 60  # versions in a graph
+_CHECKPOINTS = 100
+_PARTS = 6  # of what a version did
 
 
 def _place(request: Request) -> str:
@@ -38,25 +41,45 @@ def _number(request: Request, name: str) -> int | None:
 
 async def read(request: Request, api: Api) -> Response:
     """A conversation as it is or was, with its messages, its fields and its versions."""
-    place, version = _place(request), _number(request, "version")
-    now = (await api.get(request, place, {"last": 0, "fresh": True})).json
-    if version is not None and version > now["version"]:
-        raise Refused(404, f"its last version is {now['version']}")
-    state = now if version is None else (await api.get(request, f"{place}/versions/{version}")).json
-    said, history, checkpoints, branches = await asyncio.gather(
-        _messages(request, api, place, version, state),
-        _history(request, api, place, now["version"]),
+    place, version, top = _place(request), _number(request, "version"), _number(request, "top")
+    seen = {"version": version, "before": _number(request, "before"), "limit": _MESSAGES}
+    below = {"before": None if top is None else top + 1, "limit": _VERSIONS}
+    state, versions, checkpoints, branches = await asyncio.gather(
+        api.get(request, f"{place}/overview", seen),
+        _optional(api.get(request, f"{place}/timeline", below)),
         _optional(api.get(request, f"{place}/checkpoints")),
         _optional(api.get(request, f"{place}/branches")),
     )
-    found_checkpoints = checkpoints.json["checkpoints"] if checkpoints else []
-    found_branches = branches.json["branches"] if branches else []
+    now, found = state.json, [each.json if each else {} for each in (versions, checkpoints, branches)]
+    rows, named, apart = found[0].get("versions", []), found[1].get("checkpoints", []), found[2].get("branches", [])
+    said = [shown(each) for each in now["messages"]]
+    before = now["too_large"] or (said[0]["number"] if said and now["earlier"] else None)
     return page(
-        request, "conversation", id=request.path_params["id"], now=now, state=state, version=version,
-        fields=trees(state["fields"], state.get("bytes")), said=said, history=history,
-        checkpoints=found_checkpoints, branches=found_branches,
-        drawn=graph.drawn(now["version"], found_checkpoints, found_branches, state["version"]),
-        spent=spent(await _times(request, api, place, state["version"], history["rows"])),
+        request, "conversation", id=request.path_params["id"], state=now, version=version,
+        fields=trees(now["fields"], now.get("bytes")), said=said, before=before,
+        history=[each | {"what": _what(each)} for each in rows], below=_below(rows), checkpoints=named, branches=apart,
+        drawn=line.drawn(now["newest"], named, apart, now["version"]),
+        spent=spent(await _times(request, api, place, now["version"], rows)),
+    )  # fmt: skip
+
+
+async def graph(request: Request, api: Api) -> Response:
+    """What came of what: versions with phases, checkpoints and rollbacks, branches and forks."""
+    place, top = _place(request), _number(request, "top")
+    below = {"before": None if top is None else top + 1, "limit": _DRAWN}
+    now, versions = await asyncio.gather(
+        api.get(request, f"{place}/overview", {"limit": 0, "most": 0}), api.get(request, f"{place}/timeline", below)
+    )
+    names = ("checkpoints", "branches", "forks")
+    others = await asyncio.gather(*(_optional(api.get(request, f"{place}/{name}")) for name in names))
+    checkpoints, branches, forks = (
+        each.json[name] if each else [] for each, name in zip(others, names, strict=True)
+    )  # fmt: skip
+    rows = versions.json["versions"]
+    return page(
+        request, "graph", id=request.path_params["id"], now=now.json, drawn=drawing.drawn(rows, branches, forks),
+        rows=rows, below=_below(rows), top=top, checkpoints=checkpoints[::-1][:_CHECKPOINTS],
+        checkpoints_count=len(checkpoints), branches=branches, forks=forks,
     )  # fmt: skip
 
 
@@ -65,34 +88,15 @@ async def _optional(found: Any) -> Found | None:
     try:
         answer: Found = await found
     except Refused as refused:
-        if refused.status in (401, 429, 503):
+        if refused.status not in (404, 410):
             raise
         return None
     return answer
 
 
-async def _messages(
-    request: Request, api: Api, place: str, version: int | None, state: dict[str, Any]
-) -> dict[str, Any]:
-    """The last messages before a number, in order; of a version, its last."""
-    before = _number(request, "before")
-    if version is not None:
-        found = [each for each in state["messages"] if before is None or each["number"] < before]
-        last, earlier = found[-_MESSAGES:], len(found) > _MESSAGES
-    else:
-        query = {"limit": _MESSAGES, "order": "desc", "before": before}
-        answer = await api.get(request, f"{place}/messages", query)
-        last, earlier = answer.json["messages"][::-1], answer.following is not None
-    return {"shown": [shown(each) for each in last], "before": last[0]["number"] if last and earlier else None}
-
-
-async def _history(request: Request, api: Api, place: str, newest: int) -> dict[str, Any]:
-    """Versions up to `top`, the newest first."""
-    top = min(_number(request, "top") or newest, newest)
-    query = {"after": max(0, top - _VERSIONS), "before": top + 1, "limit": _VERSIONS}
-    found = await _optional(api.get(request, f"{place}/versions", query))
-    rows = found.json["versions"][::-1] if found else []
-    return {"rows": [_row(each) for each in rows], "below": top - _VERSIONS if top > _VERSIONS else None}
+def _below(rows: list[dict[str, Any]]) -> int | None:
+    """The newest version that these, the newest first, have not reached."""
+    return rows[-1]["version"] - 1 if rows and rows[-1]["version"] > 1 else None
 
 
 async def _times(
@@ -100,22 +104,21 @@ async def _times(
 ) -> dict[str, Any] | None:
     """Where the time went of the turn that made a version, if a turn did."""
     if not any(each["version"] == version for each in rows):
-        query = {"after": version - 1, "before": version + 1, "limit": 1}
-        found = await _optional(api.get(request, f"{place}/versions", query))
+        found = await _optional(api.get(request, f"{place}/timeline", {"before": version + 1, "limit": 1}))
         rows = found.json["versions"] if found else []
     return next((each["times"] for each in rows if each["version"] == version), None)
 
 
-def _row(change: dict[str, Any]) -> dict[str, Any]:
+def _what(change: dict[str, Any]) -> str:
     """What one version did, in a few words."""
-    parts = [f"{name} set" for name in [*change["fields"], *change.get("bytes", {})]]
-    parts += [f"{name} deleted" for name in change["deleted"]]
-    parts += [f"{len(change['messages'])} messages"] if change["messages"] else []
-    parts += [f"{len(change['items'])} items"] if change["items"] else []
-    parts += [f"phase {change['phase']}"] if change["phase"] is not None else []
-    parts += [f"checkpoint {change['label']}"] if change["label"] is not None else []
-    shortened = ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "")
-    return change | {"what": shortened[:400]}
+    parts = [f"{name[:80]} set" for name in change["fields"]] + [f"{name[:80]} deleted" for name in change["deleted"]]
+    parts += [f"{change['messages']} messages"] if change["messages"] else []
+    parts += [f"{change['items']} items"] if change["items"] else []
+    parts += [f"phase {change['phase'][:80]}"] if change["phase"] is not None else []
+    parts += [f"checkpoint {change['label'][:80]}"] if change["label"] is not None else []
+    parts += [f"back to version {change['restored']}"] if change["restored"] is not None else []
+    more = len(parts[_PARTS:]) + change["more"]
+    return ", ".join(parts[:_PARTS]) + (f" and {more} more" if more else "")
 
 
 async def difference(request: Request, api: Api) -> Response:
@@ -141,7 +144,7 @@ async def difference(request: Request, api: Api) -> Response:
 async def ask(request: Request, api: Api) -> Response:
     """The page that says what will happen, with the button that does it."""
     what = request.path_params["what"]
-    now = (await api.get(request, _place(request), {"last": 0})).json
+    now = (await api.get(request, f"{_place(request)}/overview", {"limit": 0, "most": 0})).json
     version = _number(request, "version") or now["version"]
     return page(request, "ask", id=request.path_params["id"], what=what, now=now, version=version)
 

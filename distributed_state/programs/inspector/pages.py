@@ -12,9 +12,9 @@ from typing import Any
 
 import jinja2
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector.api import quoted
+from distributed_state.programs.inspector.api import Refused, quoted
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -42,6 +42,20 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Re
     text = _templates.get_template(f"{name}.html").render(root=root, here=here, status=status, **values)
     # A lone surrogate, which the store keeps, has no place in UTF-8: it is shown as it is written in JSON.
     return Response(text.encode("utf-8", "backslashreplace"), status, HEADERS, media_type="text/html")
+
+
+def refusal(request: Request, refused: Refused) -> Response:
+    """What is shown instead of a page that was refused."""
+    if refused.status == 401:
+        return _to_sign_in(request)
+    return page(request, "refused", status=refused.status, detail=refused.detail)
+
+
+def _to_sign_in(request: Request) -> Response:
+    place = request.scope["root_path"] + "/sign-in"
+    if "hx-request" in request.headers:  # htmx would follow a redirect, and put the page into a part of this one
+        return Response(b"", 200, HEADERS | {"HX-Redirect": place})
+    return RedirectResponse(place, 303, HEADERS)
 
 
 def moment(seconds: float | None) -> str:
@@ -74,4 +88,12 @@ def since(seconds: float) -> str:
     return age(time.time() - seconds)
 
 
-_templates.filters |= {"moment": moment, "age": age, "since": since, "took": took, "quoted": quoted}
+def size(count: int) -> str:
+    """So many bytes in one unit, as "3.0 MiB"."""
+    for unit, bytes_ in ("MiB", 2**20), ("KiB", 2**10):
+        if count >= bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count} B"
+
+
+_templates.filters |= {"size": size, "moment": moment, "age": age, "since": since, "took": took, "quoted": quoted}

@@ -19,6 +19,7 @@ from distributed_state.programs.service.resources.shapes import (
     Texts,
     Ttl,
     Values,
+    Version,
     Written,
     expected,
     together,
@@ -26,6 +27,7 @@ from distributed_state.programs.service.resources.shapes import (
 )
 from distributed_state.programs.service.routes import Asked
 from distributed_state.programs.service.writing import Write
+from distributed_state.records import inspection
 from distributed_state.records.access import TAGS
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers.changes import Changes
@@ -60,6 +62,12 @@ def _shown(context: RecordContext, entry: CachedRecord) -> Response:
     return answer({"version": entry.version, **bytes_as_text.apart(context.fields(entry))}, version=entry.version)
 
 
+class FieldAt(records.Fresh):
+    """As it is, or as it was at a `version`."""
+
+    version: Version | None = None
+
+
 class FieldValue(Answer):
     """A field: its value, or its bytes in base64."""
 
@@ -70,9 +78,13 @@ class FieldValue(Answer):
 
 async def get(scope: Scope, asked: Asked) -> Response:
     """One field of a record."""
-    given = requests.query(asked.request, records.Fresh)
+    given = requests.query(asked.request, FieldAt)
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
-    entry = await records.look(record, scope, given.fresh, key)
+    if given.version is None:
+        entry = await records.look(record, scope, given.fresh, key)
+    else:
+        context_of(record).allow("read", key)
+        entry = await inspection.at(context_of(record), given.version)
     value = context_of(record).value(entry, key, _GONE)
     if value is _GONE:
         raise NotFound(f"there is no field {key!r:.80}")

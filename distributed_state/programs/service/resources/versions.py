@@ -65,6 +65,7 @@ class VersionChange(Answer):
     kind: str
     actor: str
     token: int
+    replica: str
     fields: Values
     bytes: Encoded | None = None
     deleted: list[str]
@@ -110,6 +111,7 @@ def _change(change: Change) -> dict[str, Any]:
         "kind": change.kind,
         "actor": change.actor,
         "token": change.token,
+        "replica": change.replica,
         **bytes_as_text.apart(change.set),
         "deleted": change.deleted,
         "messages": [_message(each) for each in change.appended],

@@ -1,0 +1,96 @@
+"""Answers that are passed on as they come. Law: nothing of them is kept here.
+
+Design: section 28.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from distributed_state.programs.inspector.api import Api, Refused, quoted
+from distributed_state.programs.inspector.pages import HEADERS, refusal
+
+_AS_FILE = [
+    (b"content-disposition", b'attachment; filename="field.json"'),
+    *((name.lower().encode(), value.encode()) for name, value in HEADERS.items()),
+]
+_NAMES = re.compile(rb"^event: .*\n", re.MULTILINE)
+
+
+def routes(api: Api, one: str) -> list[Route]:
+    """Where they are; `one` is the path of a conversation."""
+    apps: dict[str, ASGIApp] = {"/live/events": Events(api), one + "/export": Export(api), one + "/field": Field(api)}
+    return [Route(path, app, methods=["GET"]) for path, app in apps.items()]
+
+
+class Events:
+    """The stream of events, passed on to a page."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the interface does, with every event under one name: a browser hears those alone that it names."""
+
+        async def unnamed(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message["body"] = _NAMES.sub(b"", message.get("body", b""))
+            await send(message)
+
+        request = Request(scope)
+        await self._api.stream(request, "/v1/events", request.query_params.multi_items())(scope, receive, unnamed)
+
+
+class Export:
+    """A conversation as a file to download."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the interface does; a refusal is a page, as a browser goes to it."""
+        await _download(self._api, Request(scope), "export", {}, receive, send)
+
+
+class Field:
+    """A field as a file to download, as it is or was."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As above."""
+        request = Request(scope)
+        asked = request.query_params
+        await _download(
+            self._api, request, f"fields/{quoted(asked.get('name', ''))}", {"version": asked.get("version", "")},
+            receive, send,
+        )  # fmt: skip
+
+
+async def _download(
+    api: Api, request: Request, part: str, query: dict[str, str], receive: Receive, send: Send
+) -> None:  # fmt: skip
+    status, problem = 0, b""
+
+    async def passed(message: Message) -> None:
+        nonlocal status, problem
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            named = {name.lower() for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(each for each in _AS_FILE if each[0] not in named)]
+        if status < 400:
+            await send(message)
+        else:
+            problem += message.get("body", b"")
+
+    place = f"/v1/conversations/{quoted(request.path_params['id'])}/{part}"
+    await api.stream(request, place, [*query.items()])(request.scope, receive, passed)
+    if status >= 400:
+        found = refusal(request, Refused(status, json.loads(problem)["detail"]))
+        await found(request.scope, receive, send)

@@ -1,0 +1,59 @@
+"""A record as a file that is downloaded. Law: a client that reads slowly costs a page of it, and no more.
+
+Design: section 28.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from urllib.parse import quote
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from distributed_state.programs.service.connections import CONNECTION
+from distributed_state.programs.service.fairness import copying
+from distributed_state.programs.service.limits import Limits
+from distributed_state.store.export import Export
+
+log = logging.getLogger(__name__)
+
+
+class Download(Response):
+    """Writes the lines of an export, some at a time. An error behind the first of them ends the connection."""
+
+    media_type = "application/jsonl"
+
+    def __init__(
+        self, lines: list[str], export: Export, name: str, limits: Limits, tenant: str, count: Callable[[int], None]
+    ) -> None:
+        # `lines` are the first ones, `count` is given the bytes that are sent
+        named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{quote(name[:200], safe='')}.jsonl"
+        super().__init__(headers={"Content-Disposition": named, "Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._lines = lines
+        self._export = export
+        self._limits = limits
+        self._tenant = tenant
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write all lines, or as far as the client reads them in time."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            while self._lines:
+                block = "".join(f"{line}\n" for line in self._lines).encode()
+                self._count(len(block))
+                async with asyncio.timeout(self._limits.slow):
+                    await send({"type": "http.response.body", "body": block, "more_body": True})
+                async with copying(self._tenant):
+                    self._lines = await self._export.following()
+        except TimeoutError:
+            log.info("a client read nothing of its export for %g s and was disconnected", self._limits.slow)
+            connection = scope.get("state", {}).get(CONNECTION)
+            if connection is not None:
+                connection.abort()
+            return
+        await send({"type": "http.response.body", "body": b""})
