@@ -87,10 +87,12 @@ from distributed_state.values.results import (
     Change,
     Checkpoint,
     Event,
+    HeldLease,
     Lifetime,
     Replica,
     SessionInfo,
     Snapshot,
+    Waiter,
     Written,
 )
 from distributed_state.values.search import (
@@ -146,6 +148,7 @@ __all__ = [
     "Event",
     "Fenced",
     "Finding",
+    "HeldLease",
     "Host",
     "InvalidTransition",
     "Interrupted",
@@ -212,6 +215,7 @@ __all__ = [
     "UnknownStep",
     "UserState",
     "Upcast",
+    "Waiter",
     "WarmUnavailable",
     "Workflow",
     "WorkingMemory",
