@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 from below import names, redis_of, tiers, until
 from controls import sabotage
 from faces import Blocking
+from tenants import Served, opened
 
-from distributed_state import AccessDenied, Fenced, HeldLease, InvalidValue, LockTimeout
+from distributed_state import AccessDenied, AsyncStateStore, Fenced, HeldLease, InvalidValue, LockTimeout
+from distributed_state.programs.service import Access
 from distributed_state.warm.held_leases import HeldLeases
 from distributed_state.warm.lease import AsyncLease
 
@@ -23,7 +26,7 @@ def elsewhere(work: Any) -> asyncio.Task[Any]:
 
 
 @asynccontextmanager
-async def held(session: Any, **options: Any) -> Any:
+async def held(session: Any, **options: Any) -> AsyncIterator[list[str]]:
     """Somebody else holds the record until the block ends, and finds out what it can still write then."""
     taken, leave = asyncio.Event(), asyncio.Event()
     outcome: list[str] = []
@@ -268,8 +271,6 @@ async def test_an_erased_record_leaves_no_trace_among_the_leases(store: Any) -> 
 
 @pytest.mark.only(face="asyncio", warm="embedded")
 async def test_only_an_operator_may_look_at_leases_or_end_them() -> None:
-    from distributed_state import AsyncStateStore
-
     async with AsyncStateStore.open(archive="memory", access=lambda asked: asked.action != "admin") as store:
         for call in (store.leases(), store.end_lease("c", 1)):
             with pytest.raises(AccessDenied):
@@ -277,3 +278,73 @@ async def test_only_an_operator_may_look_at_leases_or_end_them() -> None:
         with pytest.raises(AccessDenied):
             store.session("c").lock(take_over=1)
         store.session("c").lock()
+
+
+# Over HTTP
+
+
+async def test_an_operator_of_a_tenant_sees_and_takes_its_leases_alone() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        every, acme, writer = [
+            await served.token(prefix, *rights)
+            for prefix, rights in (
+                ("", ["read", "write", "admin"]),
+                ("acme:", ["write", "admin"]),
+                ("acme:", ["write"]),
+            )
+        ]
+
+        async def held_by(id: str) -> dict[str, Any]:
+            taken = await served.ask("POST", f"/v1/conversations/{id}/lease", every, json={"ttl": 60})
+            assert taken.status_code == 201, taken.text
+            return dict(taken.json())
+
+        async def listed_by(token: str, **query: Any) -> list[str]:
+            answer = await served.ask("GET", "/v1/leases", token, params=query)
+            assert answer.status_code == 200, answer.text
+            return [each["record_id"] for each in answer.json()["leases"]]
+
+        await store.session("acme:c").create({})
+        first, other = await held_by("acme:c"), await held_by("evil:c")
+        assert await listed_by(every) == ["acme:c", "evil:c"], "the negative control"
+        assert await listed_by(acme) == ["acme:c"]
+        answer = (await served.ask("GET", "/v1/leases", acme)).json()
+        (row,) = answer["leases"]
+        assert (row["kind"], row["token"], row["replica"]) == ("client", first["token"], store.replica)
+        assert row["since"] <= answer["time"] + 1 <= row["ends"]
+        secret = first["lease"]
+        assert secret not in str(answer), "whoever reads the list could write under it"
+        assert (await served.ask("GET", "/v1/leases", acme, params={"prefix": "evil:"})).status_code == 403
+        page = await served.ask("GET", "/v1/leases", every, params={"limit": 1})
+        assert (await served.http.get(page.links["next"]["url"], headers={"Authorization": f"Bearer {every}"})).json()[
+            "leases"
+        ][0]["record_id"] == "evil:c"
+        refused = [
+            (await served.ask("GET", "/v1/leases", writer)).status_code,
+            (await served.ask("DELETE", f"/v1/conversations/acme:c/lease/{first['token']}", writer)).status_code,
+            (await served.ask("PUT", f"/v1/conversations/acme:c/lease/{first['token']}", writer, json={})).status_code,
+            (await served.ask("DELETE", f"/v1/conversations/evil:c/lease/{other['token']}", acme)).status_code,
+            (await served.ask("PUT", f"/v1/conversations/evil:c/lease/{other['token']}", acme, json={})).status_code,
+        ]
+        assert refused == [403] * 5
+
+        async def written(lease: str) -> int:
+            headers = {"Authorization": f"Bearer {every}", "Lease": lease}
+            put = await served.http.put("/v1/conversations/acme:c/fields/a", json={"value": 1}, headers=headers)
+            return put.status_code
+
+        assert await written(secret) == 200
+        wrong = f"/v1/conversations/acme:c/lease/{first['token'] + 1}"
+        assert (await served.ask("PUT", wrong, acme, json={})).status_code == 423
+        assert (await served.ask("DELETE", wrong, acme)).json() == {"released": False}
+        assert (await served.ask("DELETE", f"/v1/conversations/acme:c/lease/{10**39}", acme)).status_code == 422
+        assert await written(secret) == 200
+        mine = await served.ask("PUT", f"/v1/conversations/acme:c/lease/{first['token']}", acme, json={"ttl": 60})
+        assert mine.status_code == 200, mine.text
+        assert await written(secret) == 412
+        assert await written(mine.json()["lease"]) == 200
+        ended = await served.ask("DELETE", f"/v1/conversations/acme:c/lease/{mine.json()['token']}", acme)
+        assert ended.json() == {"released": True}
+        assert await written(mine.json()["lease"]) == 412
+        assert await listed_by(every) == ["evil:c"]
