@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from distributed_state.programs.inspector import access, conversation, finding, fleet
+from distributed_state.programs.inspector import access, conversation, finding, fleet, live
 from distributed_state.programs.inspector.access import Tickets
 from distributed_state.programs.inspector.api import Api, Refused
 from distributed_state.programs.inspector.pages import HEADERS, page
@@ -38,7 +38,14 @@ class _Change(Convertor[str]):
         return value
 
 
+class _Steering(_Change):
+    """What a page may be asked to do with a lease."""
+
+    regex = "end|take-over"
+
+
 register_url_convertor("change", _Change())
+register_url_convertor("steering", _Steering())
 PATH = "/inspect"
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 _STATIC = {
@@ -51,7 +58,7 @@ Page = Callable[[Request, Api], Awaitable[Response]]
 def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     """The pages of this service's store, to be mounted at PATH. For a ticket of `tickets` there is a key to it."""
     api = Api(service)
-    one = "/conversations/{id}"
+    one, lease = "/conversations/{id}", "/leases/{kind}/{id}/{token:number}/{what:steering}"
 
     def route(path: str, shown: Page, method: str = "GET") -> Route:
         async def serve(request: Request) -> Response:
@@ -78,8 +85,10 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
             route(one + "/difference", conversation.difference),
             route(one + "/{what:change}", conversation.ask),
             route(one + "/{what:change}", conversation.do, "POST"),
-            route("/live", _live),
+            route("/live", live.live),
             Route("/live/events", _Events(api), methods=["GET"]),
+            route(lease, live.ask),
+            route(lease, live.do, "POST"),
             route("/fleet", fleet.fleet),
             route("/sign-in", sign_in_page),
             route("/sign-in", access.sign_in, "POST"),
@@ -107,12 +116,6 @@ class _Events:
 
         request = Request(scope)
         await self._api.stream(request, "/v1/events", request.query_params.multi_items())(scope, receive, unnamed)
-
-
-async def _live(request: Request, api: Api) -> Response:
-    """Events as they come, from now on."""
-    await api.get(request, "/v1/caller")
-    return page(request, "live", types=request.query_params.get("types", ""))
 
 
 async def _served(request: Request, api: Api, shown: Page) -> Response:
