@@ -90,10 +90,12 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Change",
         "Checkpoint",
         "Event",
+        "HeldLease",
         "Lifetime",
         "Replica",
         "SessionInfo",
         "Snapshot",
+        "Waiter",
         "Written",
     ),
     "values.search": (

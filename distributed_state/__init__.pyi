@@ -87,10 +87,12 @@ from distributed_state.values.results import (
     Change,
     Checkpoint,
     Event,
+    HeldLease,
     Lifetime,
     Replica,
     SessionInfo,
     Snapshot,
+    Waiter,
     Written,
 )
 from distributed_state.values.search import (
@@ -147,6 +149,7 @@ __all__ = [
     "Event",
     "Fenced",
     "Finding",
+    "HeldLease",
     "Host",
     "InvalidTransition",
     "Interrupted",
@@ -213,6 +216,7 @@ __all__ = [
     "UnknownStep",
     "UserState",
     "Upcast",
+    "Waiter",
     "WarmUnavailable",
     "Workflow",
     "WorkingMemory",

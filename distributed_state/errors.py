@@ -80,7 +80,10 @@ class Fenced(StateError):
 
 
 class Interrupted(Fenced):
-    """Another request took the turn over. Nothing of this one was written, and it should not be repeated."""
+    """Another request, or an operator, took the turn or the lock over.
+
+    Nothing of this one was written, and it should not be repeated.
+    """
 
 
 class NotFound(StateError):

@@ -99,6 +99,11 @@ def replica_of(entry: JournalEntry) -> str:
     return entry.event.partition(".")[0]
 
 
+def _item_key(name: bytes) -> tuple[str, str]:
+    collection, key = (part.decode("utf-8", "surrogatepass") for part in item_of(name))
+    return collection, key
+
+
 def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
@@ -122,9 +127,8 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
         elif name == TIMES:
             times = turn_times.read(value)
         elif kind in (b"p", b"q"):
-            collection, key = (part.decode("utf-8", "surrogatepass") for part in item_of(name))
             row = ItemRow(record_codec.record, entry.version, value)
-            items[collection, key] = opened(record_codec, name, row, epoch) if value else None
+            items[_item_key(name)] = opened(record_codec, name, row, epoch) if value else None
     return Change(
         version=entry.version,
         time=entry.time_ms / 1000,

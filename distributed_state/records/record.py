@@ -380,7 +380,9 @@ class AsyncRecord:
         retry = OptimisticRetry(self._context, change, merge)
         return await write_path.until_no_conflict(self._context.tiers, retry.once)
 
-    def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> AsyncLease:
+    def lock(
+        self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False, take_over: int | None = None
+    ) -> AsyncLease:
         """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
 
         Example::
@@ -391,10 +393,14 @@ class AsyncRecord:
         Renewed until released, and given up `ttl` seconds after its holder died. Writes inside carry the fencing token;
         once the lease is lost they raise Fenced, and the body is cancelled. Others' writes raise Locked; with
         `advisory=True` they pass, only locks exclude each other. Waiters come in order. The task that holds it may
-        nest.
+        nest. With the token of a lease as `take_over` (see `store.leases`), it is taken from whoever holds that, before
+        all who wait: its writes are refused from then on. That takes the right `admin`.
         """
         self._context.allow("lock", None)
-        return self._context.tiers.lock(self._context.keys, wait=wait, ttl=ttl, advisory=advisory)
+        if take_over is not None:
+            self._context.allow("admin", None)
+        tiers = self._context.tiers
+        return tiers.lock(self._context.keys, wait=wait, ttl=ttl, advisory=advisory, take_over=take_over)
 
     async def initialize(
         self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]

@@ -89,6 +89,7 @@ OPTIONS = {
     "on_invalid": _DIRECT,
     "clean": "clean values before they are given, or where the service opens its store",
     "clean_messages": "clean messages before they are given, or where the service opens its store",
+    "take_over": "PUT /v1/conversations/{id}/lease/{token}, or " + _DIRECT,
     "group": "keep the position, and give it as since=",
     "progress": _DIRECT,
 }

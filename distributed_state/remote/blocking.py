@@ -17,7 +17,17 @@ from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteStore, checked
 from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction
 from distributed_state.values.model import Message, Ref
-from distributed_state.values.results import Branch, Change, Checkpoint, Event, Replica, SessionInfo, Snapshot, Written
+from distributed_state.values.results import (
+    Branch,
+    Change,
+    Checkpoint,
+    Event,
+    HeldLease,
+    Replica,
+    SessionInfo,
+    Snapshot,
+    Written,
+)
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 
 T = TypeVar("T")
@@ -610,6 +620,16 @@ class RemoteStore:
     def replicas(self) -> list[Replica]:
         """List the processes that have the store open."""
         return finish(self._twin.replicas())
+
+    def leases(
+        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
+    ) -> list[HeldLease]:
+        """List who holds which records, and who waits for them; those held longest first."""
+        return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
+
+    def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
+        """End the lease with this fencing token, whoever holds it; False if it is not held any more."""
+        return finish(self._twin.end_lease(id, token, scope=scope))
 
     def events(self, *types: str, since: str | None = None, **others: Never) -> RemoteEvents:
         """Events as they come, for `for`; better inside `with`, which says when that is over.

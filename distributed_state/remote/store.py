@@ -17,12 +17,12 @@ from distributed_state.port.http_clients import AsyncHttp
 from distributed_state.remote import absent, values
 from distributed_state.remote.addresses import address
 from distributed_state.remote.events import AsyncRemoteEvents
-from distributed_state.remote.place import RecordPlace, kind_of
+from distributed_state.remote.place import RecordPlace, kind_of, path_of
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.requests import Requests, part
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Branch, Replica, SessionInfo
+from distributed_state.values.results import Branch, HeldLease, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumer import pattern
 
@@ -183,6 +183,20 @@ class AsyncRemoteStore:
     async def replicas(self) -> list[Replica]:
         """List the processes that have the store open."""
         return [values.made(Replica, each) for each in (await self._requests.read("/v1/replicas"))["replicas"]]
+
+    async def leases(
+        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
+    ) -> list[HeldLease]:
+        """List who holds which records, and who waits for them; those held longest first."""
+        query = {"scope": scope, "prefix": prefix or None, "limit": limit, "after": after}
+        return [values.held_lease(each) for each in (await self._requests.read("/v1/leases", query))["leases"]]
+
+    async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
+        """End the lease with this fencing token, whoever holds it; False if it is not held any more."""
+        if type(token) is not int or token < 0:
+            raise InvalidValue(f"a lease is named by its fencing token, not {token!r:.80}")
+        path = f"{path_of(Ref(scope, id))}/lease/{token}"
+        return bool((await self._requests.order("DELETE", path))["released"])
 
     def events(self, *types: str, since: str | None = None, **others: Never) -> AsyncRemoteEvents:
         """Events as they come, for `async for`; better inside `async with`, which says when that is over.

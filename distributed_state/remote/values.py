@@ -18,12 +18,22 @@ from distributed_state.values.freshness import check_staleness
 from distributed_state.values.items import Item
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.presence import ABSENT, Presence
-from distributed_state.values.results import Branch, Change, Checkpoint, Event, Replica, SessionInfo, Snapshot
+from distributed_state.values.results import (
+    Branch,
+    Change,
+    Checkpoint,
+    Event,
+    HeldLease,
+    Replica,
+    SessionInfo,
+    Snapshot,
+    Waiter,
+)
 from distributed_state.values.search import SearchHit
 from distributed_state.values.tags import tag_texts
 from distributed_state.values.turn_times import TimedRun, TurnTimes
 
-T = TypeVar("T", Branch, Checkpoint, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes)
+T = TypeVar("T", Branch, Checkpoint, HeldLease, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter)
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,6 +117,11 @@ def tags(tag: Mapping[str, str | Iterable[str]] | None, untag: Mapping[str, str 
 def made(kind: type[T], found: Mapping[str, Any]) -> T:
     """A value of the package, of an answer that has its fields, and perhaps more in a later release."""
     return kind(**{each.name: found[each.name] for each in dataclasses.fields(kind)})
+
+
+def held_lease(found: Mapping[str, Any]) -> HeldLease:
+    """A lease that is held, and who waits for it."""
+    return made(HeldLease, {**found, "waiters": tuple(made(Waiter, each) for each in found["waiters"])})
 
 
 def shown(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import MAX_ID_BYTES, Ref, escape
-from distributed_state.values.results import Branch, Event, Replica, SessionInfo
+from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
 from distributed_state.values.tags import tag_texts
 
@@ -836,6 +836,35 @@ class AsyncStateStore:
         is lost, and another one publishes the event `replica.lost` within another `beat`.
         """
         return await self._fleet.replicas()
+
+    async def leases(
+        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
+    ) -> list[HeldLease]:
+        """List who holds which records, locks and running turns, and who waits for them; those held longest first.
+
+        Example::
+
+            for lease in await store.leases():
+                print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
+
+        Only of a `scope`, of records whose ids begin with `prefix`. The first `limit` (1 to 1000); `after` is the
+        `cursor` of a previous page's last. It costs by what is held, not by how many records there are.
+        """
+        return await self._fleet.leases(scope, prefix, limit, after)
+
+    async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
+        """End the lease with this fencing token, whoever holds it; False if it is not held any more.
+
+        Example::
+
+            for lease in await store.leases(scope="session"):
+                if store.time() - lease.since > 600:
+                    await store.end_lease(lease.record_id, lease.token)
+
+        Its holder is refused when it writes (Interrupted, Fenced), and the first who waits has the record. A turn that
+        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        """
+        return await self._fleet.end_lease(id, token, scope)
 
     def announce(self, **fields: Any) -> None:
         """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.

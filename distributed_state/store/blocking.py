@@ -38,7 +38,7 @@ from distributed_state.store.twins import twin_of
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Branch, Event, Replica, SessionInfo
+from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
 
 H = TypeVar("H", bound=Handler)
@@ -779,6 +779,35 @@ class StateStore:
         is lost, and another one publishes the event `replica.lost` within another `beat`.
         """
         return finish(self._twin.replicas())
+
+    def leases(
+        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
+    ) -> list[HeldLease]:
+        """List who holds which records, locks and running turns, and who waits for them; those held longest first.
+
+        Example::
+
+            for lease in store.leases():
+                print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
+
+        Only of a `scope`, of records whose ids begin with `prefix`. The first `limit` (1 to 1000); `after` is the
+        `cursor` of a previous page's last. It costs by what is held, not by how many records there are.
+        """
+        return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
+
+    def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
+        """End the lease with this fencing token, whoever holds it; False if it is not held any more.
+
+        Example::
+
+            for lease in store.leases(scope="session"):
+                if store.time() - lease.since > 600:
+                    store.end_lease(lease.record_id, lease.token)
+
+        Its holder is refused when it writes (Interrupted, Fenced), and the first who waits has the record. A turn that
+        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        """
+        return finish(self._twin.end_lease(id, token, scope=scope))
 
     def announce(self, **fields: Any) -> None:
         """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.

@@ -330,7 +330,9 @@ class Record:
         """
         return finish(self._twin.apply(change, merge=merge))
 
-    def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> Lease:
+    def lock(
+        self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False, take_over: int | None = None
+    ) -> Lease:
         """Hold the record alone inside `with`, or raise LockTimeout after `wait` seconds.
 
         Example::
@@ -341,9 +343,10 @@ class Record:
         Renewed until released, and given up `ttl` seconds after its holder died. Writes inside carry the fencing token;
         once the lease is lost they raise Fenced, and the body is cancelled. Others' writes raise Locked; with
         `advisory=True` they pass, only locks exclude each other. Waiters come in order. The task that holds it may
-        nest.
+        nest. With the token of a lease as `take_over` (see `store.leases`), it is taken from whoever holds that, before
+        all who wait: its writes are refused from then on. That takes the right `admin`.
         """
-        return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory))
+        return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory, take_over=take_over))
 
     def initialize(self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
         """Set the fields that are not there yet, once in the record's life; True if this call did it.

@@ -27,8 +27,9 @@ from distributed_state.tiers import actors, durability
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
-from distributed_state.values.model import Ref, unescape
-from distributed_state.values.results import Event, Replica
+from distributed_state.values.model import SCOPES, Ref, escape, unescape
+from distributed_state.values.results import Event, HeldLease, Replica
+from distributed_state.warm import held_leases
 from distributed_state.warm.answers import Draft
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,26 @@ class Fleet:
         """The replicas that have this namespace open, the oldest first."""
         self._store.allow("admin")
         return await self._store.tiers().presence.replicas()
+
+    async def leases(self, scope: str | None, prefix: str, limit: int, after: str | None) -> list[HeldLease]:
+        """Who holds what, those longest first."""
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
+        if not isinstance(prefix, str):
+            raise InvalidValue(f"prefix is a str, not {prefix!r:.80}")
+        scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
+        self._store.allow("admin", scope=scope, prefix=prefix or None)
+        begins = tuple(f"{each}:{escape(prefix)}" for each in scopes)
+        tiers = self._store.tiers()
+        found = held_leases.HeldLeases(tiers.port, tiers.keys, tiers.clock)
+        all_of_them = scope is None and not prefix
+        return await found.page(limit, after, None if all_of_them else lambda text: text.startswith(begins))
+
+    async def end_lease(self, id: str, token: int, scope: str) -> bool:
+        """End a lease, whoever holds it."""
+        ref = Ref(scope, id)
+        self._store.allow("admin", ref)
+        return await held_leases.end(self._store.tiers().leases, self._store.keys.of(ref), token)
 
     def announce(self, **fields: Any) -> None:
         """Add these values to the status that this replica publishes with each beat."""

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from distributed_state.cold.values import Erasure, Mortal
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, StateError, Unavailable
@@ -28,6 +29,7 @@ from distributed_state.values import field_ttl
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME, Ref, log_fields
 from distributed_state.warm.answers import Committed, Draft
+from distributed_state.warm.held_leases import HeldLeases
 from distributed_state.warm.scripts import DEFER, DUE, FILL, PRUNE
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Reaper(Worker):
         self._job: Job | None = None
         self._empty: dict[int, float] = {}
         self._looks = DueLooks(self._port.monotonic, tiers.archiver.resting.since)
+        self._leases = HeldLeases(tiers.port, tiers.keys, tiers.clock)
         self._prune_at = self._erase_at = 0.0
         self._unfinished: set[Erasure] = set()
         self.expired = 0
@@ -120,8 +123,8 @@ class Reaper(Worker):
                 unfilled[partition] = epoch.decode()
             elif not rows:
                 self._looks.note(partition, began, now_ms, later_ms)
-            found = zip(rows[::2], rows[1::2], strict=True)
-            due += [Due(self._names(each), score, epoch.decode(), int(now_ms)) for each, score in found]
+            found, of = zip(rows[::2], rows[1::2], strict=True), self._tiers.keys.of
+            due += [Due(of(Ref.parse(each.decode())), score, epoch.decode(), int(now_ms)) for each, score in found]
             more = more or len(rows) == 2 * most
         await self._look(due)
         await self._fill(unfilled)
@@ -129,9 +132,6 @@ class Reaper(Worker):
         await self._erase(reached)
         await self._tiers.branches.look_after(reached)
         return await self._prune(reached) or more
-
-    def _names(self, member: bytes) -> RecordKeys:
-        return self._tiers.keys.of(Ref.parse(member.decode()))
 
     # What is due
 
@@ -209,10 +209,12 @@ class Reaper(Worker):
         answers = await self._port.exchange([(b"HMGET", each.names.record, *fields) for each in due]) if due else []
         return [[None] * 4 if isinstance(answer, Exception) else list(answer) for answer in answers]
 
-    async def _send(self, calls: Sequence[Call]) -> None:
-        for answer in await self._port.scripts(calls) if calls else []:
+    async def _send(self, calls: Sequence[Call]) -> list[Any]:
+        answers = await self._port.scripts(calls) if calls else []
+        for answer in answers:
             if isinstance(answer, StateError):
                 raise answer
+        return answers
 
     # What Redis lost
 
@@ -273,24 +275,21 @@ class Reaper(Worker):
         except StateError as error:
             log.warning("%d records are not erased yet: %s; trying again", len(left), error)
 
-    # Old events
+    # Old events, and leases that ended by themselves
 
     async def _prune(self, partitions: Sequence[int]) -> bool:
         """Drop events that are too old, some of each partition; whether there are more of them."""
         now = self._port.monotonic()
-        settings = self._tiers.settings
         if now < self._prune_at:
             return False
-        keys = [self._tiers.keys.partition(each) for each in partitions]
-        age_ms = int(settings.events_for * 1000)
-        answers = await self._port.scripts([(PRUNE, [each.meta, each.events], [age_ms, _PRUNED]) for each in keys])
-        for answer in answers:
-            if isinstance(answer, StateError):
-                raise answer
+        age = self._tiers.settings.events_for
+        keys = map(self._tiers.keys.partition, partitions)
+        answers = await self._send([(PRUNE, [each.meta, each.events], [int(age * 1000), _PRUNED]) for each in keys])
         if any(int(answer[1]) == _PRUNED for answer in answers):
             return True
+        await self._leases.tidy(partitions, max(10, _AT_ONCE // len(partitions)))
         # A hundredth of their age later is soon enough.
-        self._prune_at = now + min(_PRUNE_SECONDS, settings.events_for / 100)
+        self._prune_at = now + min(_PRUNE_SECONDS, age / 100)
         return False
 
 

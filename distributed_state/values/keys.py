@@ -46,6 +46,7 @@ class PartitionKeys:
     relay_channel: bytes
     lifetimes: bytes
     gathering: bytes
+    leases: bytes
 
     @property
     def emit_keys(self) -> tuple[bytes, ...]:
@@ -70,6 +71,7 @@ class RecordKeys:
     lock_channel: bytes
     event_keys: tuple[bytes, bytes, bytes, bytes]
     items: bytes
+    leases: bytes
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +121,10 @@ class Keys:
         """The key of that record."""
         return channel.replace(b"}:c:", b"}:r:", 1)
 
+    def named(self, record: bytes) -> RecordKeys:
+        """The keys of the record that has this key."""
+        return self.of(Ref.parse(record.partition(b"}:r:")[2].decode()))
+
     def slot(self, partition: int) -> int:
         """The slot of a cluster in which a partition lies."""
         return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS
@@ -141,7 +147,7 @@ class Keys:
 
     def _partition(self, partition: int) -> PartitionKeys:
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}"
-        named = ("journal", "meta", "archiver", "events", "e", "relay", "lifetimes", "gathering")
+        named = ("journal", "meta", "archiver", "events", "e", "relay", "lifetimes", "gathering", "leases")
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
     def gathered(self, partition: int, token: str) -> bytes:
@@ -180,4 +186,5 @@ class Keys:
                 f"{prefix}:lifetimes".encode(),
             ),
             items=f"{prefix}:i:{ref.text}".encode(),
+            leases=f"{prefix}:leases".encode(),
         )

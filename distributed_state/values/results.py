@@ -154,6 +154,37 @@ class Lifetime:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiter:
+    """Somebody who waits for a lease: on which replica, and `since` when, in seconds since 1970."""
+
+    replica: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease that is held now, of the record `record_id` of the kind `scope`.
+
+    `kind` is what it is held for: a "turn", a "lock", an "advisory" lock, or a "client" of the service. `replica` took
+    it, `since` then; it `ends` then unless it is renewed, as it is while its holder lives. Times are in seconds since
+    1970, by the server's clock. `token` is its fencing token: it names this lease and no other of the record.
+    `waiting` is how many wait for it, `waiters` the first twenty of them, in order. `cursor` continues `store.leases`
+    behind it.
+    """
+
+    scope: str
+    record_id: str
+    kind: str
+    token: int
+    replica: str
+    since: float
+    ends: float
+    waiting: int
+    waiters: tuple[Waiter, ...]
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """One row of a listing. Times are in seconds since 1970; `cursor` continues the listing after this row."""
 

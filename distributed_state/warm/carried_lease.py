@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 from distributed_state.errors import StateError
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.lease import AsyncLease, Leases
-from distributed_state.warm.lock import Lock, check_times
+from distributed_state.warm.lock import Lock, check_times, seizing
 from distributed_state.warm.scripts import RENEW
 
 _LOCK_VALUE = re.compile(r"x(\d{1,18})@[0-9A-Za-z_.\-]{1,100}:([0-9A-Za-z_.\-]{1,200})")
@@ -43,9 +43,11 @@ class CarriedLease:
         return self.lock_value.split(":", 1)[1]
 
     @classmethod
-    async def take(cls, leases: Leases, names: RecordKeys, *, wait: float, ttl: float) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds."""
-        lock = _lock(leases, names, wait, ttl)
+    async def take(
+        cls, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
+    ) -> Self:
+        """Hold the record, or raise LockTimeout after `wait` seconds; at once, from who holds it with this token."""
+        lock = _lock(leases, names, wait, ttl, "" if take_over is None else seizing(take_over))
         # Whoever reads the name of a holder elsewhere cannot make a lease of it.
         lock.holder = f"{leases.name()}.{secrets.token_hex(12)}"
         try:
@@ -74,6 +76,6 @@ class CarriedLease:
         leases.carry(lease, self.lock_value, self.token)
 
 
-def _lock(leases: Leases, names: RecordKeys, wait: float, ttl: float) -> Lock:
+def _lock(leases: Leases, names: RecordKeys, wait: float, ttl: float, seize: str = "") -> Lock:
     check_times(wait, ttl, None)
-    return Lock(leases.warm, leases.waiters, leases.start, names, wait=wait, ttl=ttl, mode="x", seize="")
+    return Lock(leases.warm, leases.waiters, leases.start, names, wait=wait, ttl=ttl, mode="x", seize=seize)

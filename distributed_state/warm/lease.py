@@ -22,7 +22,7 @@ from distributed_state.errors import Fenced, Interrupted, Locked, LockTimeout
 from distributed_state.port import Call, Guard, Port
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.client import Warm
-from distributed_state.warm.lock import Lock, Taken, check_times
+from distributed_state.warm.lock import Lock, Taken, check_times, seizing
 from distributed_state.warm.op_ids import OpId
 from distributed_state.warm.renewal import Renewal
 from distributed_state.warm.subscription import Link
@@ -105,11 +105,11 @@ class Leases:
         lease.span = None
 
     def seized(self, lock_value: str) -> None:
-        """Another request took a turn over."""
+        """Another request took a turn over, or an operator whatever it was."""
         for lease in list(self._renewal.held.values()):
             if lease.lock_value == lock_value:
                 lease.seized = True
-                self._lose(lease, "was taken over by another request")
+                self._lose(lease, "was taken over")
 
     def _loop_ended(self, loop: object) -> None:
         """Nobody can give back what its tasks have left held."""
@@ -175,6 +175,7 @@ class AsyncLease:
         limit: float | None = None,
         turn: str | None = None,
         seize: bool = False,
+        take_over: int | None = None,
     ) -> None:
         check_times(wait, ttl, limit)
         self.names = names
@@ -198,7 +199,8 @@ class AsyncLease:
         self._turn = "" if turn is None else f".{turn}!"
         self._lock = Lock(
             leases.warm, leases.waiters, leases.start, names,
-            wait=wait, ttl=ttl, mode=self.mode, seize=self._turn if seize else "",
+            wait=wait, ttl=ttl, mode=self.mode,
+            seize=seizing(take_over) if take_over is not None else self._turn if seize else "",
         )  # fmt: skip
         self._lost = False
         self.seized = False
@@ -220,7 +222,7 @@ class AsyncLease:
 
     def gone(self, consequence: str) -> Fenced:
         """The error that says so."""
-        kind, why = (Interrupted, "taken over by another request") if self.seized else (Fenced, "lost")
+        kind, why = (Interrupted, "taken over") if self.seized else (Fenced, "lost")
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
 
     def lose(self) -> None:

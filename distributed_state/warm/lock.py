@@ -44,6 +44,13 @@ def _check(name: str, seconds: Any) -> None:
         raise InvalidValue(f"{name} is a number of seconds, not {seconds!r:.80}")
 
 
+def seizing(token: int) -> str:
+    """What the script is given to take the lease with this fencing token from its holder. Raises InvalidValue."""
+    if type(token) is not int or not 0 < token < 10**18:
+        raise InvalidValue(f"a lease is named by its fencing token, not {token!r:.80}")
+    return f"{token}@"
+
+
 class Taken(NamedTuple):
     """A lock that was granted to the request sent at `sent`, with the record's epoch and version then.
 
@@ -121,7 +128,7 @@ class Lock:
     async def _ask(self, trailing_call: Call | None) -> tuple[Any, Any]:
         """Shielded: a waiter that is cancelled meanwhile must know under which name to leave the queue."""
         names = self.names
-        keys = [names.lock, names.wait, names.meta, names.record, names.channel, names.lock_channel]
+        keys = [names.lock, names.wait, names.meta, names.record, names.channel, names.lock_channel, names.leases]
         place = self.holder if self._wait > 0 else ""
         times = [waiters.PATIENCE_MS, waiters.GRACE_MS]
         asked = [self._mode, self.holder, int(self._ttl * 1000), place, self._order, *times, self._seize]
@@ -155,4 +162,5 @@ class Lock:
 
     @property
     def _release_keys(self) -> list[bytes]:
-        return [self.names.lock, self.names.wait, self.names.lock_channel, self.names.record]
+        names = self.names
+        return [names.lock, names.wait, names.lock_channel, names.record, names.leases]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from serving import served
 
-from distributed_state import StateStore
+from distributed_state import Fenced, LockTimeout, StateStore
 from distributed_state.programs.inspector import PATH, Tickets, inspector
 from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.auth import Authentication
@@ -25,6 +27,7 @@ from distributed_state.programs.service.auth import Authentication
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 KEY = "k" * 43
 PLACE = f"{PATH}/conversations/trip-to-bergen"
+HELD = "held"
 PAGES = {
     "find": f"{PATH}/",
     "conversation": PLACE,
@@ -33,6 +36,7 @@ PAGES = {
     "rollback": f"{PLACE}/rollback?version=2",
     "erase": f"{PLACE}/erase",
     "live": f"{PATH}/live",
+    "take-over": HELD,
     "fleet": f"{PATH}/fleet",
     "sign-in": f"{PATH}/sign-in",
 }
@@ -60,6 +64,41 @@ def fill(store: StateStore) -> None:
     trip.set("city", "Bergen")
 
 
+class Held:
+    """A turn that runs, and one who waits for its record, in threads of their own, until it is ended."""
+
+    def __init__(self, store: StateStore, id: str) -> None:
+        self.session = store.session(id)
+        self.outcome = ""
+        self._leave = threading.Event()
+        begun = threading.Event()
+        self._turn = threading.Thread(target=self._run, args=(begun,), daemon=True)
+        self._turn.start()
+        assert begun.wait(10)
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._waiter.start()
+
+    def _run(self, begun: threading.Event) -> None:
+        try:
+            with self.session.turn() as turn:
+                begun.set()
+                self._leave.wait(120)
+                turn["late"] = True
+            self.outcome = "written"
+        except Fenced:
+            self.outcome = "refused"
+
+    def _wait(self) -> None:
+        with suppress(LockTimeout), self.session.lock(wait=60):
+            pass
+
+    def end(self) -> str:
+        self._leave.set()
+        for each in (self._turn, self._waiter):
+            each.join(60)
+        return self.outcome
+
+
 class Opened:
     """A service with the inspector, on real servers, and a store beside it."""
 
@@ -67,6 +106,16 @@ class Opened:
         self.url = str(http.base_url).rstrip("/")
         self.store = store
         self.tickets = tickets
+
+    def asked_to_take_over(self) -> str:
+        """The page that asks whether a lease is taken over, of one that is held for the rest of these tests."""
+        id = "trip-that-is-held"
+        found = [each for each in self.store.leases() if each.record_id == id]
+        if not found:
+            self.lease = self.store.session(id).lock()
+            self.lease.acquire()
+            found = [each for each in self.store.leases() if each.record_id == id]
+        return f"{PATH}/leases/conversations/{id}/{found[0].token}/take-over"
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +188,7 @@ def test_each_page_is_usable_by_everybody_and_loads_nothing_from_others(
     browser: Browser, opened: Opened, scheme: str, name: str, picture: Picture
 ) -> None:
     watched = opened_page(browser, opened, scheme)
-    watched.page.goto(opened.url + PAGES[name])
+    watched.page.goto(opened.url + (opened.asked_to_take_over() if PAGES[name] == HELD else PAGES[name]))
     expect(watched.page.locator("h1")).to_be_visible()
     found = Axe().run(watched.page)
     assert found.violations_count == 0, found.generate_report()
@@ -236,9 +285,62 @@ def test_events_are_seen_as_they_happen_without_a_reload(browser: Browser, opene
     expect(row).to_have_count(1)
     expect(row).to_contain_text("mail.sent")
     expect(row).to_contain_text("<b>ada</b>")
+    held = Held(opened.store, "trip-to-bergen")
+    expect(page.locator("#held tbody tr").filter(has_text="trip-to-bergen")).to_contain_text("1, the first for")
     picture(page, "live")
+    held.end()
     row.get_by_role("link").click()
     expect(page.get_by_role("heading", name="trip-to-bergen")).to_be_visible()
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_a_running_turn_is_taken_over_by_click_and_writes_nothing(browser: Browser, opened: Opened) -> None:
+    session = opened.store.session("trip-that-hangs")
+    session.create({"city": "Oslo"})
+    session.set("city", "Paris")
+    opened.store.archive()
+    held = Held(opened.store, "trip-that-hangs")
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/live")
+    row = page.locator("#held tbody tr").filter(has_text="trip-that-hangs")
+    expect(row).to_contain_text("turn")
+    expect(row).to_contain_text("1, the first for")
+    page.get_by_role("link", name="Take over trip-that-hangs").click()
+    expect(page.get_by_role("heading", name="Take trip-that-hangs over?")).to_be_visible()
+    assert not held.outcome
+    page.get_by_role("button", name="Take over").click()
+    expect(row).to_contain_text("client (you)")
+    page.goto(f"{opened.url}{PATH}/conversations/trip-that-hangs/rollback?version=1")
+    page.get_by_role("button", name="Roll back").click()
+    expect(page.get_by_text("As it is: version 3")).to_be_visible()
+    page.goto(f"{opened.url}{PATH}/live")
+    page.get_by_role("link", name="Release trip-that-hangs").click()
+    page.get_by_role("button", name="Release").click()
+    assert held.end() == "refused"
+    expect(row).to_have_count(0)  # by itself: the page looks again
+    assert session.get_all(fresh=True) == {"city": "Oslo"}
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_a_turn_is_released_by_keyboard_while_the_page_goes_on(browser: Browser, opened: Opened) -> None:
+    """The list is made anew every two seconds: what has the focus keeps it."""
+    held = Held(opened.store, "trip-by-keys")
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/live")
+    link = page.get_by_role("link", name="Release trip-by-keys")
+    link.focus()
+    with page.expect_response(lambda found: found.url.endswith("/live")):
+        pass
+    page.wait_for_function("document.activeElement.textContent.includes('Release trip-by-keys')")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Release trip-by-keys from its holder?")).to_be_visible()
+    page.get_by_role("button", name="Release").press("Enter")
+    expect(page.get_by_role("heading", name="Live")).to_be_visible()
+    assert held.end() == "refused"
     assert watched.wrong == []
     page.context.close()
 

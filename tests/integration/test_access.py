@@ -288,6 +288,8 @@ STORE: dict[str, Case] = {
     "events": (_listen, [("read", None)]),
     "on": (_hear, [("read", None)]),
     "replicas": (lambda s: s.replicas(), [("admin", None)]),
+    "leases": (lambda s: s.leases(), [("admin", None)]),
+    "end_lease": (lambda s: s.end_lease("s", 1), [("admin", None)]),
     "branches": (lambda s: s.branches(), [("admin", None)]),
     "export": (lambda s: s.export("s"), [("admin", None)]),
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from below import hidden
 
-from distributed_state import StateStore
+from distributed_state import Fenced, StateStore
 from distributed_state.programs import cli
 from distributed_state.programs.cli import shell
 from distributed_state.values.journal import JournalEntry, pack
@@ -27,6 +27,7 @@ from distributed_state.values.journal import JournalEntry, pack
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "erase", "forget", "audit", "replicas", "tail", "send"),
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config", "opperator"),
+    *("leases", "end-lease"),
     "serve",
     "branches",
     "repair",
@@ -634,6 +635,29 @@ def test_replicas_are_listed(run: Run, fleet: tuple[str, ...]) -> None:
         assert '{"agent": "notes\\u001b[2J[bold]"}' in shown
         assert "\x1b[2J" not in shown
     assert run(*fleet, "replicas", "--json").out == "", "it left"
+
+
+def test_leases_are_listed_and_ended(run: Run, fleet: tuple[str, ...]) -> None:
+    with shared(fleet) as store:
+        session = store.session("c\x1b[2J")
+        session.create({})
+        assert run(*fleet, "leases", "--json").out == ""
+        lease = session.lock()
+        lease.acquire()
+        (one,) = [json.loads(line) for line in run(*fleet, "leases", "--json").out.splitlines()]
+        assert (one["record_id"], one["kind"], one["token"]) == ("c\x1b[2J", "lock", lease.token)
+        shown = run(*fleet, "leases", "--limit", "1")
+        assert str(lease.token) in shown.out
+        assert store.replica in shown.out
+        assert "\x1b[2J" not in shown.out
+        assert "--after" in shown.err
+        assert run(*fleet, "leases", "--prefix", "x", "--json").out == ""
+        wrong = run(*fleet, "end-lease", session.id, str(lease.token + 1))
+        assert (wrong.code, "no lease with token" in wrong.err) == (1, True)
+        assert run(*fleet, "end-lease", session.id, str(lease.token)).code == 0
+        with pytest.raises(Fenced):
+            session.set("a", 1)
+        lease.release()
 
 
 @pytest.mark.wide

@@ -20,7 +20,7 @@ from clocks import moved_by_hand
 from starlette.requests import Request
 from tenants import Served, opened
 
-from distributed_state import AsyncStateStore, StateStore, tool
+from distributed_state import AsyncStateStore, Fenced, StateStore, tool
 from distributed_state.errors import StateError
 from distributed_state.programs.inspector import PATH, Tickets, access, api, inspector, pages
 from distributed_state.programs.inspector.api import COOKIE
@@ -262,6 +262,67 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
 
 async def gone(browser: Browser, place: str) -> bool:
     return (await browser.get(place)).status_code in (404, 410)
+
+
+async def test_who_holds_what_is_seen_by_who_may_steer_it() -> None:
+    async with looked_at() as (store, browser):
+        await store.session("evil:c").create({})
+        assert "No turn runs" in (await browser.get("/live")).text
+        reader = Browser(browser.served, await browser.served.token("acme:", "read", "events"))
+        async with store.session("acme:c").turn(), store.session("evil:c").lock() as other:
+            shown = (await browser.get("/live")).text
+            assert "1 turn runs" in shown
+            assert shown.count(">Take over<") == shown.count(">Release<") == 1
+            assert "evil:c" not in shown
+            read = await reader.get("/live")
+            assert (read.status_code, "acme:c" in read.text) == (200, False)
+            every = Browser(browser.served, await browser.served.token("", *RIGHTS))
+            assert "evil:c" in (await every.get("/live")).text, "the negative control"
+            for what in ("end", "take-over"):
+                theirs = f"/leases/conversations/evil:c/{other.token}/{what}"
+                assert (await browser.get(theirs)).status_code == 403
+                assert (await browser.post(theirs, {"seconds": "60"})).status_code == 403
+                asked = await browser.get(f"/leases/conversations/acme:c/{other.token}/{what}")
+                assert "not held by it any more" in asked.text
+            for wrong in ("/leases/apps/acme:c/1/end", "/leases/conversations/acme:c/x/end"):
+                assert (await browser.get(wrong)).status_code == 404
+
+
+async def test_a_record_that_was_taken_over_is_steered_under_the_new_lease() -> None:
+    async with looked_at() as (store, browser):
+        session = store.session("acme:c")
+        turn = session.lock()
+        await turn.acquire()
+        place = f"/leases/conversations/acme:c/{turn.token}"
+        asked = (await browser.get(f"{place}/take-over")).text
+        assert "Nobody else can change it while you hold it" in asked
+        assert (
+            await browser.post(f"{place}/take-over", {"seconds": "60"}, Origin="http://evil.example")
+        ).status_code == 403
+        for wrong in ("", "0", "601", "1e3", "9999999"):
+            assert (await browser.post(f"{place}/take-over", {"seconds": wrong})).status_code == 422
+        await session.set("city", "Paris")
+        taken = await browser.post(f"{place}/take-over", {"seconds": "60"})
+        assert taken.status_code == 303, taken.text
+        with pytest.raises(Fenced):
+            await session.set("city", "Rome")
+        await turn.release()
+        back = {"version": "1"}
+        assert (await browser.post("/conversations/acme:c/rollback", back)).status_code == 423, "without the cookie"
+        cookie = taken.headers["set-cookie"]
+        for word in ("HttpOnly", "SameSite=strict", f"Path={PATH}", "Max-Age=60"):
+            assert word in cookie
+        browser.headers["Cookie"] += f"; {cookie.partition(';')[0]}"
+        assert (await browser.post("/conversations/acme:c/rollback", back)).status_code == 303
+        assert await session.get("city", fresh=True) == "Oslo"
+        live = (await browser.get("/live")).text
+        assert "client (you)" in live
+        mine = re.search(r"/leases/conversations/acme%3Ac/(\d+)/end", live)
+        assert mine is not None
+        ended = await browser.post(mine[0].replace("%3A", ":"), {"x": ""})
+        assert f'{api.HELD}=""' in ended.headers["set-cookie"]
+        assert (await browser.post(mine[0].replace("%3A", ":"), {"x": ""})).status_code == 409
+        await session.set("city", "Rome")
 
 
 async def test_long_histories_and_chats_are_pages() -> None:

@@ -286,6 +286,17 @@ async def test_the_past(opens: Opens, id: str) -> None:
         with pytest.raises(NotFound):
             await session.at(version=99)
         assert await session.branches() == []
+        lease = session.lock()
+        await lease.acquire()
+        found = [each for each in await store.leases(prefix=id, scope="session") if each.record_id == id]
+        assert [(each.token, each.waiters, each.waiting) for each in found] == [(lease.token, (), 0)]
+        assert await store.end_lease(id, lease.token + 1) is False
+        assert await store.end_lease(id, lease.token) is True
+        with pytest.raises(Fenced):
+            await session.set("a", 2)
+        await lease.release()
+        with pytest.raises(InvalidValue):
+            await store.end_lease(id, "1")
         await store.delete(id)
         with pytest.raises(Deleted):
             await session.set("a", 2)

@@ -19,6 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from distributed_state.programs.service.connections import CONNECTION
 
 COOKIE = "distributed_state_inspector"
+HELD = "distributed_state_inspector_lease"
+"""The cookie of a lease that this browser took over: its token, the lease, and the path of its record."""
+_UNDER_LEASE = ("/rollback", "/everything")  # what pages do to a record that takes a lease
 # Of who looks, and of what a proxy says of them. The rest is about the page.
 _PASSED = frozenset(
     [b"host", b"authorization", b"x-actor", b"x-tenant", b"x-rights", b"x-forwarded-for", b"last-event-id"]
@@ -95,6 +98,9 @@ class Api:
         token = request.cookies.get(COOKIE)
         if token and not any(name == b"authorization" for name, _ in headers):
             headers.append((b"authorization", f"Bearer {token}".encode("latin-1", "replace")))
+        lease = _lease(request, path) if method != "GET" else ""
+        if lease:
+            headers.append((b"lease", lease.encode("latin-1", "replace")))
         if body is not None:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         asked = urlencode(
@@ -113,6 +119,13 @@ def _bound(request: Request, size: int) -> None:
         raise Refused(413, f"it is {size / 2**20:.1f} MiB, more than a page shows: read it over the interface")
     if (connection := getattr(request.state, CONNECTION, None)) is not None:
         connection.hold(size * _AS_VALUES)
+
+
+def _lease(request: Request, path: str) -> str:
+    """The lease under which this is done, "" for none."""
+    _, _, held = unquote(request.cookies.get(HELD, "")).partition(" ")
+    lease, _, record = held.partition(" ")
+    return lease if record and any(path == record + each for each in _UNDER_LEASE) else ""
 
 
 def quoted(part: str) -> str:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from distributed_state.programs.inspector import access, conversation, finding, fleet, streams
+from distributed_state.programs.inspector import access, conversation, finding, fleet, live, streams
 from distributed_state.programs.inspector.access import Tickets
 from distributed_state.programs.inspector.api import Api, Refused
 from distributed_state.programs.inspector.pages import HEADERS, page, refusal
@@ -37,7 +37,14 @@ class _Change(Convertor[str]):
         return value
 
 
+class _Steering(_Change):
+    """What a page may be asked to do with a lease."""
+
+    regex = "end|take-over"
+
+
 register_url_convertor("change", _Change())
+register_url_convertor("steering", _Steering())
 PATH = "/inspect"
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 _STATIC = {
@@ -46,12 +53,37 @@ _STATIC = {
 Page = Callable[[Request, Api], Awaitable[Response]]
 
 
+async def _sign_out(request: Request, _: Api) -> Response:
+    return await access.sign_out(request)
+
+
+async def _sign_in_page(request: Request, _: Api) -> Response:
+    return access.sign_in_page(request)
+
+
+_ONE, _LEASE = "/conversations/{id}", "/leases/{kind}/{id}/{token:number}/{what:steering}"
+_PAGES: tuple[tuple[str, str, Page], ...] = (
+    ("GET", "/", finding.find),
+    ("GET", _ONE, conversation.read),
+    ("GET", _ONE + "/difference", conversation.difference),
+    ("GET", _ONE + "/graph", conversation.graph),
+    ("GET", _ONE + "/{what:change}", conversation.ask),
+    ("POST", _ONE + "/{what:change}", conversation.do),
+    ("GET", "/live", live.live),
+    ("GET", _LEASE, live.ask),
+    ("POST", _LEASE, live.do),
+    ("GET", "/fleet", fleet.fleet),
+    ("GET", "/sign-in", _sign_in_page),
+    ("POST", "/sign-in", access.sign_in),
+    ("POST", "/sign-out", _sign_out),
+)
+
+
 def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     """The pages of this service's store, to be mounted at PATH. For a ticket of `tickets` there is a key to it."""
     api = Api(service)
-    one = "/conversations/{id}"
 
-    def route(path: str, shown: Page, method: str = "GET") -> Route:
+    def route(method: str, path: str, shown: Page) -> Route:
         async def serve(request: Request) -> Response:
             return await _served(request, api, shown)
 
@@ -63,26 +95,10 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
             access.entered(request, key)
         )  # fmt: skip
 
-    async def sign_out(request: Request, _: Api) -> Response:
-        return await access.sign_out(request)
-
-    async def sign_in_page(request: Request, _: Api) -> Response:
-        return access.sign_in_page(request)
-
     pages = Starlette(
         routes=[
-            *streams.routes(api, one),
-            route("/", finding.find),
-            route(one, conversation.read),
-            route(one + "/difference", conversation.difference),
-            route(one + "/graph", conversation.graph),
-            route(one + "/{what:change}", conversation.ask),
-            route(one + "/{what:change}", conversation.do, "POST"),
-            route("/live", _live),
-            route("/fleet", fleet.fleet),
-            route("/sign-in", sign_in_page),
-            route("/sign-in", access.sign_in, "POST"),
-            route("/sign-out", sign_out, "POST"),
+            *streams.routes(api, _ONE),
+            *(route(*each) for each in _PAGES),
             Route("/enter", enter),
             Route("/static/{name}", _static),
         ],
@@ -90,12 +106,6 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     )
     pages.router.redirect_slashes = False  # to a host that the client names, and without TLS
     return pages
-
-
-async def _live(request: Request, api: Api) -> Response:
-    """Events as they come, from now on."""
-    await api.get(request, "/v1/caller")
-    return page(request, "live", types=request.query_params.get("types", ""))
 
 
 async def _served(request: Request, api: Api, shown: Page) -> Response:

@@ -1,7 +1,7 @@
 --[[
   Take a lock, or a place in its queue. Nobody overtakes: a free lock goes to the head of the queue, and past it only
   if it does not come within the grace.
-  KEYS  lock  wait  meta  record  channel  lock_channel
+  KEYS  lock  wait  meta  record  channel  lock_channel  leases
   ARGV  life        of the connection: see port/lives.py
         mode        'x' exclusive, 'a' advisory
         holder      who asks: a name used for this one attempt only
@@ -10,12 +10,14 @@
         order       '' = a new place, else the score that an earlier call returned
         patience_ms a waiter that does not come back within this is skipped
         grace_ms    and one that is offered the lock, within this
-        seize       '' = never; else take it at once from a holder that ends in '!', unless it ends in this
+        seize       '' = never; else take it at once: from a holder that ends in '!', unless it ends in this, or
+                    as 'token@', from the holder of that token
   Returns {'ok', lock_value, epoch, version | '0'} | {'wait', holder, left_ms, order} | {'busy', holder, left_ms} | {'uninitialised'}
   left_ms is what the lock has to live, or the head of a free one to come.
+  The leases of a partition are the records whose locks are held, scored by their tokens; some have ended since.
   A place in the queue is the member 'deadline:name', scored by order, which is its own alone.
 ]]
-local lock, wait, meta, record, channel, lock_channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local lock, wait, meta, record, channel, lock_channel, leases = unpack(KEYS)
 local life, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local patience_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include clock
@@ -35,13 +37,15 @@ if held and string.sub(held, -#holder - 1) == ':' .. holder then
   redis.call('PEXPIRE', lock, ttl_ms)
   return {'ok', held, epoch, redis.call('HGET', record, '#v') or '0'}
 end
-local seized = held and seize ~= '' and order == '' and string.sub(held, -1) == '!' and string.sub(held, -#seize) ~= seize
+local seized = held and seize ~= '' and order == '' and (string.sub(held, 2, #seize + 1) == seize
+  or string.sub(seize, -1) == '!' and string.sub(held, -1) == '!' and string.sub(held, -#seize) ~= seize)
 if seized then redis.call('SPUBLISH', channel, epoch .. ' 0 ' .. held .. ' !') end
 if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < tonumber(head[2]))) then
   local token = format('%d', math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2]))
   local lock_value = mode .. token .. '@' .. epoch .. ':' .. holder
   redis.call('HSET', meta, 'token', token)
   redis.call('SET', lock, lock_value, 'PX', ttl_ms)
+  redis.call('ZADD', leases, token, record)
   -- The version lets the holder see at once whether its hot copy is behind.
   return {'ok', lock_value, epoch, redis.call('HGET', record, '#v') or '0'}
 end

@@ -1,18 +1,19 @@
 --[[
   Take a record out of Redis that is erased up to a version, unless it went on since, and let replicas forget their
   copies of it.
-  KEYS  record  hydration  channel  lifetimes  items
+  KEYS  record  hydration  channel  lifetimes  items  leases  lock
   ARGV  version
         message  what is published: a change after that version, so that it is a gap
         text     its member of the lifetimes
   Returns {'ok'} | {'kept'}
 ]]
-local record, hydration, channel, lifetimes, items = unpack(KEYS)
+local record, hydration, channel, lifetimes, items, leases, lock = unpack(KEYS)
 local version, message, text = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local present = redis.call('HGET', record, '#v')
 -- Not only a tombstone: what was brought back and then erased with the rest may not stay either.
 if present and tonumber(present) > version then return {'kept'} end
 redis.call('DEL', record, hydration, items)
 redis.call('ZREM', lifetimes, text)
+if redis.call('EXISTS', lock) == 0 then redis.call('ZREM', leases, record) end
 redis.call('SPUBLISH', channel, message)
 return {'ok'}

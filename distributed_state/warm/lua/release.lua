@@ -1,14 +1,14 @@
 --[[
   Give a lock back if it is still ours, leave its queue, and offer it to the next in line: who is woken, and skipped
   unless it comes within the grace.
-  KEYS  lock  wait  lock_channel  record
+  KEYS  lock  wait  lock_channel  record  leases
   ARGV  holder  the name under which it was asked for
         order   of our place in the queue, '' = none
         grace_ms
         replica, sequence   the op id of a commit sent just before, '' = none: only if that was applied
   Returns {'ok'} | {'lost'} | {'kept'}
 ]]
-local lock, wait, lock_channel, record = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local lock, wait, lock_channel, record, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local holder, order, grace_ms, replica, sequence = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 -- Whatever kept the commit from being applied (its script is unknown here, the record left Redis, an increment has to
 -- be a swap), it is sent again under this lock. What was applied is remembered in the record, as commit.lua has it.
@@ -24,6 +24,7 @@ local held = redis.call('GET', lock)
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 if held and string.sub(held, -#holder - 1) ~= ':' .. holder then return {'lost'} end
 redis.call('DEL', lock)
+redis.call('ZREM', leases, record)
 -- Mostly nobody waits, and what the time is need not be asked.
 if redis.call('EXISTS', wait) == 0 then return {'ok'} end
 local place = ''

@@ -1,21 +1,23 @@
 """The lease of a record over HTTP. Law: who holds it writes alone, until it is given back or its time is over.
 
 A client takes it before it asks its model, sends it with each write of the turn in the header Lease, and renews it if
-that takes long. Writes of others are answered 423 meanwhile; writes under one that has ended 412.
+that takes long. Writes of others are answered 423 meanwhile; writes under one that has ended 412. Who has the right
+`admin` sees all that are held, names one by its fencing token, and takes it from whoever holds it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.responses import Response
 
 from distributed_state.errors import Fenced, InvalidValue
-from distributed_state.programs.service import leasing, requests
+from distributed_state.programs.service import conditions, leasing, requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.shapes import Answer, Body
+from distributed_state.programs.service.resources import conversations, records
+from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Query
 from distributed_state.programs.service.routes import LEASE, Asked
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Scope
@@ -65,7 +67,7 @@ async def renew(scope: Scope, asked: Asked) -> Response:
 
 
 class Released(Answer):
-    """False: the lease had ended, and somebody else holds the record. What has ended may be released again."""
+    """False: the lease had ended, or somebody else holds the record. One's own, ended, may be released again."""
 
     released: bool
 
@@ -74,6 +76,82 @@ async def release(scope: Scope, asked: Asked) -> Response:
     """Give a record back."""
     context, lease = _of(asked, scope), _given(asked)
     return answer({"released": await lease.give_back(context.tiers.leases, context.keys)})
+
+
+class Page(Query):
+    """Which leases are listed: of one kind of records, of ids that begin so. `after` is what the page before gave."""
+
+    scope: Literal["session", "user", "task", "app"] | None = None
+    prefix: str | None = None
+    limit: Limit = 100
+    after: str | None = None
+
+
+class WaiterRow(Answer):
+    """Who waits: on which replica, and since when, in seconds since 1970."""
+
+    replica: str
+    since: float
+
+
+class LeaseRow(Answer):
+    """A lease that is held.
+
+    `kind` is what for: turn, lock, advisory, or client, which is one of this interface. `token` names it. `replica`
+    took it, `since` then; it `ends` then, in seconds since 1970, unless it is renewed. `waiting` is how many wait for
+    it, `waiters` the first twenty of them, in order. `cursor` continues behind it.
+    """
+
+    scope: str
+    record_id: str
+    kind: str
+    token: int
+    replica: str
+    since: float
+    ends: float
+    waiting: int
+    waiters: list[WaiterRow]
+    cursor: str
+
+
+class Leases(Answer):
+    """Leases, those held longest first, and the time of the store's servers in seconds since 1970.
+
+    `after` is null if this is the last page.
+    """
+
+    time: float
+    leases: list[LeaseRow]
+    after: str | None
+
+
+async def listing(asked: Asked) -> Response:
+    """Who holds which records, and who waits for them."""
+    given = requests.query(asked.request, Page)
+    prefix = conversations.narrowed(asked, given.prefix) or ""
+    found = await asked.store.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
+    after = found[-1].cursor if len(found) == given.limit else None
+    more = conditions.next_page(asked.request, after=after) if after is not None else None
+    time = await asked.store.time()
+    return answer({"time": time, "leases": [asdict(each) for each in found], "after": after}, headers=more)
+
+
+async def take_over(scope: Scope, asked: Asked) -> Response:
+    """Hold a record in place of whoever holds it: what that writes is refused from now on."""
+    given = requests.body(asked.request, asked.limits, Renew)
+    context = _of(asked, scope)
+    context.allow("admin", None)
+    token = asked.request.path_params["token"]
+    leases = context.tiers.leases
+    lease = await CarriedLease.take(leases, context.keys, wait=0, ttl=given.ttl, take_over=token)
+    return answer({"lease": leasing.shown(lease), "token": lease.token, "ttl": given.ttl})
+
+
+async def end(scope: Scope, asked: Asked) -> Response:
+    """End a lease, whoever holds it: what that writes is refused from now on, and who waits is next."""
+    id = records.id_of(asked)
+    ended = await asked.store.end_lease(id, asked.request.path_params["token"], scope=scope)
+    return answer({"released": ended})
 
 
 def _of(asked: Asked, scope: Scope) -> RecordContext:

@@ -1,0 +1,182 @@
+"""Who holds which leases, and who waits for them. Law: a look costs by what is held, not by what is kept.
+
+Each partition has a sorted set of the records whose locks are held, by the locks' tokens: `acquire` adds, `release`
+takes out. A lock that ended by itself, as its holder died, leaves its member behind. So what is shown is read from the
+locks themselves, and a member without a lock is taken out by its token: whoever has the record since has a greater one.
+
+Design: section 8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from distributed_state.errors import InvalidValue, LockTimeout, WarmUnavailable
+from distributed_state.port import Port, Words
+from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.values.results import HeldLease, Waiter
+from distributed_state.warm.clock import ServerClock
+from distributed_state.warm.lease import Leases
+from distributed_state.warm.lock import Lock, seizing
+
+_WAITERS = 20
+_PAGE = 1000  # members of one partition, where some are left out
+_TTL = 5.0  # seconds that whoever ends a lease holds the record at most
+_CARRIED = re.compile(r"\.[0-9a-f]{24}$")  # of one that a client carries; nobody reads it here
+_CURSOR = re.compile(r"(\d{1,18})\.(.+)", re.DOTALL)
+
+
+class _Row(NamedTuple):
+    """A member: whose lock, by its token, under which epoch of its partition."""
+
+    token: int
+    text: str
+    names: RecordKeys
+    epoch: str
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Where it stands among all: tokens of several partitions may be equal."""
+        return self.token, self.text
+
+
+class HeldLeases:
+    """The leases of a namespace, whoever holds them."""
+
+    def __init__(self, port: Port, keys: Keys, clock: ServerClock) -> None:
+        self._port = port
+        self._keys = keys
+        self._clock = clock
+
+    async def page(self, limit: int, after: str | None, wanted: Callable[[str], bool] | None = None) -> list[HeldLease]:
+        """The next `limit` leases, those held longest first, of records whose texts are wanted.
+
+        Of several servers one may be away: what it has is left out. Raises WarmUnavailable if all are.
+        """
+        await self._clock.know()
+        place = _place(after)
+        found: list[HeldLease] = []
+        more = True
+        while more and len(found) < limit:
+            rows, more = await self._next(place, limit if wanted is None else _PAGE)
+            while rows and len(found) < limit:
+                some, rows = rows[:limit], rows[limit:]
+                place = some[-1].place
+                found += await self._held([row for row in some if wanted is None or wanted(row.text)])
+        return found[:limit]
+
+    async def tidy(self, partitions: Sequence[int], most: int) -> None:
+        """Take out what ended by itself, of the first `most` of each of these partitions."""
+        rows = [row for some in await self._rows(partitions, most, 0) for row in some]
+        answers = await self._port.exchange([(b"EXISTS", row.names.lock) for row in rows]) if rows else []
+        await self._take_out([row for row, there in zip(rows, answers, strict=True) if there == 0])
+
+    async def _next(self, after: tuple[int, str], most: int) -> tuple[list[_Row], bool]:
+        """Members behind a place, in order, and whether there are more behind them."""
+        found = await self._rows(range(self._keys.partitions), most + 1, after[0])
+        # Behind the last member of a partition that has more, its next may come before those of the others.
+        horizon = min((rows[-1].place for rows in found if len(rows) > most), default=None)
+        near = [row for rows in found for row in rows if horizon is None or row.place <= horizon]
+        return sorted((row for row in near if row.place > after), key=lambda row: row.place), horizon is not None
+
+    async def _rows(self, partitions: Sequence[int], most: int, token: int) -> list[list[_Row]]:
+        """The first `most` members of each partition from a token on; without those whose server is away."""
+        keys = [self._keys.partition(each) for each in partitions]
+        limits = (b"%d" % token, b"+inf", b"WITHSCORES", b"LIMIT", 0, most)
+        commands: list[Words] = [(b"HGET", each.meta, b"epoch") for each in keys]
+        commands += [(b"ZRANGEBYSCORE", each.leases, *limits) for each in keys]
+        answers = await self._port.exchange(commands)
+        found = []
+        for epoch, members in zip(answers[: len(keys)], answers[len(keys) :], strict=True):
+            if not isinstance(epoch, Exception) and not isinstance(members, Exception):
+                found.append([self._row(*pair, epoch or b"") for pair in _pairs(members)])
+        return found
+
+    def _row(self, name: bytes, score: bytes, epoch: bytes) -> _Row:
+        names = self._keys.named(name)
+        return _Row(int(float(score)), names.ref.text, names, epoch.decode())
+
+    async def _held(self, rows: Sequence[_Row]) -> list[HeldLease]:
+        """Those that are held still."""
+        commands: list[Words] = []
+        for lock, wait in ((row.names.lock, row.names.wait) for row in rows):
+            queue = (b"ZRANGE", wait, 0, _WAITERS - 1, b"WITHSCORES")
+            commands += [(b"GET", lock), (b"PTTL", lock), (b"ZCARD", wait), queue]
+        answers = await self._port.exchange(commands) if rows else []
+        now = self._clock.now()
+        found: list[HeldLease] = []
+        ended: list[_Row] = []
+        for at, row in enumerate(rows):
+            value, left_ms, waiting, queue = answers[4 * at : 4 * at + 4]
+            if value is None:
+                ended.append(row)
+            elif not any(isinstance(each, Exception) for each in (value, left_ms, waiting, queue)) and left_ms > 0:
+                lease = _lease(row, value.decode(), now + left_ms / 1000, waiting, queue)
+                found += [] if lease is None else [lease]
+        await self._take_out(ended)
+        return found
+
+    async def _take_out(self, rows: Sequence[_Row]) -> None:
+        commands: list[Words] = [(b"ZREMRANGEBYSCORE", row.names.leases, row.token, row.token) for row in rows]
+        with suppress(WarmUnavailable):  # the next look does it
+            await self._port.exchange(commands) if commands else None
+
+
+async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
+    """End the lease with this token, whoever holds it; False if it is not held any more.
+
+    It is taken over and given back: its holder is refused as fenced from then on, and the first who waits is next.
+    """
+    seize = seizing(token)
+    held = await leases.warm.command(b"GET", names.lock)
+    if held is None or not held[1:].startswith(seize.encode()):
+        return False
+    lock = Lock(leases.warm, leases.waiters, leases.start, names, wait=0, ttl=_TTL, mode=chr(held[0]), seize=seize)
+    lock.holder = leases.name()
+    deadline = leases.port.monotonic() + _TTL
+    try:
+        await lock.take(None)
+    except LockTimeout:
+        return False
+    finally:
+        await leases.port.shield(lock.give_back(deadline))
+    return True
+
+
+def _place(after: str | None) -> tuple[int, str]:
+    if after is None:
+        return 0, ""
+    found = _CURSOR.fullmatch(after)
+    if found is None:
+        raise InvalidValue(f"after is the cursor of a lease, not {after!r:.80}")
+    return int(found[1]), found[2]
+
+
+def _pairs(members: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Members with their scores."""
+    return list(zip(members[::2], members[1::2], strict=True))
+
+
+def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> HeldLease | None:
+    """A lock as a lease; None if it is another one by now, or of an epoch that is over."""
+    head, _, holder = value.partition(":")
+    token, _, epoch = head[1:].partition("@")
+    if int(token) != row.token or epoch != row.epoch:
+        return None
+    kind = "advisory" if head[0] == "a" else "turn" if holder[-1:] == "!" else "lock"
+    kind = "client" if _CARRIED.search(holder) else kind
+    waiters = [Waiter(_replica(name.decode().partition(":")[2]), float(since) / 1e6) for name, since in _pairs(queue)]
+    ref = row.names.ref
+    # A token is the time when it was given, or a little more: see acquire.lua.
+    return HeldLease(
+        ref.scope, ref.id, kind, row.token, _replica(holder), row.token / 1e6, ends, waiting, tuple(waiters),
+        f"{row.token}.{row.text}",
+    )  # fmt: skip
+
+
+def _replica(holder: str) -> str:
+    """Who asked under this name, as `Leases.name` makes it."""
+    return holder.partition(".")[0]
