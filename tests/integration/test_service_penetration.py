@@ -12,11 +12,12 @@ import pytest
 from tenants import Served, opened
 
 from distributed_state.cold import search_query
-from distributed_state.errors import WarmUnavailable
+from distributed_state.errors import NotFound, WarmUnavailable
 from distributed_state.programs.inspector import PATH, inspector
 from distributed_state.programs.service import Access, answers, fairness, readiness
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.running import mount
+from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import RIGHTS
 
 HI = {"role": "user", "content": "hi"}
@@ -147,3 +148,38 @@ async def test_who_asks_for_what_is_not_set_up_fills_no_log(
             assert (answer.status_code, answer.json()["error"]) == (501, "ConfigurationError")
     lines = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(lines) == 2, [each.getMessage() for each in lines]
+
+
+# Tokens
+
+
+async def test_what_a_stolen_token_made_is_revoked_with_it() -> None:
+    """Its thief made himself another one first, and stayed."""
+    async with opened() as store:
+        served, beside = [Served(store, Access(tokens=True)) for _ in range(2)]
+        tokens = store.tiers().cold.access_tokens
+        stolen, mine = await served.token("acme:", *RIGHTS), await served.token("acme:", *RIGHTS)
+
+        async def make(token: str, where: Served = served) -> httpx.Response:
+            return await where.ask("POST", "/v1/tokens", token, json={"rights": ["read", "admin"]})
+
+        async def left(*texts: str) -> list[float | None]:
+            ids = [access_tokens.id_of(each) or "" for each in texts]
+            found = await store.tiers().port.sql(tokens.find, ids)
+            return [found[each].left for each in ids]
+
+        child, own = [(await make(each)).json()["token"] for each in (stolen, mine)]
+        assert (await served.ask("GET", "/v1/tokens", mine)).json()["tokens"][2]["made_by"] is not None
+        grandchild = (await make(child)).json()["token"]
+        assert (await beside.ask("GET", "/v1/caller", stolen)).status_code == 200
+        assert 0 not in await left(stolen, child, grandchild, own)
+        gone = await served.ask("DELETE", f"/v1/tokens/{access_tokens.id_of(stolen)}", mine)
+        assert gone.json()["revoked"] is not None
+        assert (await left(stolen, child, grandchild)) == [0, 0, 0]
+        assert 0 not in await left(own, mine), "what others made stays"
+        assert (await beside.ask("GET", "/v1/caller", stolen)).status_code == 200, "known there for a moment more"
+        assert (await make(stolen, beside)).status_code == 401, "in which it makes nothing that would stay"
+        await store.tiers().port.sql(tokens.revoke_alone, access_tokens.id_of(mine))
+        assert [0 == each for each in await left(mine, own)] == [True, False]
+        with pytest.raises(NotFound):
+            await store.tiers().port.sql(tokens.revoke_alone, "0" * 16)
