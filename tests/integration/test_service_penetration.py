@@ -183,3 +183,41 @@ async def test_what_a_stolen_token_made_is_revoked_with_it() -> None:
         assert [0 == each for each in await left(mine, own)] == [True, False]
         with pytest.raises(NotFound):
             await store.tiers().port.sql(tokens.revoke_alone, "0" * 16)
+
+
+async def test_a_stream_that_only_its_head_is_asked_of_has_an_end() -> None:
+    """A proxy takes the answer for whole, and sends the next client's request behind a stream that never ends."""
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mount(served.service.app, PATH, inspector(served.service.app))
+        mine = await served.token("acme:", *RIGHTS)
+        async with asyncio.timeout(10):
+            for path in ("/v1/events", f"{PATH}/live/events"):
+                answer = await served.ask("HEAD", path, mine)
+                assert answer.status_code == 200, path
+        assert not served.service._streams
+
+
+# Truth in statuses
+
+
+async def test_what_was_deleted_is_gone_and_no_conflict_also_under_a_key() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine = await served.token("acme:", *RIGHTS)
+        await store.session("acme:c").set("n", 1)
+        await store.delete("acme:c")
+        found = {}
+        for method, path, body in BEGINNING:
+            for key in ({}, {"Idempotency-Key": f"key of {path}"}):
+                headers = {"Authorization": f"Bearer {mine}"} | key
+                asked = await served.http.request(method, ONE.format("c") + path, json=body, headers=headers)
+                found[method, path, *key] = asked.json().get("error", "written")
+        assert set(found.values()) <= {"Deleted", "written"}, found
+        assert [path for (_, path, *_), said in found.items() if said == "Deleted"], "a control"
+        conflict = {"expect": {"n": 2}, "set": {"n": 3}}
+        await store.session("acme:d").set("n", 1)
+        there = await served.ask("PATCH", f"{ONE.format('d')}/fields", mine, json=conflict)
+        assert (there.status_code, there.json()["error"]) == (409, "Conflict")
+        absent = await served.ask("PATCH", f"{ONE.format('e')}/fields", mine, json=conflict)
+        assert absent.status_code == 404

@@ -108,6 +108,9 @@ class _Events:
             await send(message)
 
         request = Request(scope)
+        if scope["method"] == "HEAD":  # the next request on this connection would wait for the end of the stream
+            await Response(headers=HEADERS)(scope, receive, send)
+            return
         await self._api.stream(request, "/v1/events", request.query_params.multi_items())(scope, receive, unnamed)
 
 
