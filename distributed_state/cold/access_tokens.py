@@ -13,10 +13,11 @@ from typing import Any
 
 from sqlalchemy import Row, func, insert, select, tuple_, update
 
+from distributed_state.cold.bulk import among
 from distributed_state.cold.engine import Database
 from distributed_state.cold.recovery import clock_us
 from distributed_state.cold.tables import access_tokens
-from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.errors import InvalidValue, NotFound, Unauthenticated
 from distributed_state.values.access_tokens import AccessToken, FoundToken
 
 _c = access_tokens.c
@@ -32,17 +33,23 @@ class AccessTokenStore:
         self._namespace = namespace
 
     def add(
-        self, id: str, digest: bytes, *, prefix: str, rights: Collection[str], actor: str, seconds: float | None
-    ) -> AccessToken:
-        """Keep a new token, valid for so many seconds from now; None is without end. Raises InvalidValue."""
+        self, id: str, digest: bytes, *, prefix: str, rights: Collection[str], actor: str, seconds: float | None,
+        made_by: str | None = None,
+    ) -> AccessToken:  # fmt: skip
+        """Keep a new token, valid for so many seconds from now; None is without end.
+
+        `made_by` is the token that it was asked for with. Raises InvalidValue, and Unauthenticated if that is revoked.
+        """
         if _UNSTORABLE.search(actor):
             raise InvalidValue(f"an actor that a token names has no NUL and no lone surrogate, unlike {actor!r:.80}")
         with self._database.write() as connection:
+            if made_by is not None:
+                self._hold(connection, made_by)
             now_ms = clock_us(connection) // 1000
             row = {
                 "namespace": self._namespace, "id": id, "digest": digest, "prefix": prefix, "actor": actor,
                 "rights": ",".join(sorted(rights)), "created_ms": now_ms, "revoked_ms": None,
-                "expires_ms": None if seconds is None else now_ms + round(seconds * 1000),
+                "expires_ms": None if seconds is None else now_ms + round(seconds * 1000), "made_by": made_by,
             }  # fmt: skip
             connection.execute(insert(access_tokens), row)
             return _token(connection.execute(select(access_tokens).where(self._here, _c.id == id)).one())
@@ -66,16 +73,43 @@ class AccessTokenStore:
                 query = query.where(tuple_(_c.created_ms, _c.id) > tuple_(last, after))
             return [_token(row) for row in connection.execute(query)]
 
+    def _hold(self, connection: Connection, maker: str) -> None:
+        """Let nobody revoke this token until the present transaction ends. Raises Unauthenticated if it is revoked.
+
+        Another worker may accept it for some seconds more: what it made then would be missed by who refuses all of it.
+        """
+        asked = select(_c.revoked_ms).where(self._here, _c.id == maker).with_for_update(read=True)
+        row = connection.execute(asked).one_or_none()
+        if row is None or row.revoked_ms is not None:
+            raise Unauthenticated
+
     def revoke(self, id: str) -> AccessToken:
-        """Refuse a token from now on. Raises NotFound if there is none of this id."""
+        """Refuse a token from now on, and all that were made with it. Raises NotFound if there is none of this id."""
         with self._database.write() as connection:
-            one = (self._here, _c.id == id)
-            now_ms = clock_us(connection) // 1000
-            connection.execute(update(access_tokens).where(*one, _c.revoked_ms.is_(None)).values(revoked_ms=now_ms))
-            row = connection.execute(select(access_tokens).where(*one)).one_or_none()
-            if row is None:
-                raise NotFound(f"there is no token {id!r:.80}")
-            return _token(row)
+            made = [id]
+            while made:
+                # One statement after the other: what somebody was just making is there once its maker is ours.
+                self._revoke(connection, made)
+                these = self._here, among(connection, _c.made_by, made)
+                made = [*connection.execute(select(_c.id).where(*these)).scalars()]
+            return self._one(connection, id)
+
+    def revoke_alone(self, id: str) -> AccessToken:
+        """Refuse a token from now on, and none that was made with it. Raises NotFound."""
+        with self._database.write() as connection:
+            self._revoke(connection, [id])
+            return self._one(connection, id)
+
+    def _revoke(self, connection: Connection, ids: Collection[str]) -> None:
+        now_ms = clock_us(connection) // 1000
+        these = self._here, among(connection, _c.id, ids)
+        connection.execute(update(access_tokens).where(*these, _c.revoked_ms.is_(None)).values(revoked_ms=now_ms))
+
+    def _one(self, connection: Connection, id: str) -> AccessToken:
+        row = connection.execute(select(access_tokens).where(self._here, _c.id == id)).one_or_none()
+        if row is None:
+            raise NotFound(f"there is no token {id!r:.80}")
+        return _token(row)
 
     def find(self, ids: Collection[str]) -> dict[str, FoundToken]:
         """Those of these ids that there are; at most some hundreds at once."""
@@ -89,6 +123,7 @@ def _token(row: Row[Any]) -> AccessToken:
     return AccessToken(
         id=row.id, prefix=row.prefix, rights=tuple(row.rights.split(",")), actor=row.actor,
         created=row.created_ms / 1000, expires=_seconds(row.expires_ms), revoked=_seconds(row.revoked_ms),
+        made_by=row.made_by,
     )  # fmt: skip
 
 

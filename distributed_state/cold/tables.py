@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("1", "2")
+REVISIONS = ("1", "2", "3")
 HEAD = REVISIONS[-1]
 # Of layouts that came before the first release: what they hold is carried over by `export` and `import`.
 UNRELEASED = ("0001", "0002", "0003")
@@ -287,4 +287,5 @@ access_tokens = Table(
     Column("created_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=True),
     Column("revoked_ms", BigInteger, nullable=True),
+    Column("made_by", TEXT, nullable=True),
 )

@@ -35,6 +35,7 @@ class AccessToken:
     created: float
     expires: float | None
     revoked: float | None
+    made_by: str | None = None  # the id of the token that it was asked for with
 
 
 @dataclass(frozen=True, slots=True)

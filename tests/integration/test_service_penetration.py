@@ -12,11 +12,12 @@ import pytest
 from tenants import Served, opened
 
 from distributed_state.cold import search_query
-from distributed_state.errors import WarmUnavailable
+from distributed_state.errors import NotFound, WarmUnavailable
 from distributed_state.programs.inspector import PATH, inspector
 from distributed_state.programs.service import Access, answers, fairness, readiness
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.running import mount
+from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import RIGHTS
 
 HI = {"role": "user", "content": "hi"}
@@ -147,3 +148,76 @@ async def test_who_asks_for_what_is_not_set_up_fills_no_log(
             assert (answer.status_code, answer.json()["error"]) == (501, "ConfigurationError")
     lines = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(lines) == 2, [each.getMessage() for each in lines]
+
+
+# Tokens
+
+
+async def test_what_a_stolen_token_made_is_revoked_with_it() -> None:
+    """Its thief made himself another one first, and stayed."""
+    async with opened() as store:
+        served, beside = [Served(store, Access(tokens=True)) for _ in range(2)]
+        tokens = store.tiers().cold.access_tokens
+        stolen, mine = await served.token("acme:", *RIGHTS), await served.token("acme:", *RIGHTS)
+
+        async def make(token: str, where: Served = served) -> httpx.Response:
+            return await where.ask("POST", "/v1/tokens", token, json={"rights": ["read", "admin"]})
+
+        async def left(*texts: str) -> list[float | None]:
+            ids = [access_tokens.id_of(each) or "" for each in texts]
+            found = await store.tiers().port.sql(tokens.find, ids)
+            return [found[each].left for each in ids]
+
+        child, own = [(await make(each)).json()["token"] for each in (stolen, mine)]
+        assert (await served.ask("GET", "/v1/tokens", mine)).json()["tokens"][2]["made_by"] is not None
+        grandchild = (await make(child)).json()["token"]
+        assert (await beside.ask("GET", "/v1/caller", stolen)).status_code == 200
+        assert 0 not in await left(stolen, child, grandchild, own)
+        gone = await served.ask("DELETE", f"/v1/tokens/{access_tokens.id_of(stolen)}", mine)
+        assert gone.json()["revoked"] is not None
+        assert (await left(stolen, child, grandchild)) == [0, 0, 0]
+        assert 0 not in await left(own, mine), "what others made stays"
+        assert (await beside.ask("GET", "/v1/caller", stolen)).status_code == 200, "known there for a moment more"
+        assert (await make(stolen, beside)).status_code == 401, "in which it makes nothing that would stay"
+        await store.tiers().port.sql(tokens.revoke_alone, access_tokens.id_of(mine))
+        assert [0 == each for each in await left(mine, own)] == [True, False]
+        with pytest.raises(NotFound):
+            await store.tiers().port.sql(tokens.revoke_alone, "0" * 16)
+
+
+async def test_a_stream_that_only_its_head_is_asked_of_has_an_end() -> None:
+    """A proxy takes the answer for whole, and sends the next client's request behind a stream that never ends."""
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mount(served.service.app, PATH, inspector(served.service.app))
+        mine = await served.token("acme:", *RIGHTS)
+        async with asyncio.timeout(10):
+            for path in ("/v1/events", f"{PATH}/live/events"):
+                answer = await served.ask("HEAD", path, mine)
+                assert answer.status_code == 200, path
+        assert not served.service._streams
+
+
+# Truth in statuses
+
+
+async def test_what_was_deleted_is_gone_and_no_conflict_also_under_a_key() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine = await served.token("acme:", *RIGHTS)
+        await store.session("acme:c").set("n", 1)
+        await store.delete("acme:c")
+        found = {}
+        for method, path, body in BEGINNING:
+            for key in ({}, {"Idempotency-Key": f"key of {path}"}):
+                headers = {"Authorization": f"Bearer {mine}"} | key
+                asked = await served.http.request(method, ONE.format("c") + path, json=body, headers=headers)
+                found[method, path, *key] = asked.json().get("error", "written")
+        assert set(found.values()) <= {"Deleted", "written"}, found
+        assert [path for (_, path, *_), said in found.items() if said == "Deleted"], "a control"
+        conflict = {"expect": {"n": 2}, "set": {"n": 3}}
+        await store.session("acme:d").set("n", 1)
+        there = await served.ask("PATCH", f"{ONE.format('d')}/fields", mine, json=conflict)
+        assert (there.status_code, there.json()["error"]) == (409, "Conflict")
+        absent = await served.ask("PATCH", f"{ONE.format('e')}/fields", mine, json=conflict)
+        assert absent.status_code == 404

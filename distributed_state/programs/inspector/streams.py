@@ -9,6 +9,7 @@ import json
 import re
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,6 +44,9 @@ class Events:
             await send(message)
 
         request = Request(scope)
+        if scope["method"] == "HEAD":  # the next request on this connection would wait for the end of the stream
+            await Response(headers=HEADERS)(scope, receive, send)
+            return
         await self._api.stream(request, "/v1/events", request.query_params.multi_items())(scope, receive, unnamed)
 
 

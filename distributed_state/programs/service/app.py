@@ -226,6 +226,9 @@ class Service:
         if self.draining:
             raise Unavailable("this worker is stopping")
         given = requests.query(asked.request, Heard)
+        if asked.request.method == "HEAD":
+            # Its answer is over with its head: a proxy sends somebody else's request next, who would wait for ever.
+            return Response(media_type=EventStream.media_type)
         types = [each for several in given.types for each in several.split(",") if each]
         positions = Positions(asked.store.tiers().archive_id, asked.caller.prefix)
         since = positions.open(requests.header(asked.request, LAST_EVENT_ID) or given.since or "") or None

@@ -30,6 +30,12 @@ class Caller:
     credential: str = ""
 
     @property
+    def token(self) -> str | None:
+        """The id of the access token that it was recognized by, if that was one."""
+        kind, _, id = self.credential.partition(":")
+        return id if kind == "token" else None
+
+    @property
     def party(self) -> str:
         """Who shares what is shared out: a tenant, or where there is none an actor; of one text they are two."""
         return f"prefix {self.prefix}" if self.prefix else f"actor {self.actor}"

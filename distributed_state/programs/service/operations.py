@@ -87,7 +87,7 @@ def operations(events: Serve) -> list[Operation]:
                   body=tokens.MakeToken, answer=tokens.Made, status=201),
         Operation("GET", f"{PREFIX}/tokens", "admin", tokens.listing, "List tokens", query=tokens.Page,
                   answer=tokens.Tokens),
-        Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", tokens.revoke, "Refuse a token",
+        Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", tokens.revoke, "Refuse a token, and what it made",
                   answer=tokens.Token),
         Operation("GET", f"{PREFIX}/caller", "read", maintenance.who, "Read who is asking", answer=maintenance.Who),
         Operation("POST", f"{PREFIX}/maintenance/compact", "admin", maintenance.compact, "Pack old history",

@@ -86,9 +86,18 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
         return await (_commit(context, change, once.conditions) if once.key is None else _once(once, context, change))
     except Conflict as conflict:
         # Not every conflict says at which version the record is.
-        if implied and conflict.version == 0 and (await context.read(True, VERSION)).version == 0:
-            raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
+        if implied:
+            _require(await context.read(True, VERSION), context, conflict)
         raise
+
+
+def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) -> None:
+    """Raise NotFound or Deleted, in place of the conflict, if it is that the conversation is not there."""
+    if entry.version == 0:
+        raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
+    if entry.deleted:
+        said = f"conversation {context.ref.id!r:.200} was deleted at version {entry.version}"
+        raise Deleted(said, version=entry.version) from conflict
 
 
 async def begins(asked: Asked, context: RecordContext) -> None:

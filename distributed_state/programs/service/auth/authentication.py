@@ -47,7 +47,7 @@ class Access:
 
 
 class Authentication:
-    """Recognizes the callers of one service; of so many `strangers` at once it waits to be told who they are."""
+    """Recognizes the callers of one service; of so many `strangers` of a kind at once it waits to be told who they are."""
 
     def __init__(self, access: Access | None = None, *, strangers: int = 512) -> None:
         self._access = access or Access()
@@ -57,9 +57,9 @@ class Authentication:
         closed = (self.known and not self._access.key) or self._access.insecure
         local = () if closed else LOCAL
         self.hosts = Hosts({*local, *self._access.allow_host})
-        waiting = Strangers(strangers)
-        self._tokens = AccessTokens(strangers=waiting) if self._access.tokens else None
-        self._jwts = Jwts(self._access.issuer, waiting) if self._access.issuer else None
+        # Apart: who names keys that a slow provider has not takes no place of those whose token SQL is asked for.
+        self._tokens = AccessTokens(strangers=Strangers(strangers)) if self._access.tokens else None
+        self._jwts = Jwts(self._access.issuer, Strangers(strangers)) if self._access.issuer else None
 
     def require_place(self, address: str) -> None:
         """Raise ConfigurationError if a service with these settings must not listen on this address."""

@@ -1,6 +1,6 @@
 """Access tokens over HTTP. Law: nobody makes a token that has more rights than the one that it was asked for with.
 
-It is valid for a time of its own, and stays when the one that it was made with ends.
+It is valid for a time of its own, also after the one that it was made with has expired; it is revoked with that.
 
 Design: section 17.
 """
@@ -40,7 +40,10 @@ class MakeToken(Body):
 
 
 class Token(Answer):
-    """What is known of a token. Times are in seconds since 1970 by SQL's clock; `prefix` "" is every tenant."""
+    """What is known of a token. Times are in seconds since 1970 by SQL's clock; `prefix` "" is every tenant.
+
+    `made_by` is the id of the token with which it was made, null if that was none.
+    """
 
     id: str
     prefix: str
@@ -49,6 +52,7 @@ class Token(Answer):
     created: float
     expires: float | None
     revoked: float | None
+    made_by: str | None
 
 
 class Made(Token):
@@ -82,7 +86,7 @@ async def create(asked: Asked) -> Response:
     made = await asked.store.tiers().port.sql(
         partial(
             _tokens(asked).add, id, access_tokens.digest(text), prefix=prefix, rights=set(given.rights),
-            actor=given.actor, seconds=given.expires,
+            actor=given.actor, seconds=given.expires, made_by=asked.caller.token,
         )
     )  # fmt: skip
     response = answer(_shown(made) | {"token": text}, 201, headers={"Location": f"{PREFIX}/tokens/{id}"})
@@ -103,7 +107,7 @@ async def listing(asked: Asked) -> Response:
 
 
 async def revoke(asked: Asked) -> Response:
-    """Refuse a token from now on."""
+    """Refuse a token, and those that were made with it, from now on."""
     id = asked.request.path_params["token"]
     port = asked.store.tiers().port
     # What is no id may be what SQL cannot even look for.
