@@ -41,7 +41,9 @@ from distributed_state.programs.servers import (
 
 SYSTEM_REDIS = shutil.which("redis-server")
 MODES = ("quick", "wide", "full")
-APART = {name: Path(__file__).parent / name for name in ("frameworks", "browser")}  # each with an option of its name
+APART = {
+    name: Path(__file__).parent / name for name in ("frameworks", "browser", "docs")
+}  # each with an option of its name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the whole product of faces and backends, and many rounds")
     parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
     parser.addoption("--browser", action="store_true", help="the tests of pages alone, in a browser")
+    parser.addoption("--docs", action="store_true", help="the tests of the documentation's site alone, which is made")
     parser.addoption("--pictures", action="store_true", help="with --browser: make the pictures in docs anew")
 
 
@@ -109,7 +112,8 @@ def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[tuple[str, .
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `--quick`, files that have nothing for it are not even read: that would take longer than the tests.
 
-    And the tests of adapters import frameworks, those of pages a browser, which only their options ask for.
+    And the tests of adapters import frameworks, those of pages a browser, those of docs what makes a site, which only
+    their options ask for.
     """
     for name, folder in APART.items():
         if collection_path == folder or folder in collection_path.parents:

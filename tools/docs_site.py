@@ -14,6 +14,7 @@ from typing import Any
 
 from docs_blocks import Block, all_fences, blocks
 from docs_faces import OnOneFace, in_blocking_words
+from docs_reference import pages
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = "repository"  # the folder of the site for pictures of the repository that lie outside docs/
 LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<to>[^)\s]+)\)")
 # Pages that are made of files outside docs/, unless docs/ has one of that name.
-TAKEN = {"contributing.md": ".github/CONTRIBUTING.md"}
+TAKEN = {"index.md": "README.md", "contributing.md": ".github/CONTRIBUTING.md"}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -29,18 +30,20 @@ def on_files(files: Files, config: Any) -> Files:
     for place, source in TAKEN.items():
         if files.get_file_from_path(place) is None and (ROOT / source).exists():
             files.append(File.generated(config, place, content=(ROOT / source).read_text()))
-    config["nav"] = _expanded(config["nav"], sorted(file.src_uri for file in files.documentation_pages()))
+    for place, content in pages():
+        files.append(File.generated(config, f"reference/{place}.md", content=content))
+    left = {file.src_uri for file in files.documentation_pages()} - set(_named(config["nav"]))
+    config["nav"] = _expanded(config["nav"], left)
     return files
 
 
-def _expanded(nav: list[Any], pages: list[str]) -> list[Any]:
-    """The same with the pages that are there in place of each pattern; a section without pages is none."""
-    left = set(pages) - set(_named(nav))
+def _expanded(nav: list[Any], left: set[str]) -> list[Any]:
+    """The same with those of the pages that are left in place of each pattern; a section without pages is none."""
     found: list[Any] = []
     for entry in nav:
         if isinstance(entry, dict):
             for title, inside in entry.items():
-                within = _expanded(inside, pages) if isinstance(inside, list) else inside
+                within = _expanded(inside, left) if isinstance(inside, list) else inside
                 found += [{title: within}] if within else []
         elif "*" in entry:
             those = fnmatch.filter(left, entry)

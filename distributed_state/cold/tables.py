@@ -34,6 +34,7 @@ def _of_some(name: str, which: Column[Any], *columns: Column[Any]) -> None:
     Index(name, *columns, postgresql_where=there, sqlite_where=there)
 
 
+# One row each: how many partitions it has, and the archive's id, which Redis has too.
 namespaces = Table(
     "namespaces",
     metadata,
@@ -43,6 +44,7 @@ namespaces = Table(
     Column("layout", Integer, nullable=False),
 )
 
+# How far each epoch of a partition is archived; `event` is the last entry's, `closed` when another epoch began.
 cursors = Table(
     "cursors",
     metadata,
@@ -55,6 +57,7 @@ cursors = Table(
     Column("closed", Boolean, nullable=False),
 )
 
+# How each record stands at its head, and whose it is. Listings walk its indexes by `listed_ms`.
 records = Table(
     "records",
     metadata,
@@ -102,6 +105,7 @@ changes = Table(
 )
 _of_some("changes_labels", changes.c.label, changes.c.record, changes.c.version)
 
+# What messages say, and the version that added each.
 messages = Table(
     "messages",
     metadata,
@@ -111,6 +115,7 @@ messages = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# Whole states: each hundredth version, where there is a label, and the base that a purge leaves.
 snapshots = Table(
     "snapshots",
     metadata,
@@ -133,8 +138,8 @@ items = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# Old rows of a record, compressed: changes `first` to `last`, messages `start` to `stop` (exclusive), committed between
-# two times. A row in between may be in its table still.
+# Old rows of a record, compressed: changes `first` to `last`, or messages `start` to `stop` (exclusive), committed
+# between two times. A row in between may be in its table still.
 change_blocks = Table(
     "change_blocks",
     metadata,
@@ -147,6 +152,7 @@ change_blocks = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# The same of messages.
 message_blocks = Table(
     "message_blocks",
     metadata,
@@ -200,6 +206,7 @@ layers = Table(
 )
 Index("layers_shown", layers.c.namespace, layers.c.source)
 
+# What is in no history: entries that SQL refuses, and changes that another life replaced, whole, with the reason.
 quarantine = Table(
     "quarantine",
     metadata,

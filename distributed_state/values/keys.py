@@ -35,18 +35,18 @@ def tag(partition: int, partitions: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartitionKeys:
-    """The keys of a partition that belong to no single record."""
+    """The keys of a partition that belong to no single record. What each holds: docs/reference has it from here."""
 
     partition: int
-    journal: bytes
-    meta: bytes
-    archiver: bytes
-    events: bytes
-    events_channel: bytes
-    relay_channel: bytes
-    lifetimes: bytes
-    gathering: bytes
-    leases: bytes
+    journal: bytes  # stream: every commit until it is archived; an entry's id is a dense offset
+    meta: bytes  # hash: the epoch, how far the journal is written and archived, the last fencing token, names
+    archiver: bytes  # string: who archives the partition, with a TTL
+    events: bytes  # stream: the newest lifecycle events; an entry's id is a dense offset
+    events_channel: bytes  # channel: its events, to every replica that hears them
+    relay_channel: bytes  # channel: its events, to the one replica that passes them on
+    lifetimes: bytes  # sorted set: sessions that end by themselves, by when the next look at each is due
+    gathering: bytes  # string, for a while: replicas are asked what they remember, as Redis lost something
+    leases: bytes  # sorted set: the records that are locked, by when each lock ends
 
     @property
     def emit_keys(self) -> tuple[bytes, ...]:
@@ -61,16 +61,16 @@ class RecordKeys:
     ref: Ref
     text: bytes
     partition: int
-    record: bytes
-    lock: bytes
-    wait: bytes
-    hydration: bytes
+    record: bytes  # hash: the fields as JSON; names that begin with `#` are the store's own, messages among them
+    lock: bytes  # string: who holds the record, with a TTL
+    wait: bytes  # sorted set: who waits for it, in order
+    hydration: bytes  # string: who brings the record back from SQL, with a TTL
     journal: bytes
     meta: bytes
-    channel: bytes
-    lock_channel: bytes
+    channel: bytes  # channel: its changes, to the replicas that have it hot
+    lock_channel: bytes  # channel: it was given back, to who waits
     event_keys: tuple[bytes, bytes, bytes, bytes]
-    items: bytes
+    items: bytes  # hash: its newest items
     leases: bytes
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
 
@@ -89,22 +89,22 @@ class Keys:
             raise ConfigurationError(f"{partitions} partitions: use 1 to 1024")
         self.namespace = namespace
         self.partitions = partitions
-        self.store = f"{namespace}:meta".encode()
-        self.archivers = f"{namespace}:archivers".encode()
+        self.store = f"{namespace}:meta".encode()  # string: partitions, layout and archive, compared at open
+        self.archivers = f"{namespace}:archivers".encode()  # sorted set: who archives, and until when that counts
         # With the events of partition 0, which say who is lost.
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
-        self.roll = f"{self._fleet}:roll".encode()
-        self.gatherings = f"{self._fleet}:gatherings".encode()
-        self.gatherings_channel = f"{self._fleet}:gather".encode()
+        self.roll = f"{self._fleet}:roll".encode()  # sorted set: the replicas, and when each counts as lost
+        self.gatherings = f"{self._fleet}:gatherings".encode()  # hash, for a while: of which partitions is asked
+        self.gatherings_channel = f"{self._fleet}:gather".encode()  # channel: something is asked
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
 
     def link(self, partition: int, replica: str) -> bytes:
-        """The channel on which a replica receives its probes of a partition; its own channels there begin so, too."""
+        """A channel: a replica's probes of a partition; its own channels there begin so, too."""
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:link:{replica}".encode()
 
     def probe(self, partition: int) -> bytes:
-        """A key of a partition that is never there: a write of it, where it is, tells whether writes are taken."""
+        """A string that is never there: a write of it, where the partition is, tells whether writes are taken."""
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:probe".encode()
 
     def partition_at(self, name: bytes) -> int:
@@ -130,11 +130,11 @@ class Keys:
         return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS
 
     def bookmark(self, name: str) -> bytes:
-        """A position of events that has a short name."""
+        """A string, for a while: a position of events that has a short name."""
         return f"{self.namespace}:bookmark:{name}".encode()
 
     def replica(self, replica: str) -> bytes:
-        """What a replica reports of itself."""
+        """A string, for a while: what a replica reports of itself."""
         return f"{self._fleet}:replica:{replica}".encode()
 
     def partition(self, partition: int) -> PartitionKeys:
@@ -151,15 +151,15 @@ class Keys:
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
     def gathered(self, partition: int, token: str) -> bytes:
-        """What replicas answer who gathers what they remember of a partition; one key for each time that is asked."""
+        """A list, for a while: what replicas answer when they are asked; one key for each time."""
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:gathered:{token}".encode()
 
     def team(self, group: str) -> bytes:
-        """Who is in a group of consumers."""
+        """A sorted set: who is in a group of consumers, and until when that counts."""
         return f"{self.namespace}:g:{escape(group)}".encode()
 
     def group(self, partition: int, group: str) -> tuple[bytes, bytes]:
-        """Who of a group of consumers handles a partition's events, and how far they are."""
+        """Strings: who of a group of consumers handles a partition's events, for a while, and how far they are."""
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}:g:{escape(group)}"
         return f"{prefix}:owner".encode(), f"{prefix}:position".encode()
 

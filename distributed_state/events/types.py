@@ -1,0 +1,105 @@
+"""The types of events that the package itself publishes. Law: there is no other, and `data` names all that one has.
+
+Design: section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EventType:
+    """One type: what its `subject` is, when it is published, and what its `data` holds by name."""
+
+    name: str
+    subject: str
+    when: str
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+_SESSION, _CLIENT = "the session", "`client:` and the client's name"
+
+TYPES = (
+    EventType(
+        "conversation.created", _SESSION, "A session begins: its first commit, or the first after it was deleted.",
+        {"is_clear": "true if `create(is_clear=True)` began it; else it is not there"},
+    ),
+    EventType(
+        "conversation.cleared", "the record", "`clear()` removed its fields.",
+        {"messages": "whether its messages went, too"},
+    ),
+    EventType(
+        "conversation.switched", _SESSION, "`session.switch()`: a client goes on with this conversation.",
+        {
+            "conversation_id": "its id",
+            "previous_id": "the conversation that the client had before, or an empty text",
+            "message_count": "how many messages it shows",
+            "client": "who goes on, as it calls itself",
+        },
+    ),
+    EventType(
+        "conversation.deleted", "the record", "It was deleted or erased. Of an erased one this alone stays.",
+    ),
+    EventType(
+        "conversation.diverged", "the record",
+        "A failover left commits that the record cannot go on from; they are kept in a branch.",
+        {
+            "branch": "the branch's id, for `at`, `history`, `fork` and `drop_branch`",
+            "base": "the version that it begins behind",
+            "commits": "how many there are",
+            "cause": "how it came to be, in words",
+        },
+    ),
+    EventType(
+        "session.expired", _SESSION, "Its time is over: it ended, as if deleted.",
+        {"reason": "`idle` or `lifetime`"},
+    ),
+    EventType(
+        "session.phase", "the record", "It moved to another phase, in the commit that did so.",
+        {"phase": "the new phase, null for none"},
+    ),
+    EventType(
+        "session.checkpoint", "the record", "`checkpoint()` named its state.",
+        {"label": "the name"},
+    ),
+    EventType(
+        "session.rollback", "the record", "`rollback()` made it what it was.",
+        {"version": "the version whose state it has again"},
+    ),
+    EventType(
+        "agent.switched", _CLIENT, "`store.activate_agent()`: a client goes on with another agent.",
+        {
+            "previous_agent": "the agent before, or an empty text",
+            "next_agent": "the agent from now on; null: none",
+            "conversation_id": "where, or an empty text",
+            "client": "who, as it calls itself",
+        },
+    ),
+    EventType(
+        "directory.changed", _CLIENT, "`store.change_directory()`: a client's user works from another folder.",
+        {"old_path": "the folder before, or an empty text", "new_path": "the folder now", "client": "who"},
+    ),
+    EventType(
+        "config.changed", "the record of the fleet's configs", "`store.reload_config()` gave agents another config.",
+        {
+            "agent": "the agent's name; an empty text: all",
+            "changed": "its names whose values changed, sorted",
+            "digest": "SHA-256 of the new config; its values are in the record alone",
+        },
+    ),
+    EventType(
+        "lock.lost", "the record", "A lock was lost while it was held, as far as its holder could still say so.",
+        {"token": "its fencing token", "holder": "who had it"},
+    ),
+    EventType(
+        "replica.lost", "`replica:` and its id", "A replica fell silent without closing its store.",
+        {"replica": "its id", "host": "where it ran", "pid": "its process"},
+    ),
+    EventType(
+        "resync", "none", "In place of events that were missed and are not kept any more. It is not stored.",
+        {"reason": "`trimmed` (not kept so long), `epoch` or `rewound` (Redis lost some); several with `+` between",
+         "partitions": "those whose events were missed"},
+    ),
+)  # fmt: skip

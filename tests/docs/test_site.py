@@ -1,0 +1,209 @@
+"""The documentation's site: it is made without a warning, its links lead somewhere, and the search finds every name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import docs_metrics
+import docs_python
+import docs_reference
+import docs_servers
+import docs_tables
+import pytest
+from docs_looking import Site
+from generate_blocking import INNER
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
+from public_names import PUBLIC, members
+
+from distributed_state import Settings
+from distributed_state.events.types import TYPES
+from distributed_state.values import keys
+from distributed_state.values.model import Ref
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "tools" / "mkdocs.yml"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """All of it, made as the manual says."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(CONFIG), "-d", str(folder)],
+        capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Site(folder)
+
+
+def test_every_link_leads_somewhere(site: Site) -> None:
+    assert len(site.pages) > 30
+    assert not list(site.broken())
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Site) -> None:
+    assert not list(site.foreign())
+
+
+def names() -> Iterator[str]:
+    """Every public name and every public method, as the page of its class has them."""
+    for name, kind in PUBLIC.items():
+        home = docs_python.homes()[name]
+        yield home
+        if isinstance(kind, type) and kind.__module__.startswith("distributed_state"):
+            inner = {each for parent in kind.__mro__ for each in INNER.get(parent.__name__, ())}
+            # A method without a docstring is one of a base that is not ours, or does what everybody knows.
+            yield from (f"{home}.{member}" for member, each in members(kind) if member not in inner and each.__doc__)
+
+
+def lacking(found: Sequence[str]) -> set[str]:
+    """The public names that nothing in the index leads to."""
+    anchors = {place.partition("#")[2] for place in found}
+    return {each for each in names() if each not in anchors and each != "distributed_state.settings.Settings"} - {
+        # its fields are rows of the settings' table
+        f"distributed_state.settings.Settings.{each}"
+        for each in [*Settings.model_fields, "settings_customise_sources"]
+    }
+
+
+def test_the_search_finds_every_public_name(site: Site) -> None:
+    found = site.found()
+    assert not lacking(list(found))
+    assert len(set(names())) > 400, "methods of both faces are among them"
+    titles = " ".join(str(each["title"]) for each in found.values())
+    assert all(name in titles for name in PUBLIC if name not in ("Settings",))
+
+
+def test_the_search_lacks_a_name_that_no_page_has(site: Site) -> None:
+    place = next(each for each in site.found() if each.endswith("AsyncSession.append"))
+    assert lacking([each for each in site.found() if each != place]) == {place.partition("#")[2]}
+
+
+def test_the_search_finds_settings_events_errors_metrics_alerts_and_commands(site: Site) -> None:
+    text = " ".join(f"{each['title']} {each['text']}" for each in site.found().values())
+    wanted = [*Settings.model_fields, *(each.name for each in TYPES), *docs_python.errors()]
+    wanted += [row[0] for row in (*docs_metrics.store_metrics(), *docs_metrics.request_metrics())]
+    wanted += [str(rule["alert"]) for rule in docs_metrics.rules()]
+    wanted += ["distributed-state serve", "distributed-state adopt langgraph", "commit.lua", "message_blocks"]
+    assert not [each for each in wanted if each not in text]
+
+
+def test_nothing_of_the_reference_is_without_words() -> None:
+    """What the code does not say of itself would be an empty cell."""
+    for error in docs_tables.raised()[1:]:
+        assert all(docs_tables.cause_and_remedy(error)), error
+    remedies = docs_metrics.what_to_do()
+    assert all(str(rule["alert"]) in remedies for rule in docs_metrics.rules())
+    source = Path(docs_servers.inspect.getfile(docs_servers.tables)).read_text()
+    assert not [each for each in docs_servers.tables.metadata.tables if not docs_servers.comment_of(each, source)]
+
+
+def test_every_key_in_redis_has_its_row() -> None:
+    sample, page = keys.Keys("NAMESPACE", 1), docs_servers.key_page()
+    record, partition = sample.of(Ref("session", "ID")), sample.partition(0)
+    named = [getattr(each, name) for each in (record, partition) for name in each.__dataclass_fields__]
+    named += [sample.link(0, "REPLICA"), sample.probe(0), sample.gathered(0, "TOKEN"), *sample.group(0, "GROUP")]
+    named += [sample.team("GROUP"), sample.replica("REPLICA"), sample.bookmark("NAME"), sample.store, sample.roll]
+    for each in named:
+        if isinstance(each, bytes) and each.startswith(b"NAMESPACE"):
+            shown = each.decode().replace("{0.0}", "{p}").replace("session:ID", "SCOPE:ID")
+            assert f"| `{shown}` |" in page
+
+
+# How it is judged: each of these mistakes must be found. Of small sites, without the reference.
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(docs_reference, "pages", lambda: ())
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "index.md").write_text("# Welcome\n\n[Other](other.md#there)\n")
+    (folder / "other.md").write_text("# Other\n\n## There\n")
+    return folder
+
+
+def made(docs: Path, nav: Sequence[Any] = ("index.md", "*")) -> Site:
+    into = docs.parent / "site"
+    config = load_config(str(CONFIG), docs_dir=str(docs), site_dir=str(into), strict=True, nav=list(nav))
+    config.plugins.run_event("startup", command="build", dirty=False)
+    try:
+        build(config)
+    finally:
+        config.plugins.run_event("shutdown")
+    return Site(into)
+
+
+def test_a_site_without_mistakes_is_made(docs: Path) -> None:
+    site = made(docs)
+    assert not list(site.broken())
+    assert not list(site.foreign())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[gone](gone.md)", "[gone](other.md#nowhere)", "![gone](gone.png)", "[gone](../../gone/README.md)", "[root](/x)"],
+)
+def test_a_broken_link_fails_the_build(docs: Path, text: str) -> None:
+    (docs / "other.md").write_text(f"# Other\n\n## There\n\n{text}\n")
+    with pytest.raises(Abort):
+        made(docs)
+
+
+def test_a_page_that_is_nowhere_in_the_navigation_fails_the_build(docs: Path) -> None:
+    (docs / "lost.md").write_text("# Lost\n")
+    with pytest.raises(Abort):
+        made(docs, ["index.md", "other.md"])
+
+
+@pytest.mark.parametrize(
+    "text", ["```python bth\n1\n```", "```python both\nx = 1\n```", "```sh no-run:\nls\n```", "```console\n$ ls\n```"]
+)
+def test_a_block_that_nobody_understands_fails_the_build(
+    docs: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (docs / "other.md").write_text(f"# Other\n\n## There\n\n{text}\n")
+    with pytest.raises(Abort):
+        made(docs)
+    assert "docs/other.md:5: " in caplog.text
+
+
+def test_a_block_of_both_faces_is_two_tabs(docs: Path) -> None:
+    (docs / "other.md").write_text(
+        "# Other\n\n## There\n\n```python both\nx = await f()\n```\n\n```text output\n1\n```\n"
+    )
+    page = made(docs).root.joinpath("other/index.html").read_text()
+    assert page.index(">asyncio<") < page.index(">blocking<") < page.index(">Output<")
+    assert page.count("await") == 1
+    assert "both" not in page
+
+
+def test_what_leads_out_of_the_documentation_is_named_and_a_picture_comes_along(docs: Path) -> None:
+    text = "[rules](../deploy/observe/rules.yml) ![bench](../deploy/load/bench.png) [lost](../deploy/lost.yml)"
+    (docs / "other.md").write_text(f"# Other\n\n## There\n\n{text.rpartition(' ')[0]}\n")
+    site = made(docs)
+    assert "rules (<code>deploy/observe/rules.yml</code>)" in (site.root / "other/index.html").read_text()
+    assert (site.root / "repository/deploy/load/bench.png").exists()
+    assert not list(site.broken())
+
+
+def test_a_site_with_mistakes_is_seen_to_have_them(docs: Path) -> None:
+    """Those that MkDocs does not look for: in HTML, and of what is loaded."""
+    html = (
+        '<a href="../lost/">1</a> <a href="#lost">2</a> <a href="https://">3</a> <a href="htp://x.org">4</a>'
+        '<img src="https://x.org/a.png"> <script src="//x.org/a.js"></script>'
+    )
+    (docs / "other.md").write_text(f"# Other\n\n## There\n\n{html}\n")
+    (docs / "own.css").write_text("@import 'https://x.org/a.css'; a { background: url(http://x.org/b.png) }")
+    site = made(docs)
+    assert [each.rpartition(": ")[2] for each in site.broken()] == ["../lost/", "#lost", "https://", "htp://x.org"]
+    assert sorted(each.rpartition(": ")[2] for each in site.foreign()) == [
+        "//x.org/a.js", "http://x.org/b.png", "https://x.org/a.css", "https://x.org/a.png",
+    ]  # fmt: skip

@@ -1,0 +1,157 @@
+"""The pages about the Python interface, from the docstrings. Law: every public name is on exactly one of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from generate_blocking import FILES
+
+import distributed_state
+
+STUB = Path(distributed_state.__file__).with_name("__init__.pyi")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonPage:
+    """A page: its title, what it says first, and the names that it is about, the asyncio face first."""
+
+    place: str
+    title: str
+    about: str
+    names: str
+
+
+PAGES = (
+    PythonPage(
+        "stores", "Stores", "What a program opens, once: the way to every record, and to what is about all of them.",
+        "AsyncStateStore StateStore records.batch.AsyncBatch store.blocking.Batch "
+        "SessionInfo Finding Repaired LostMessages Reencrypted Upcast",
+    ),
+    PythonPage(
+        "records", "Records", "A handle on one record: a read or a commit in each method.",
+        "AsyncRecord Record RecordView Transaction Written Snapshot Change Checkpoint Branch ABSENT PRESENT merge",
+    ),
+    PythonPage(
+        "typed-records", "Typed records", "Records that keep to a pydantic model.",
+        "Schema AsyncTypedRecord TypedRecord AsyncTypedSession TypedSession TaskState UserState",
+    ),
+    PythonPage(
+        "items", "Items", "What a record has many of.",
+        "AsyncItems Items Item ItemPage PutItem DeleteItem",
+    ),
+    PythonPage("leases", "Leases", "Holding a record alone.", "AsyncLease Lease"),
+    PythonPage(
+        "sessions", "Sessions and messages", "Conversations: records with messages.",
+        "AsyncSession Session Message Lifetime Context Window Summary truncate_history tiktoken_counter "
+        "from_openai to_openai from_anthropic to_anthropic from_langchain to_langchain",
+    ),
+    PythonPage(
+        "turns", "Turns, tools and workflows", "One request, one commit; and what an agent does in it.",
+        "AsyncTurn Turn Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase Role "
+        "StateMachine DEFAULT REASONING_MACHINE TASK_MACHINE",
+    ),
+    PythonPage(
+        "agents", "Agents", "Agents that hear what happens in the fleet.",
+        "AsyncAgent Agent AsyncHost Host CommandArgument LogLevel Limits Status",
+    ),
+    PythonPage(
+        "notices", "Events and replicas in Python", "What a handler is given.",
+        "Event Replica events.consumer.AsyncEvents store.blocking_events.Events",
+    ),
+    PythonPage(
+        "search", "Searching", "Finding what was said.",
+        "Search SearchHit SearchQuery SearchMatch SearchIndex SearchDocument SearchRemoval Indexed",
+    ),
+    PythonPage(
+        "access", "Encryption and access", "Who may read what, and with which key.",
+        "Encryption KeyRing Policy Request",
+    ),
+    PythonPage(
+        "remote", "The remote client", "The same names over HTTP.",
+        "AsyncRemoteStore RemoteStore AsyncRemoteRecord RemoteRecord AsyncRemoteSession RemoteSession "
+        "RemoteTransaction",
+    ),
+)  # fmt: skip
+# Objects of these are got from others: how they are made is nobody's affair. Agents are classes of one's own.
+WRITTEN = {
+    name: instead or name.removeprefix("Async")
+    for file in FILES
+    for name, _, instead in (each.partition(":")[2].partition(" as ") for each in file.classes)
+}
+SUBCLASSED = {"AsyncAgent", "Agent"}
+
+# On pages that are made otherwise, of each with its docstring.
+ELSEWHERE = {"Settings": "settings"}
+
+# The classes for other frameworks; their names are none of the package's own.
+ADAPTERS: dict[str, str] = {
+    "LangGraph": "langgraph",
+    "OpenAI Agents": "openai_agents",
+    "Google ADK": "adk",
+    "Agno": "agno",
+    "LangChain": "langchain",
+    "Opperator": "opperator",
+}
+
+
+@cache
+def homes() -> dict[str, str]:
+    """Each public name and the module that defines it, as the stub says."""
+    found: dict[str, str] = {}
+    for node in ast.parse(STUB.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def errors() -> list[str]:
+    """The names of the errors, which have a page of their own."""
+    return [name for name, home in homes().items() if home.startswith("distributed_state.errors.")]
+
+
+def missing() -> set[str]:
+    """The public names that are on no page, and those on two."""
+    names = [name for page in PAGES for name in page.names.split() if "." not in name] + list(ELSEWHERE) + errors()
+    return {name for name in {*names, *distributed_state.__all__} if names.count(name) != 1}
+
+
+def python_pages() -> Iterator[tuple[str, str]]:
+    """Each page of the reference of Python, as Markdown for mkdocstrings."""
+    if missing():
+        raise ValueError(f"docs_python.PAGES: not on exactly one page: {', '.join(sorted(missing()))}")
+    for page in PAGES:
+        described = [_described(name) for name in page.names.split()]
+        yield page.place, "\n\n".join([f"# {page.title}", page.about, *described])
+    parts = ["# Frameworks", "Each needs the extra of its framework."]
+    for title, module in ADAPTERS.items():
+        parts += [f"## {title}", adapter(f"distributed_state.adapters.{module}")]
+    yield "frameworks", "\n\n".join(parts)
+
+
+def _described(name: str) -> str:
+    """What mkdocstrings reads: a name of the package's own, or one by its module."""
+    made_by_us = name not in SUBCLASSED and name in {*WRITTEN, *WRITTEN.values()}
+    options = "\n    options:\n      merge_init_into_class: false" if made_by_us else ""
+    return f"::: {homes().get(name, f'distributed_state.{name}')}{options}"
+
+
+def adapter(module: str) -> str:
+    """What an adapter offers, one by one."""
+    path = Path(distributed_state.__file__).parents[1].joinpath(*module.split("."))
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    tree = ast.parse(text)
+    about = (ast.get_docstring(tree) or "").split("\n\n")[0]
+    names = next(
+        (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and _is_all(node)),
+        [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")],
+    )
+    options = "    options:\n      heading_level: 3"
+    return "\n\n".join([about, *(f"::: {module}.{name}\n{options}" for name in names)])
+
+
+def _is_all(node: ast.Assign) -> bool:
+    return isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
