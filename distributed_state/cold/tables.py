@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("1", "2")
+REVISIONS = ("1", "2", "3")
 HEAD = REVISIONS[-1]
 # Of layouts that came before the first release: what they hold is carried over by `export` and `import`.
 UNRELEASED = ("0001", "0002", "0003")
@@ -55,6 +55,8 @@ cursors = Table(
     Column("closed", Boolean, nullable=False),
 )
 
+# `phase` is where its state machine is, as a commit since revision 3 moved it; `size` are the bytes of its commits
+# since then. What did not change since has neither.
 records = Table(
     "records",
     metadata,
@@ -72,6 +74,8 @@ records = Table(
     Column("deleted", Boolean, nullable=False),
     Column("parent", TEXT, nullable=True),
     Column("lifetime", TEXT, nullable=True),
+    Column("phase", TEXT, nullable=True),
+    Column("size", BigInteger, nullable=True),
     # Else SQLite gives the number of an erased record again, and a reader that has just looked it up takes the new one.
     sqlite_autoincrement=True,
 )
@@ -80,6 +84,7 @@ _NEWEST = (records.c.scope, records.c.deleted, records.c.listed_ms, records.c.ke
 Index("records_named", records.c.namespace, records.c.record, unique=True)
 Index("records_listed", records.c.namespace, *_NEWEST)
 _of_some("records_owned", records.c.owner, records.c.namespace, records.c.owner, *_NEWEST)
+_of_some("records_phased", records.c.phase, records.c.namespace, records.c.phase, *_NEWEST)
 _of_some("records_forked", records.c.parent, records.c.namespace, records.c.parent)
 _of_some("records_mortal", records.c.lifetime, records.c.namespace, records.c.partition, records.c.record)
 
