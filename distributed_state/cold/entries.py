@@ -12,7 +12,18 @@ from typing import NamedTuple
 from distributed_state.errors import CorruptState, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, item_of, pack, unpack
-from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, SEGMENTS, TAG, escape, unescape
+from distributed_state.values.model import (
+    DELETED,
+    ITEMS,
+    LIFETIME,
+    OWNER,
+    PARENT,
+    PHASE,
+    SEGMENTS,
+    TAG,
+    escape,
+    unescape,
+)
 from distributed_state.values.tags import tag_of
 
 LARGEST = 2**63 - 1
@@ -48,6 +59,7 @@ class Parsed:
     deleted: bool = False
     tags: Sequence[tuple[str, bool]] = ()  # in order, whether it is there then; '': all go
     lifetime: str | None = None
+    phase: str | None = None
     events: Sequence[ParsedEvent] = ()
 
     @property
@@ -134,6 +146,11 @@ def label_text(stored: str) -> str:
     return unescape(stored)
 
 
+def phase_text(value: bytes) -> str:
+    """What is in a `#phase` field, escaped as labels are."""
+    return escape(value.decode("utf-8", "surrogatepass"))
+
+
 def parent_record(value: bytes) -> str:
     """The record in a `#parent` field, `<record text>@<version>`."""
     return value.decode().rpartition("@")[0]
@@ -188,6 +205,8 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         return
     elif op.name == LIFETIME:
         parsed.lifetime = None if value is None else lifetime_text(value)
+    elif op.name == PHASE:
+        parsed.phase = None if value is None else phase_text(value)
     elif op.name == DELETED:
         parsed.deleted = value is not None
     else:

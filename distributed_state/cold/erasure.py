@@ -63,9 +63,9 @@ def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
     """Keep that this user was forgotten: of a record that only a lost server knew of, nothing else says so."""
     name = forgotten(namespace, user)
     now = int(time.time() * 1000)
-    row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED, "owner": None}
+    row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED}
     row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "listed_ms": now, "deleted": True}
-    row |= {"parent": None, "lifetime": None}
+    row |= {**dict.fromkeys(record_index.ABOUT), "size": None}
     there = lock(connection, namespace, [name]).get(name)
     record_index.put(connection, [row | {"key": there["key"]} if there else row])
 
@@ -145,7 +145,7 @@ def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]
 
 def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
     version = max(row["version"], former["version"] if former else 0)
-    hidden = {"record": name, "scope": ERASED, "owner": None, "parent": None, "lifetime": None}
+    hidden = {"record": name, "scope": ERASED, **dict.fromkeys(record_index.ABOUT), "size": None}
     stone = {**row, **hidden, "deleted": True, "version": version}
     del stone["key"]  # that of the record, whose rows are gone
     return stone

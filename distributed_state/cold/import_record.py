@@ -14,14 +14,14 @@ from sqlalchemy import Connection, exc, select
 from distributed_state.cold import bulk, item_export, tables, tagging
 from distributed_state.cold.archive import insert_parsed
 from distributed_state.cold.branch_reading import ordinal
-from distributed_state.cold.entries import Parsed, parent_record, parse
+from distributed_state.cold.entries import Parsed, parent_record, parse, phase_text
 from distributed_state.cold.history import snapshot_row
 from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.record_index import hashed, keys, lock, put
 from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, fold
-from distributed_state.values.model import DELETED, OWNER, PARENT, SEGMENTS
+from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, SEGMENTS
 
 
 class Imported(TypedDict):
@@ -125,6 +125,9 @@ def _head(namespace: str, record: str, partition: int, state: State, parsed: Seq
     row: dict[str, Any] = {"namespace": namespace, "record": record, "partition": partition}
     row |= {"scope": record.partition(":")[0], "epoch": state.epoch, "version": state.version}
     row |= {"deleted": DELETED in state.fields, "lifetime": None}
+    phase = state.fields.get(PHASE)
+    row |= {"phase": None if phase is None else phase_text(phase)}
+    row |= {"size": sum(map(len, state.fields.values())) + sum(len(item.entry.data) for item in parsed)}
     row |= {"owner": owner.decode() if owner is not None else None}
     row |= {"parent": parent_record(parent) if parent is not None else None}
     row |= {"created_ms": parsed[0].entry.time_ms if parsed else now}

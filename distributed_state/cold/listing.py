@@ -19,11 +19,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, and_, select, tuple_
 
 from distributed_state.cold import branch_reading, change_reading, record_index, tagging
 from distributed_state.cold.bulk import among, chunks
-from distributed_state.cold.entries import Parsed, parse
+from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
 from distributed_state.cold.tables import layers, records, shares, tags
 from distributed_state.cold.values import Batch, Listed, Mortal, Wanted
@@ -92,11 +92,41 @@ def _page(connection: Connection, namespace: str, wanted: Wanted, after: Place |
 def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) -> Select[Any]:
     r = records.c
     query = select(records).where(r.namespace == namespace, r.scope == wanted.scope, r.deleted == deleted)
-    if wanted.owner is not None:
-        query = query.where(r.owner == wanted.owner)
+    # The index is of a time that is behind by less than a minute.
+    if wanted.changed_from_ms is not None:
+        query = query.where(r.listed_ms > wanted.changed_from_ms - record_index.LISTED_MS)
+    if wanted.changed_to_ms is not None:
+        query = query.where(r.listed_ms < wanted.changed_to_ms)
+    query = query.where(*_conditions(wanted))
     if after is not None:
         query = query.where(tuple_(r.listed_ms, r.key) < after)
     return query.order_by(r.listed_ms.desc(), r.key.desc())
+
+
+def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
+    """What the row of a record has to say, beside its text and its tags. `_says` is the same of a row that is here."""
+    r = records.c
+    found = []
+    if wanted.owner is not None:
+        found.append(r.owner == wanted.owner)
+    if wanted.phase is not None:
+        found.append(r.phase == wanted.phase)
+    if wanted.changed_from_ms is not None:
+        found.append(r.updated_ms >= wanted.changed_from_ms)
+    if wanted.changed_to_ms is not None:
+        found.append(r.updated_ms < wanted.changed_to_ms)
+    if wanted.size is not None:
+        found.append(r.size >= wanted.size)
+    return found
+
+
+def _says(head: Head, wanted: Wanted) -> bool:
+    """Whether a row says what is wanted."""
+    for name in ("owner", "phase"):
+        if getattr(wanted, name) is not None and head[name] != getattr(wanted, name):
+            return False
+    first, end = wanted.changed_from_ms or 0, LARGEST if wanted.changed_to_ms is None else wanted.changed_to_ms
+    return bool(first <= head["updated_ms"] < end and (head["size"] or 0) >= (wanted.size or 0))
 
 
 def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
@@ -110,8 +140,7 @@ def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
     query = query.where(text >= wanted.text, text < end(wanted.text))
     if after is not None:
         query = query.where(text > after)
-    if wanted.owner is not None:
-        query = query.where(r.owner == wanted.owner)
+    query = query.where(*_conditions(wanted))
     if not wanted.deleted:
         query = query.where(r.deleted.is_(False))
     return query.order_by(text)
@@ -129,7 +158,8 @@ def _listed(row: Head, wanted: Wanted) -> Listed:
     place = _at(row, wanted)
     cursor = _cursor(place if isinstance(place, str) else f"{place[0]}:{place[1]}")
     times = row["created_ms"], row["updated_ms"]
-    return Listed(row["record"], row["owner"], row["version"], *times, row["deleted"], cursor)
+    facts = row["owner"], row["version"], *times, row["deleted"]
+    return Listed(row["record"], *facts, cursor, row["phase"], row["size"])
 
 
 def _at(row: Head, wanted: Wanted) -> Place:
@@ -186,7 +216,7 @@ def _fits(head: Head, late: _Late, wanted: Wanted) -> bool:
     record = head["record"]
     if not record.startswith(wanted.text) or (head["deleted"] and not wanted.deleted):
         return False
-    if wanted.owner is not None and head["owner"] != wanted.owner:
+    if not _says(head, wanted):
         return False
     return late.tags.get(record, set()).issuperset(wanted.tags)
 

@@ -31,9 +31,10 @@ from distributed_state.cold import bulk
 from distributed_state.cold.bulk import Row
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.tables import TEXT, quarantine, records
-from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT
+from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, PHASE
 
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
+ABOUT = ("owner", "parent", "lifetime", "phase")  # what a row says of what is in its record
 LISTED = 10_000  # records of a namespace whose names are listed when a partition starts
 LISTED_MS = (
     60_000  # a record that changes moves to the front of listings once in so long: `listed_ms` is behind by less
@@ -41,8 +42,8 @@ LISTED_MS = (
 Head = Mapping[Any, Any]
 _NAMES = [column.name for column in records.columns]
 _COLUMNS = [column for column in records.columns if column is not records.c.key]
-_RARE = ("partition", "owner", "deleted", "parent", "lifetime")
-_USUAL = ("epoch", "version", "updated_ms", "listed_ms")  # what else a commit may change
+_RARE = ("partition", "owner", "deleted", "parent", "lifetime", "phase")
+_USUAL = ("epoch", "version", "updated_ms", "listed_ms", "size")  # what else a commit may change
 
 
 def hashed(namespace: str, record: str) -> str:
@@ -192,12 +193,14 @@ def remove(connection: Connection, some: Iterable[int]) -> None:
 def _new(namespace: str, item: Parsed) -> dict[str, Any]:
     record = item.entry.record
     head: dict[str, Any] = {"namespace": namespace, "record": record, "scope": record.partition(":")[0]}
-    return head | {"created_ms": item.entry.time_ms, "owner": None, "deleted": False, "parent": None, "lifetime": None}
+    head |= {"created_ms": item.entry.time_ms, "deleted": False, "size": None}
+    return head | dict.fromkeys(ABOUT)
 
 
 def _follow(head: dict[str, Any], item: Parsed) -> None:
     at = item.entry.time_ms
     head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
+    head["size"] = (head["size"] or 0) + len(item.entry.data)
     # Where the indexes change all the same it costs nothing.
     turned = DELETED in item.touched and item.deleted != head["deleted"]  # who revives says so with each write
     if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
@@ -211,3 +214,5 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
             head["parent"] = item.parent
         if LIFETIME in item.touched:
             head["lifetime"] = item.lifetime
+        if PHASE in item.touched:
+            head["phase"] = item.phase

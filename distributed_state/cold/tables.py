@@ -58,6 +58,8 @@ cursors = Table(
 )
 
 # How each record stands at its head, and whose it is. Listings walk its indexes by `listed_ms`.
+# `phase` is where its state machine is, as a commit since revision 3 moved it; `size` are the bytes of its commits
+# since then. What did not change since has neither.
 records = Table(
     "records",
     metadata,
@@ -75,6 +77,8 @@ records = Table(
     Column("deleted", Boolean, nullable=False),
     Column("parent", TEXT, nullable=True),
     Column("lifetime", TEXT, nullable=True),
+    Column("phase", TEXT, nullable=True),
+    Column("size", BigInteger, nullable=True),
     # Else SQLite gives the number of an erased record again, and a reader that has just looked it up takes the new one.
     sqlite_autoincrement=True,
 )
@@ -83,6 +87,7 @@ _NEWEST = (records.c.scope, records.c.deleted, records.c.listed_ms, records.c.ke
 Index("records_named", records.c.namespace, records.c.record, unique=True)
 Index("records_listed", records.c.namespace, *_NEWEST)
 _of_some("records_owned", records.c.owner, records.c.namespace, records.c.owner, *_NEWEST)
+_of_some("records_phased", records.c.phase, records.c.namespace, records.c.phase, *_NEWEST)
 _of_some("records_forked", records.c.parent, records.c.namespace, records.c.parent)
 _of_some("records_mortal", records.c.lifetime, records.c.namespace, records.c.partition, records.c.record)
 

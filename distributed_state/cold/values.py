@@ -69,6 +69,8 @@ class Listed:
     updated_ms: int
     deleted: bool
     cursor: str
+    phase: str | None
+    size: int | None
 
     @property
     def id(self) -> str:
@@ -81,6 +83,7 @@ class Wanted:
     """Which records of a scope a listing is to have, by escaped texts: with all of these tags, `deleted` ones as well.
 
     With a `prefix` of ids or with tags they come in order of their ids, else the newest change first, to the minute.
+    `changed_from_ms` and `changed_to_ms` (exclusive) bound their last change, `size` how much was written to them.
     """
 
     scope: str
@@ -90,6 +93,10 @@ class Wanted:
     tags: tuple[str, ...] = ()
     after: str | None = None
     deleted: bool = False
+    phase: str | None = None
+    changed_from_ms: int | None = None
+    changed_to_ms: int | None = None
+    size: int | None = None
 
     @property
     def by_id(self) -> bool:

@@ -572,13 +572,30 @@ class RemoteStore:
         after: str | None = None,
         scope: str = "session",
         fresh: bool = False,
+        phase: str | None = None,
+        changed_since: float | None = None,
+        changed_before: float | None = None,
+        larger_than: int | None = None,
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
-        With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`.
+        With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`. With a `phase`,
+        bounds of their last change and `larger_than` bytes only those that fit.
         """
         return finish(
-            self._twin.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
+            self._twin.sessions(
+                user=user,
+                prefix=prefix,
+                tags=tags,
+                limit=limit,
+                after=after,
+                scope=scope,
+                fresh=fresh,
+                phase=phase,
+                changed_since=changed_since,
+                changed_before=changed_before,
+                larger_than=larger_than,
+            )
         )
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:

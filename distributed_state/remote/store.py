@@ -135,17 +135,23 @@ class AsyncRemoteStore:
         after: str | None = None,
         scope: str = "session",
         fresh: bool = False,
+        phase: str | None = None,
+        changed_since: float | None = None,
+        changed_before: float | None = None,
+        larger_than: int | None = None,
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
-        With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`.
+        With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`. With a `phase`,
+        bounds of their last change and `larger_than` bytes only those that fit.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         wanted = values.tags(tags, None).get("tag", {})
         query = {
             "user": user, "prefix": prefix, "limit": limit, "after": after, "fresh": fresh or None,
-            "tag": [f"{key}:{text}" for key, texts in wanted.items() for text in texts],
+            "tag": [f"{key}:{text}" for key, texts in wanted.items() for text in texts], "phase": phase,
+            "changed_since": changed_since, "changed_before": changed_before, "larger_than": larger_than,
         }  # fmt: skip
         kind = kind_of(Ref(scope, "any").scope)
         return [values.made(SessionInfo, each) for each in (await self._requests.read(f"/v1/{kind}", query))[kind]]

@@ -115,8 +115,10 @@ def tags(tag: Mapping[str, str | Iterable[str]] | None, untag: Mapping[str, str 
 
 
 def made(kind: type[T], found: Mapping[str, Any]) -> T:
-    """A value of the package, of an answer that has its fields, and perhaps more in a later release."""
-    return kind(**{each.name: found[each.name] for each in dataclasses.fields(kind)})
+    """A value of the package, of an answer that has its fields, perhaps more in a later release, or fewer."""
+    absent = dataclasses.MISSING
+    names = [each.name for each in dataclasses.fields(kind) if each.name in found or each.default is absent]
+    return kind(**{name: found[name] for name in names})
 
 
 def held_lease(found: Mapping[str, Any]) -> HeldLease:

@@ -55,6 +55,10 @@ class ArchiveAlone:
         after: str | None,
         scope: str,
         fresh: bool,
+        phase: str | None,
+        changed_since: float | None,
+        changed_before: float | None,
+        larger_than: int | None,
     ) -> list[SessionInfo]:
         """One page of records. Raises WarmUnavailable if what is not archived is wanted."""
         if fresh:
@@ -64,6 +68,7 @@ class ArchiveAlone:
         sought = tuple(tag_texts(tags, "tags"))
         begin = None if prefix is None else escape(prefix)
         wanted = Wanted(scope, limit, owner=owner, prefix=begin, tags=sought, after=after)
+        wanted = maintenance.narrowed(wanted, phase, changed_since, changed_before, larger_than)
         return [maintenance.shown(row) for row in self._cold.listing(wanted, [])]
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:

@@ -25,7 +25,7 @@ from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
 from distributed_state.port.connections import Credentials
 from distributed_state.records import branches, deletion, erasure
-from distributed_state.records.access import TAGS, Guard, Policy
+from distributed_state.records.access import MOVES, TAGS, Guard, Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
@@ -437,6 +437,10 @@ class AsyncStateStore:
         after: str | None = None,
         scope: str = "session",
         fresh: bool = False,
+        phase: str | None = None,
+        changed_since: float | None = None,
+        changed_before: float | None = None,
+        larger_than: int | None = None,
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
@@ -456,6 +460,10 @@ class AsyncStateStore:
 
             page = await store.sessions(prefix="shop:", tags={"run": "r1"})
 
+        With a `phase` only those whose state machine is there, which an index knows; with `changed_since` and
+        `changed_before` those that changed last in between (seconds since 1970), with `larger_than` those to which more
+        bytes were committed. See `SessionInfo` for what is known of old ones.
+
         What is not archived yet is not listed, unless `fresh`: then the journals in Redis are read, too, up to their
         end, and laid over the page. That costs what is not archived, which is little as long as SQL is there.
         """
@@ -466,11 +474,12 @@ class AsyncStateStore:
         if prefix is not None and (not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES):
             raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters or None, not {prefix!r:.80}")
         # Who learns whose tags they are has read them.
-        for field in (None, TAGS) if tags else (None,):
+        for field in (None, *([TAGS] if tags else []), *([MOVES] if phase is not None else [])):
             self._context.allow("read", field=field, user=owner, scope=scope, prefix=prefix)
         begin = None if prefix is None else escape(prefix)
         sought = tuple(tag_texts(tags or {}, "tags"))
         wanted = Wanted(scope, limit, owner=owner, prefix=begin, tags=sought, after=after)
+        wanted = maintenance.narrowed(wanted, phase, changed_since, changed_before, larger_than)
         return await maintenance.listing(self._context.tiers(), wanted, fresh=fresh)
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:

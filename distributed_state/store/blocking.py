@@ -421,6 +421,10 @@ class StateStore:
         after: str | None = None,
         scope: str = "session",
         fresh: bool = False,
+        phase: str | None = None,
+        changed_since: float | None = None,
+        changed_before: float | None = None,
+        larger_than: int | None = None,
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
@@ -440,11 +444,27 @@ class StateStore:
 
             page = store.sessions(prefix="shop:", tags={"run": "r1"})
 
+        With a `phase` only those whose state machine is there, which an index knows; with `changed_since` and
+        `changed_before` those that changed last in between (seconds since 1970), with `larger_than` those to which more
+        bytes were committed. See `SessionInfo` for what is known of old ones.
+
         What is not archived yet is not listed, unless `fresh`: then the journals in Redis are read, too, up to their
         end, and laid over the page. That costs what is not archived, which is little as long as SQL is there.
         """
         return finish(
-            self._twin.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
+            self._twin.sessions(
+                user=user,
+                prefix=prefix,
+                tags=tags,
+                limit=limit,
+                after=after,
+                scope=scope,
+                fresh=fresh,
+                phase=phase,
+                changed_since=changed_since,
+                changed_before=changed_before,
+                larger_than=larger_than,
+            )
         )
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:

@@ -7,8 +7,10 @@ Design: section 15.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +21,10 @@ from distributed_state.records.context import RecordContext
 from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.unarchived import unarchived
-from distributed_state.values.model import Ref, unescape
+from distributed_state.values.model import Ref, escape, unescape
 from distributed_state.values.results import SessionInfo
 
+_PHASE = 1000  # characters
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
@@ -30,6 +33,26 @@ async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[
     # The journals first: what is archived meanwhile is found in SQL as well, and counts once.
     late = await unarchived(tiers, wanted) if fresh else []
     return [shown(row) for row in await tiers.port.sql(tiers.cold.listing, wanted, late)]
+
+
+def narrowed(
+    wanted: Wanted, phase: Any, changed_since: Any, changed_before: Any, larger_than: Any
+) -> Wanted:  # fmt: skip
+    """The listing with these conditions too. Raises InvalidValue."""
+    if phase is not None and (not isinstance(phase, str) or len(phase) > _PHASE):
+        raise InvalidValue(f"a phase is a str of at most {_PHASE} characters or None, not {phase!r:.80}")
+    for name, value in ("changed_since", changed_since), ("changed_before", changed_before):
+        if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1e12):
+            raise InvalidValue(f"{name} is in seconds since 1970 or None, not {value!r:.80}")
+    if larger_than is not None and (type(larger_than) is not int or not 0 <= larger_than < 2**62):
+        raise InvalidValue(f"larger_than is an int from 0 on or None, not {larger_than!r:.80}")
+    return replace(
+        wanted,
+        phase=None if phase is None else escape(phase),
+        changed_from_ms=None if changed_since is None else math.ceil(changed_since * 1000),
+        changed_to_ms=None if changed_before is None else math.ceil(changed_before * 1000),
+        size=None if larger_than is None else larger_than + 1,
+    )
 
 
 def shown(row: Listed) -> SessionInfo:
@@ -42,6 +65,8 @@ def shown(row: Listed) -> SessionInfo:
         updated=row.updated_ms / 1000,
         deleted=row.deleted,
         cursor=row.cursor,
+        phase=None if row.phase is None else unescape(row.phase),
+        size=row.size,
     )
 
 

@@ -46,7 +46,7 @@ class PartitionKeys:
     relay_channel: bytes  # channel: its events, to the one replica that passes them on
     lifetimes: bytes  # sorted set: sessions that end by themselves, by when the next look at each is due
     gathering: bytes  # string, for a while: replicas are asked what they remember, as Redis lost something
-    leases: bytes  # sorted set: the records that are locked, by when each lock ends
+    leases: bytes  # sorted set: the records that are locked, by their fencing tokens
 
     @property
     def emit_keys(self) -> tuple[bytes, ...]:

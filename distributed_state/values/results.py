@@ -186,7 +186,11 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """One row of a listing. Times are in seconds since 1970; `cursor` continues the listing after this row."""
+    """One row of a listing. Times are in seconds since 1970; `cursor` continues the listing after this row.
+
+    `phase` is where its state machine is, `size` how many bytes were committed to it. What was archived before the
+    tables had them (revision 3) is in neither: they are None, or `size` is less, until it changes.
+    """
 
     id: str
     user: str | None
@@ -195,6 +199,8 @@ class SessionInfo:
     updated: float
     deleted: bool
     cursor: str
+    phase: str | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

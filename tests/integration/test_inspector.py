@@ -454,6 +454,39 @@ async def test_conversations_are_found_by_pages() -> None:
         assert "found for “hi”" in (await browser.get("/?text=hi")).text
 
 
+async def test_conversations_are_found_by_phase_age_size_and_lease() -> None:
+    async with looked_at() as (store, browser):
+
+        async def found(query: str) -> set[str]:
+            page = await browser.get(f"/?{query}")
+            assert page.status_code == 200, page.text
+            return set(re.findall(r">acme:([a-z]+)</a>", page.text))
+
+        phased = store.session("acme:phased")
+        await phased.transition("new_task")
+        large = store.session("acme:large")
+        await large.create({"x": "y" * 3_000_000})
+        await store.archive()
+        assert await found("phase=planning") == {"phased"}
+        assert await found("phase=executing") == set()
+        assert await found("mib=2.5") == {"large"}
+        assert await found("mib=3") == set()
+        every = {"c", "phased", "large"}
+        assert (await found("newer=1"), await found("older=1")) == (every, set())
+        assert (await found("newer=0"), await found("older=0")) == (set(), every)
+        assert await found("held=true") == set()
+        async with large.lock():
+            assert await found("held=true") == {"large"}
+            assert await found("held=true&phase=planning") == set()
+        assert await found("held=true") == set()
+        await phased.transition("plan_ready")
+        await store.archive()
+        assert (await found("phase=planning"), await found("phase=executing")) == (set(), {"phased"})
+        await phased.erase()
+        assert await found("phase=executing") == set()
+        assert (await browser.get("/?mib=x")).status_code == 422
+
+
 async def test_a_ticket_is_good_for_one() -> None:
     tickets = Tickets("the-key")
     async with looked_at(tickets=tickets) as (_, browser):

@@ -31,6 +31,7 @@ from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page, Shown
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import PHASE, Scope
+from distributed_state.warm import held
 
 
 class Create(Body):
@@ -112,6 +113,7 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
     return answer(found, version=entry.version)
 
 
+_LOOKED_AT = 500  # records of which it is asked whether they are held
 _TAGS = 32  # of one query: SQL takes some hundreds, and is said to be away for more
 
 
@@ -119,7 +121,10 @@ class Listing(Query):
     """Which records are listed.
 
     Without `prefix` and `tag` the last changed first, else in the order of their ids. A `tag` is `key:text`, and may
-    stand several times: records that have all of them are listed. `after` is what the page before gave.
+    stand several times: records that have all of them are listed. `after` is what the page before gave. `phase` is of
+    their state machine, `changed_since` and `changed_before` are in seconds since 1970, `larger_than` in bytes that
+    were committed. `held` are those that somebody has a lease of now: of 500 records that fit otherwise, so that there
+    may be few on a page, or none, and `after` goes on.
     """
 
     user: Id | None = None
@@ -128,10 +133,19 @@ class Listing(Query):
     limit: Limit = 50
     after: str | None = None
     fresh: bool = False
+    phase: Annotated[str, Field(max_length=1000)] | None = None
+    changed_since: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    changed_before: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    larger_than: Annotated[int, Field(ge=0, lt=2**62)] | None = None
+    held: bool = False
 
 
 class Row(Answer):
-    """A record of a listing. Times are in seconds since 1970; `cursor` continues behind it."""
+    """A record of a listing. Times are in seconds since 1970; `cursor` continues behind it.
+
+    `size` is in bytes that were committed, as far as they were counted. With `held`, `held_for` is how long its lease
+    lasts unless it is renewed, in seconds.
+    """
 
     id: str
     user: str | None
@@ -140,6 +154,9 @@ class Row(Answer):
     updated: float
     deleted: bool
     cursor: str
+    phase: str | None
+    size: int | None
+    held_for: float | None = None
 
 
 class Conversations(Answer):
@@ -174,14 +191,18 @@ async def listing(scope: Scope, asked: Asked) -> Response:
         tags.setdefault(key, []).append(text)
     if given.user is not None:
         records.within(asked, given.user)
-    rows: list[dict[str, Any]] = [
-        asdict(each)
-        for each in await asked.store.sessions(
-            user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=given.limit,
-            after=given.after, scope=scope, fresh=given.fresh,
-        )
-    ]  # fmt: skip
-    after = rows[-1]["cursor"] if len(rows) == given.limit else None
+    limit = _LOOKED_AT if given.held else given.limit
+    page = await asked.store.sessions(
+        user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=limit, after=given.after,
+        scope=scope, fresh=given.fresh, phase=given.phase, changed_since=given.changed_since,
+        changed_before=given.changed_before, larger_than=given.larger_than,
+    )  # fmt: skip
+    after = page[-1].cursor if len(page) == limit else None
+    rows: list[dict[str, Any]] = [asdict(each) for each in page]
+    if given.held:
+        keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
+        left = await held.seconds(asked.store.tiers().warm, keys)
+        rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
     more = conditions.next_page(asked.request, after=after) if after is not None else None
     return answer({f"{records.NAMES[scope]}s": rows, "after": after}, headers=more)
 
