@@ -43,7 +43,7 @@ PAGES = (
         "items", "Items", "What a record has many of.",
         "AsyncItems Items Item ItemPage PutItem DeleteItem",
     ),
-    PythonPage("leases", "Leases", "Holding a record alone.", "AsyncLease Lease"),
+    PythonPage("leases", "Leases", "Holding a record alone.", "AsyncLease Lease HeldLease Waiter"),
     PythonPage(
         "sessions", "Sessions and messages", "Conversations: records with messages.",
         "AsyncSession Session Message Lifetime Context Window Summary truncate_history tiktoken_counter "
@@ -51,7 +51,7 @@ PAGES = (
     ),
     PythonPage(
         "turns", "Turns, tools and workflows", "One request, one commit; and what an agent does in it.",
-        "AsyncTurn Turn Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase Role "
+        "AsyncTurn Turn TurnTimes TimedRun Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase Role "
         "StateMachine DEFAULT REASONING_MACHINE TASK_MACHINE",
     ),
     PythonPage(
