@@ -124,8 +124,8 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
             phase = value.decode("utf-8", "surrogatepass")
         elif kind == b"l":
             label = value.decode("utf-8", "surrogatepass")
-        elif name == TIMES:
-            times = turn_times.read(value)
+        elif kind == b"d" and name.startswith(TIMES):
+            times = turn_times.read(name)
         elif kind in (b"p", b"q"):
             row = ItemRow(record_codec.record, entry.version, value)
             items[_item_key(name)] = opened(record_codec, name, row, epoch) if value else None

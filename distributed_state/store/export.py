@@ -26,7 +26,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import bytes_as_text, message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import ITEMS, SEGMENTS, TIMES, Ref, unescape
+from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
 
 FORMAT = "distributed_state/1"
 _TOGETHER = 32  # changes or messages that are read at once
@@ -180,13 +180,11 @@ def _item(item: OlderItem) -> dict[str, Any]:
 
 def _change(entry: JournalEntry) -> dict[str, Any]:
     # Without its events: those belong to the stream of this store, and have their numbers in it.
-    steps = [op for op in unpack(entry.data) if op.kind != b"e"]
-    ops = [[kind.decode(), _text(name), _value(value)] for kind, name, value in steps if name != TIMES]
-    # Of a turn. Beside the steps, where an earlier release that imports this passes over it.
-    times = next(({"times": value.decode()} for _, name, value in steps if name == TIMES), {})
+    steps = (op for op in unpack(entry.data) if op.kind != b"e")
+    ops = [[kind.decode(), _text(name), _value(value)] for kind, name, value in steps]
     return {
         "version": entry.version, "time_ms": entry.time_ms, "kind": entry.kind, "actor": unescape(entry.actor),
-        "token": entry.token, "event": entry.event, "ops": ops, **times,
+        "token": entry.token, "event": entry.event, "ops": ops,
     }  # fmt: skip
 
 

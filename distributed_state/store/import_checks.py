@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from distributed_state.errors import CorruptState, TooLarge
-from distributed_state.values import bytes_as_text, codec, field_ttl, turn_times
-from distributed_state.values.journal import Step, item_of
+from distributed_state.values import bytes_as_text, codec, field_ttl
+from distributed_state.values.journal import item_of
 from distributed_state.values.model import (
     DELETED,
     INITIALIZED,
@@ -168,13 +168,3 @@ def step_of(step: Any) -> tuple[bytes, bytes, bytes]:
         raise ValueError(f"step {step!r:.80} is unknown")
     kind, name, value = step
     return raw(kind), raw(name), raw_value(value)
-
-
-def times_of(row: dict[str, Any]) -> list[Step]:
-    """The step that notes a turn's times, if the row has any. Raises ValueError."""
-    if "times" not in row:
-        return []
-    times = turn_times.read(raw(row["times"]))
-    if times is None:
-        raise ValueError(f"times {row['times']!r:.80} are none")
-    return [turn_times.step_of(times)]

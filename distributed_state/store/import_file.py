@@ -35,7 +35,6 @@ from distributed_state.store.import_checks import (
     record_of,
     runs_of,
     step_of,
-    times_of,
     whole,
 )
 from distributed_state.tiers import actors
@@ -216,7 +215,8 @@ class ImportedFile:
         version = whole(row, "version", 1, MOST)
         if version != self.version + 1:
             raise ValueError(f"version {version} follows {self.version}")
-        ops = unpack(pack(step_of(step) for step in row["ops"] if step[0] != "e"))
+        data = pack(step_of(step) for step in row["ops"] if step[0] != "e")
+        ops = unpack(data)
         moved = False
         for op in ops:
             moved = self._apply(op) or moved
@@ -226,7 +226,6 @@ class ImportedFile:
             raise ValueError("a change of items of a record that has none")
         if not isinstance(row["event"], str) or not _EVENT.fullmatch(row["event"]):
             raise ValueError(f"event {row['event']!r:.80} is none")
-        data = pack([*ops, *times_of(row)])
         kind = row["kind"]
         if not isinstance(kind, str) or not 0 < len(kind) <= 100 or escape(kind) != kind:
             raise ValueError(f"kind {kind!r:.80} is none")

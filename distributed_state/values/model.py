@@ -36,7 +36,6 @@ SUMMARY = b"#summary"  # of messages that a model is not sent any more
 TIMED = b"#timed"
 INITIALIZED = b"#initialized"
 ITEMS = b"#items"  # since which version it shows items so, and those of which one lie below: see item_window.lua
-TIMES = b"#times"  # no record has it: the deletion of it notes where a turn's time went, see values/turn_times.py
 RESTORED = b"#restored"  # set by each rollback: the version whose state it is
 LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and until when at all
 # kinds of tombstones that ask for more: to erase the record, with its forks or without
@@ -62,6 +61,7 @@ STATE_FIELDS = frozenset(
     }
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
+TIMES = REQUEST + b"#times "  # no record has such a field: a deletion notes what follows, see values/turn_times.py
 TAG = b"##"  # followed by a tag of the record: see values/tags.py
 
 

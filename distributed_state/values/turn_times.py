@@ -1,7 +1,8 @@
 """Where the time of a turn went, and how that is written into the turn's commit. Law: a note beside the change.
 
-It is the value of a deletion of a field that no record has. A step of a kind of its own would have stopped archivers of
-earlier releases, which may not go on behind what they do not know; to them this deletes nothing, and they keep it.
+It is a deletion of a field that no record has, whose name says what there is to say. A step of a kind of its own would
+have stopped archivers of earlier releases, which may not go on behind what they do not know. To them this forgets a
+request that nobody remembers: it changes nothing, and they archive, export and import it.
 
 Design: section 13.
 """
@@ -63,13 +64,13 @@ def step_of(times: TurnTimes) -> Step:
         noted["runs"] = [[each.kind[:1], each.name[:_NAME], _rounded(each.seconds)] for each in times.runs]
     if times.more:
         noted["more"] = [times.more, _rounded(times.more_seconds)]
-    return b"d", TIMES, codec.compact(codec.encode(noted))
+    return b"d", TIMES + codec.encode(noted), b""
 
 
-def read(data: bytes) -> TurnTimes | None:
-    """What a step noted; None if this release cannot read it, which is no reason to refuse the change beside it."""
+def read(name: bytes) -> TurnTimes | None:
+    """What a step of this name noted; None if this release cannot read it: no reason to refuse the change beside it."""
     try:
-        noted = codec.decode(data)
+        noted = codec.decode(name[len(TIMES) :])
         more, more_seconds = noted.get("more", (0, 0.0))
         runs = [TimedRun(_KINDS[kind], _text(name), _seconds(took)) for kind, name, took in noted.get("runs", ())]
         parts = {name: _seconds(noted.get(name, 0.0)) for name in _PARTS}

@@ -6,7 +6,6 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
 from below import names, redis_of, until
 from clocks import moved_by_hand
 
@@ -46,7 +45,7 @@ async def test_a_newcomer_learns_from_the_version_why_the_turn_took_so_long(stor
     # The record itself has nothing of it.
     assert await session.get_all(fresh=True) == {"n": 1}
     with redis_of(store) as client:
-        assert TIMES not in client.hgetall(names(store, "s").record)
+        assert not [name for name in client.hgetall(names(store, "s").record) if name.startswith(TIMES)]
 
 
 async def test_the_wait_for_others_is_told_from_the_work(opener: Any) -> None:
@@ -118,6 +117,3 @@ async def test_a_copy_brings_the_times_along(store: Any) -> None:
     assert copied.times == change.times
     assert isinstance(copied.times.runs[0], TimedRun)
     assert await store.export("copy") == [line.replace('"id":"s"', '"id":"copy"') for line in lines]
-    forged = [line.replace('"times":"{', '"times":"[') for line in lines]
-    with pytest.raises(Exception, match="times"):
-        await store.import_(forged, id="forged")
