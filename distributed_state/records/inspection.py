@@ -147,8 +147,8 @@ def _outline(entry: JournalEntry) -> ChangeOutline:
             found["times"] = turn_times.read(value)
         elif kind == b"l":
             found["label"] = value.decode("utf-8", "surrogatepass")
-        elif kind == b"s" and name == PHASE:
-            found["phase"] = value.decode("utf-8", "surrogatepass")
+        elif name == PHASE:
+            found["phase"] = value.decode("utf-8", "surrogatepass") if kind == b"s" else ""
         elif kind == b"s" and name == RESTORED and entry.kind == "rollback":
             found["restored"] = int(value)
     fields, deleted = changed.values()

@@ -56,8 +56,9 @@ class Change:
 class ChangeOutline:
     """An entry of a history without what it says: `fields` and `deleted` are names, a few of them, `more` how many not.
 
-    `restored` is the version whose state a rollback brought back; `size` is in bytes, without messages and items;
-    `times` says where a turn's time went.
+    `restored` is the version whose state a rollback brought back; `size` is in bytes, without messages and items.
+    `phase` is where it moved, "" if it has none since; None: it stayed. `times`
+    says where a turn's time went.
     """
 
     version: int

@@ -32,6 +32,9 @@ PAGES = {
     "find": f"{PATH}/",
     "conversation": PLACE,
     "past": f"{PLACE}?version=3",
+    "graph": f"{PLACE}/graph",
+    "large": f"{PATH}/conversations/large",
+    "found": f"{PATH}/?phase=planning&newer=1&held=true",
     "difference": f"{PLACE}/difference?from=2&to=9",
     "rollback": f"{PLACE}/rollback?version=2",
     "erase": f"{PLACE}/erase",
@@ -60,8 +63,15 @@ def fill(store: StateStore) -> None:
                 {"role": "assistant", "content": "There are two hotels that fit."},
             )  # fmt: skip
             trip.set("step", number)
+        trip.transition(("new_task", "plan_ready", "reflect")[number])
     trip.checkpoint("before booking")
     trip.set("city", "Bergen")
+    trip.rollback(version=3)
+    trip.set("city", "Bergen")
+    trip.fork("trip-to-tromso", version=8)
+    store.session("trip-to-tromso").set("city", "Tromso")
+    store.session("large").create({"city": "Oslo", "report": "x" * 3_000_000})
+    store.session("planned").transition("new_task")
 
 
 class Held:
@@ -106,6 +116,7 @@ class Opened:
         self.url = str(http.base_url).rstrip("/")
         self.store = store
         self.tickets = tickets
+        self.http = http
 
     def asked_to_take_over(self) -> str:
         """The page that asks whether a lease is taken over, of one that is held for the rest of these tests."""
@@ -122,7 +133,7 @@ class Opened:
 def opened(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     place = {"archive": f"sqlite:///{tmp_path_factory.mktemp('browser')}/a.db", "namespace": f"t{os.urandom(6).hex()}"}
     url, tickets = servers.redis("valkey").url, Tickets(KEY)
-    service = Service(authentication=Authentication(Access(key=KEY)))
+    service = Service(authentication=Authentication(Access(key=KEY, tokens=True)))
     service.app.mount(PATH, inspector(service.app, tickets))
     with (
         served(url, service=service, access=callers_policy(), **place) as http,
@@ -175,10 +186,10 @@ def scheme(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def opened_page(browser: Browser, opened: Opened, scheme: str = "light") -> Watched:
+def opened_page(browser: Browser, opened: Opened, scheme: str = "light", token: str = KEY) -> Watched:
     context = browser.new_context(viewport={"width": 1100, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
     context.add_cookies(
-        [{"name": "distributed_state_inspector", "value": KEY, "url": f"{opened.url}{PATH}/"}]  # as its path is
+        [{"name": "distributed_state_inspector", "value": token, "url": f"{opened.url}{PATH}/"}]  # as its path is
     )
     return Watched(context.new_page(), opened.url)
 
@@ -193,7 +204,7 @@ def test_each_page_is_usable_by_everybody_and_loads_nothing_from_others(
     found = Axe().run(watched.page)
     assert found.violations_count == 0, found.generate_report()
     assert watched.wrong == []
-    if scheme == "light" and name in ("find", "conversation", "difference", "fleet"):
+    if scheme == "light" and name in ("find", "conversation", "graph", "difference", "fleet"):
         picture(watched.page, name)
     watched.page.context.close()
 
@@ -272,6 +283,94 @@ def test_a_rollback_by_keyboard_alone(browser: Browser, opened: Opened) -> None:
     assert session.get("city", fresh=True) == "Oslo"
     assert watched.wrong == []
     page.context.close()
+
+
+def test_a_rollback_by_clicking(browser: Browser, opened: Opened) -> None:
+    session = opened.store.session("trip-by-mouse")
+    session.create({"city": "Oslo"})
+    session.set("city", "Paris")
+    opened.store.archive()
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/")
+    page.get_by_label("Open by id").fill("trip-by-mouse")
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("link", name="graph").click()
+    expect(page.get_by_role("heading", name="What came of what")).to_be_visible()
+    page.get_by_role("link", name="1 create").click()
+    page.get_by_role("link", name="Roll back to version 1").click()
+    page.get_by_role("link", name="Leave it as it is").click()
+    assert session.get("city", fresh=True) == "Paris", "it was only asked"
+    page.goto(f"{opened.url}{PATH}/conversations/trip-by-mouse?version=1")
+    page.get_by_role("link", name="Roll back to version 1").click()
+    page.get_by_role("button", name="Roll back").click()
+    expect(page.get_by_text("As it is: version 3")).to_be_visible()
+    expect(page.get_by_text("back to version 1")).to_be_visible()
+    assert session.get("city", fresh=True) == "Oslo"
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_the_graph_is_walked_by_keyboard(browser: Browser, opened: Opened) -> None:
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(opened.url + PAGES["graph"])
+    reached = list[str]()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.textContent").strip())
+        if reached[-1].startswith("fork trip-to-tromso"):
+            break
+    assert any("checkpoint before booking" in each for each in reached)
+    assert any("back to 3" in each for each in reached)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="trip-to-tromso")).to_be_visible()
+    expect(page.get_by_text("forked from")).to_be_visible()
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_an_export_and_a_large_field_are_downloaded(browser: Browser, opened: Opened) -> None:
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/conversations/large")
+    expect(page.get_by_text("1 too large to be shown here")).to_be_visible()
+    with page.expect_download() as field:
+        page.get_by_role("link", name="download report").click()
+    assert field.value.suggested_filename == "field.json"
+    with page.expect_download() as whole:
+        page.get_by_role("link", name="Export as JSON Lines").click()
+    assert whole.value.suggested_filename == "large.jsonl"
+    lines = Path(whole.value.path()).read_text().splitlines()
+    assert lines == opened.store.export("large")
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_a_live_page_ends_when_its_token_is_revoked(browser: Browser, opened: Opened) -> None:
+    def ask(method: str, path: str, **options: Any) -> Any:
+        return opened.http.request(method, path, headers={"Authorization": f"Bearer {KEY}"}, **options).json()
+
+    made = ask("POST", "/v1/tokens", json={"all_tenants": True, "rights": ["read", "events"], "actor": "ada"})
+    watched = opened_page(browser, opened, token=made["token"])
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/live?types=mail.*")
+    expect(page.get_by_role("status")).to_have_text("Listening")
+    opened.store.emit("mail.sent", {"number": 1}, subject=opened.store.session("planned"))
+    expect(page.locator("#events tbody tr")).to_have_count(1)
+    ask("DELETE", f"/v1/tokens/{made['id']}")
+    # The negative control: who has another token hears on.
+    other = opened_page(browser, opened)
+    other.page.goto(f"{opened.url}{PATH}/live?types=mail.*")
+    expect(other.page.get_by_role("status")).to_have_text("Listening")
+    expect(page.get_by_role("status")).to_have_text("Not allowed, or signed out", timeout=20_000)
+    opened.store.emit("mail.sent", {"number": 2}, subject=opened.store.session("planned"))
+    expect(other.page.locator("#events tbody tr")).to_have_count(1)
+    expect(page.locator("#events tbody tr")).to_have_count(1)
+    page.reload()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    for each in (page, other.page):
+        each.context.close()
 
 
 def test_events_are_seen_as_they_happen_without_a_reload(browser: Browser, opened: Opened, picture: Picture) -> None:

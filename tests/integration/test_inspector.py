@@ -233,15 +233,23 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
         session = store.session("acme:c")
         await session.rollback(version=1)
         await session.fork("acme:fork<", version=2)
+        for event in ("new_task", "plan_ready"):
+            await session.transition(event)
+        await session.rollback(version=7)
+        await session.rollback(version=1)
         await store.session("acme:fork<").set("n", 1)
         await store.archive()
         page = (await browser.get("/conversations/acme:c")).text
-        assert page.count(f"<td>{store.replica}</td>") == 6
+        assert page.count(f"<td>{store.replica}</td>") == 10
         assert "back to version 1" in page
         assert {each.replica for each in await session.history()} == {store.replica}
         graph = (await browser.get("/conversations/acme:c/graph")).text
         for shown in (
             "6 rollback · back to 1",
+            "10 rollback · phase none · back to 1",
+            'class="phase-1" d="M110 44',
+            'class="phase-2" d="M110 70',
+            'class="phase-1" d="M110 96',
             "checkpoint before",
             "fork acme:fork&lt;",
             'class="bow"',

@@ -17,6 +17,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
 from distributed_state.store import maintenance
 from distributed_state.tiers import unarchived as journals
+from distributed_state.values.model import PHASE
 from distributed_state.values.tags import tag_field, tag_text
 from tests.journals import Journal, put, statements
 
@@ -197,6 +198,7 @@ def filled(cold: ColdStore, journal: Journal, many: int) -> None:
     for number in range(many):
         tags = [(b"s", tag_field(tag_text("run", f"r{number % (many // 50)}")), b"1")]
         tags.append((b"s", tag_field(tag_text("all", "x")), b"1"))
+        tags.append((b"s", PHASE, b"p%d" % (number % 50)))
         journal.commit(f"session:a{number}", put("n", "1"), *tags)
     journal.flush()
     if cold._database._engine.dialect.name == "postgresql":
@@ -216,13 +218,46 @@ def plan(cold: ColdStore, wanted: Wanted) -> str:
         return "\n".join(" ".join(map(str, row)) for row in rows)
 
 
-@pytest.mark.parametrize("wanted", [*WALKS, Wanted("session", 20)])
+NEWEST = [
+    Wanted("session", 20),
+    Wanted("session", 20, phase="p3"),
+    Wanted("session", 20, phase="p3", changed_from_ms=0, changed_to_ms=10**9),
+    Wanted("session", 20, changed_from_ms=0, changed_to_ms=10**9, size=1),
+]
+
+
+@pytest.mark.parametrize("wanted", [*WALKS, *NEWEST])
 def test_a_page_is_an_index_walk(cold: ColdStore, journal: Journal, wanted: Wanted) -> None:
     """No table is read whole, and nothing is sorted."""
     filled(cold, journal, 3000)
     said = plan(cold, wanted)
     assert not re.search(r"Seq Scan|SCAN (?!.*USING)|Sort|TEMP B-TREE", said), said
     assert len(cold.listing(wanted)) == 20
+
+
+def test_a_phase_is_followed_before_and_after_it_is_archived(cold: ColdStore, journal: Journal) -> None:
+    def found(phase: str, **more: Any) -> list[tuple[str, str | None, int | None]]:
+        wanted = Wanted("session", 20, phase=phase, **more)
+        rows = cold.listing(wanted, listing.parsed(journal.batch(), wanted))
+        return [(row.id, row.phase, row.size) for row in rows]
+
+    size = 0
+    for phase in ("p1", "p2"):
+        entry = journal.commit("session:a", put("n", "1"), (b"s", PHASE, phase.encode()))
+        journal.commit("session:b", put("n", "1"))
+        for _ in range(2):
+            assert [each[:2] for each in found(phase)] == [("a", phase)]
+            assert found(phase, prefix="a") == found(phase)
+            journal.flush()
+        size += len(entry.data)
+        assert found(phase) == [("a", phase, size)]
+    assert found("p1") == []
+    assert found("p2", changed_to_ms=0) == found("p2", changed_from_ms=10**9) == found("p2", size=size + 1) == []
+    assert found("p2", changed_to_ms=10**9, changed_from_ms=0, size=size) == found("p2")
+    journal.commit("session:a", (b"d", PHASE, b""))
+    assert found("p2") == []
+    journal.flush()
+    assert found("p2") == []
 
 
 def test_by_like_it_would_be_none(cold: ColdStore, journal: Journal) -> None:

@@ -114,7 +114,7 @@ def _what(change: dict[str, Any]) -> str:
     parts = [f"{name[:80]} set" for name in change["fields"]] + [f"{name[:80]} deleted" for name in change["deleted"]]
     parts += [f"{change['messages']} messages"] if change["messages"] else []
     parts += [f"{change['items']} items"] if change["items"] else []
-    parts += [f"phase {change['phase'][:80]}"] if change["phase"] is not None else []
+    parts += [f"phase {change['phase'][:80] or 'none'}"] if change["phase"] is not None else []
     parts += [f"checkpoint {change['label'][:80]}"] if change["label"] is not None else []
     parts += [f"back to version {change['restored']}"] if change["restored"] is not None else []
     more = len(parts[_PARTS:]) + change["more"]

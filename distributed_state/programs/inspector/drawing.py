@@ -35,10 +35,11 @@ def drawn(rows: list[dict[str, Any]], branches: list[dict[str, Any]], forks: lis
     """A dot for each of these rows of a timeline, the newest first."""
     places = {each["version"]: TOP + at * ROW for at, each in enumerate(rows)}
     found: list[Dot] = []
+    colours = {"": 0}
     colour = 0
     for each in reversed(rows):
         if each["phase"] is not None:
-            colour = colour % _COLOURS + 1
+            colour = colours.setdefault(each["phase"], (len(colours) - 1) % _COLOURS + 1)
         found.append(_dot(each, places, colour))
     dots = {each.version: each for each in found}
     for branch in branches:
@@ -53,7 +54,7 @@ def drawn(rows: list[dict[str, Any]], branches: list[dict[str, Any]], forks: lis
 
 
 def _dot(row: dict[str, Any], places: dict[int, int], colour: int) -> Dot:
-    marks = [f"phase {row['phase']}"] if row["phase"] is not None else []
+    marks = [f"phase {row['phase'] or 'none'}"] if row["phase"] is not None else []
     marks += [f"checkpoint {row['label']}"] if row["label"] is not None else []
     marks += [f"back to {row['restored']}"] if row["restored"] is not None else []
     y = places[row["version"]]

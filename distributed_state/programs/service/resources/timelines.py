@@ -30,7 +30,8 @@ class Below(Query):
 class Outline(Answer):
     """A version without what it says. `fields` and `deleted` are some of the names that it changed, `more` the others.
 
-    `restored` is the version that a rollback went back to; `size` is in bytes, without messages and items.
+    `restored` is the version that a rollback went back to; `size` is in bytes, without messages and items. `phase` is
+    where it moved, "" if it has none since, null if it stayed.
     """
 
     version: int
