@@ -277,7 +277,7 @@ class Tiers:
                 "restarted": self.recovery.count,
                 "restarted_at": int(self.recovery.last),
             },
-            archiver.failure,
+            *archiver.trouble,
         )
 
     async def archive_rest(self) -> None:
