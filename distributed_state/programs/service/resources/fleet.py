@@ -91,4 +91,5 @@ def _of_all_tenants(asked: Asked) -> None:
 
 async def replicas(asked: Asked) -> Response:
     """The replicas of the store."""
-    return answer({"replicas": [asdict(each) for each in await asked.store.replicas()]})
+    found = await asked.store.replicas()
+    return answer({"replicas": [asdict(each) | {"role": each.role} for each in found]})
