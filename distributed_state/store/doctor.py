@@ -235,11 +235,7 @@ def away(error: StateError) -> Finding:
 
 async def _diverged(tiers: Tiers) -> list[Finding]:
     """The partitions of which nothing is archived, because journal and archive do not fit."""
-    try:
-        behind = await tiers.recovery.behind()
-        found = {each: tiers.archiver.diverged.get(each, "SQL is older, or the journal has a gap") for each in behind}
-    except StateError:
-        found = dict(tiers.archiver.diverged)  # whichever server is away is named elsewhere
+    found = await fleet_checks.diverged(tiers, await fleet_checks.present(tiers))
     advice = "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
     return [Finding(f"partition {each}", False, why, advice) for each, why in sorted(found.items())]
 

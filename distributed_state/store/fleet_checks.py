@@ -82,6 +82,30 @@ class Journals:
         return {each: place for each, place in self.places.items() if place.offset > place.archived}
 
 
+async def present(tiers: Tiers) -> list[Replica]:
+    """The replicas that are there; none if nobody can tell, which is named elsewhere."""
+    try:
+        return await tiers.presence.replicas()
+    except StateError:
+        return []
+
+
+async def diverged(tiers: Tiers, replicas: Iterable[Replica]) -> dict[int, str]:
+    """Of which partitions nothing is archived, whoever archives them, and why: their journals and SQL do not fit.
+
+    By what SQL and the journals say, and by what those who archive them say, here and with their beats.
+    """
+    reported = {int(each): why for replica in replicas for each, why in replica.diverged.items() if each.isdecimal()}
+    here = dict(tiers.archiver.diverged)
+    try:
+        behind = await tiers.recovery.behind()
+    except StateError:
+        return reported | here  # whichever server is away is named elsewhere
+    # One that somebody else archives by now is theirs to report.
+    mine = behind.keys() | set(tiers.archiver.mine)
+    return behind | reported | {each: why for each, why in here.items() if each in mine}
+
+
 async def look(tiers: Tiers, partitions: Iterable[int] | None = None) -> Journals:
     """Look at these journals, or at all: two exchanges at most. Raises WarmUnavailable if no server answers."""
     asked = range(tiers.keys.partitions) if partitions is None else partitions

@@ -84,6 +84,12 @@ class Archiver:
         """The partitions that this replica archives now."""
         return self._assignment.mine
 
+    @property
+    def trouble(self) -> tuple[str, dict[int, str]]:
+        """Why the last round came to nothing, "" if it did not; and why nothing of which own partition is archived."""
+        mine = set(self.mine)
+        return self.failure, {each: why for each, why in list(self.diverged.items()) if each in mine}
+
     def begin(self) -> None:
         """Archive in the background."""
         self._job = self._port.spawn(self._run, "distributed-state-archiver")

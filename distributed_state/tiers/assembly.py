@@ -266,7 +266,7 @@ class Tiers:
                 "hot_bytes": self.hot.bytes,
                 "archived": archiver.archived,
                 "remembered_bytes": self.memory.bytes,
-                "link_up": int(self.link.up),
+                **self.link.figures,
                 "leases": self.leases.held,
                 "events_waiting": self.consumers.waiting,
                 "events_handled": sum(each.handled for each in handlings),
@@ -277,7 +277,7 @@ class Tiers:
                 "restarted": self.recovery.count,
                 "restarted_at": int(self.recovery.last),
             },
-            archiver.failure,
+            *archiver.trouble,
         )
 
     async def archive_rest(self) -> None:

@@ -131,17 +131,19 @@ class Recovery:
         await self._until_started(partition, place.epoch)
         return True
 
-    async def behind(self) -> list[int]:
-        """The partitions that are to be repaired: SQL lacks what Redis cannot hand over any more."""
-        every = [self._keys.partition(each) for each in range(self._keys.partitions)]
+    async def behind(self) -> dict[int, str]:
+        """The partitions that are to be repaired, and why: SQL lacks what Redis cannot hand over any more."""
         cursors = await self._port.sql(self._cold.cursors)
-        places = await self._partitions.states(every)
-        found = []
-        for keys in every:
-            place = places[keys.partition]
-            if place.epoch and await self._is_behind(keys, place, cursors.get(keys.partition)):
-                found.append(keys.partition)
-        return found
+        states = await self._partitions.states([self._keys.partition(each) for each in range(self._keys.partitions)])
+        places = {each: place for each, place in states.items() if place.epoch}
+        asked = [(self._keys.partition(each), cursors[each].offset if each in cursors else 0) for each in places]
+        journals = dict(zip(places, await self._partitions.journals(asked, 2), strict=True)) if asked else {}
+        found = {
+            each: why for each, journal in journals.items() if (why := _lacks(cursors.get(each), places[each], journal))
+        }
+        # Else it was archived, and perhaps trimmed, between the looks.
+        again = await self._port.sql(self._cold.cursors) if found else {}
+        return {each: why for each, why in found.items() if again.get(each) == cursors.get(each)}
 
     async def repair(self, partition: int, *, dry_run: bool) -> Backfilled | None:
         """Bring SQL up to a Redis that is newer, or whose journal has a gap, and begin a new epoch; else None.
@@ -442,6 +444,17 @@ def _tell_loss(minted: Cursor, former: str, reached: Cursor, saved: _Saved, *, w
         silent,
         extra=fields,
     )
+
+
+def _lacks(cursor: Cursor | None, place: PartitionState, journal: Journal) -> str:
+    """Why SQL, which is at this cursor, cannot get what it lacks of a journal; "" if it can, or lacks nothing."""
+    if cursor is None or _sql_is_older(cursor, place):
+        known = "none" if cursor is None else f"epoch {cursor.epoch}, entry {cursor.offset}"
+        return f"SQL is older: Redis had archived up to epoch {place.epoch}, entry {place.archived}; SQL has {known}"
+    here = [entry.event for entry in journal.onward[:1]]
+    if cursor.epoch != journal.epoch or (cursor.offset and here != [cursor.event]):
+        return ""  # it is started anew, from SQL
+    return misfit(cursor, journal)
 
 
 def _sql_is_older(cursor: Cursor | None, place: PartitionState) -> bool:

@@ -266,7 +266,8 @@ class Replica:
     `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many
     partitions it `archives`, and where its slowest consumer is in the `events`, as a sum over the partitions. `stats`
     are some of `store.stats()`, `status` is what it was given by `store.announce`. `archiving` says why its archiver
-    makes no progress, as a full disk of SQL's; "" if it does, or has nothing to do.
+    makes no progress, as a full disk of SQL's; "" if it does, or has nothing to do. `diverged` says of the first ten
+    partitions of which it archives nothing why, as their journals do not continue what SQL has.
     """
 
     id: str
@@ -280,6 +281,7 @@ class Replica:
     stats: dict[str, int]
     status: dict[str, Any]
     archiving: str = ""
+    diverged: dict[str, str] = field(default_factory=dict)
 
     @property
     def role(self) -> str:

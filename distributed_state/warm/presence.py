@@ -39,17 +39,19 @@ _KEPT_MS = 3_600_000
 _REASONS = ("replica", "away")
 """Why a heartbeat was not taken: Redis is a replica that nobody may write to, or gave no answer."""
 _SHOWN = 300  # letters of a failure
+_NAMED = 10  # partitions of which nothing is archived
 
 
 class Figures(NamedTuple):
     """What a replica knows of itself without asking: how far its work is, what it counted, and what stops its archiver.
 
-    `archiving` is "" while nothing does.
+    `archiving` is "" while nothing does; `diverged` says why of a partition nothing can be archived.
     """
 
     positions: dict[str, int]
     stats: dict[str, int]
     archiving: str
+    diverged: dict[int, str]
 
 
 class Presence:
@@ -198,6 +200,7 @@ class Presence:
             "stats": figures.stats,
             "status": self._status,
             "archiving": figures.archiving[:_SHOWN],
+            "diverged": {str(each): why[:_SHOWN] for each, why in sorted(figures.diverged.items())[:_NAMED]},
             "ttl_ms": self._ttl_ms,
         }
 
@@ -241,6 +244,7 @@ def _read(id: str, card: bytes | None, left_ms: float) -> Replica:
             stats=dict(stated.get("stats", {})),
             status=dict(stated.get("status", {})),
             archiving=str(stated.get("archiving", "")),
+            diverged=dict(stated.get("diverged", {})),
         )
     except (CorruptState, AttributeError, TypeError, ValueError) as error:
         log.warning("what replica %s reports cannot be read: %s", id, error)

@@ -77,6 +77,12 @@ class Link:
         """For how many seconds the quietest link has proved nothing; None if nobody has needed one yet."""
         return max((each.silence for each in list(self._nodes.values())), default=None)
 
+    @property
+    def figures(self) -> dict[str, int]:
+        """Whether it stands and, once somebody needed it, for how many milliseconds it has proved nothing."""
+        silence = self.silence
+        return {"link_up": int(self.up)} | ({} if silence is None else {"link_silence_ms": int(silence * 1000)})
+
     def confirmed(self, channel: bytes) -> bool:
         """Whether everything published on the channel from now on arrives here."""
         return channel in self._confirmed

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import tiers, until
+from below import names, redis_of, tiers, until
+from tenants import Served
 from typer.testing import CliRunner
 
 from distributed_state import ColdUnavailable, Finding, StateStore
 from distributed_state.programs.cli import looking, shell
 from distributed_state.programs.servers import RedisServer, redis_server
+from distributed_state.programs.service import Access, callers_policy
 from distributed_state.store import fleet_checks
 from distributed_state.warm import presence
 
@@ -134,6 +136,63 @@ async def test_commits_that_wait_too_long_are_told_by_partition(opener: Any, mon
     assert f"partitions {tiers(store).keys.of(session.ref).partition}" in lag.found
     await store.archive()
     assert (await found(store))["archive lag"].ok
+
+
+async def partition_rows(store: Any) -> dict[int, dict[str, Any]]:
+    """The partitions as the interface has them."""
+    served = Served(store, Access(key="k" * 43))
+    answer = await served.ask("GET", "/v1/partitions", "k" * 43)
+    assert answer.status_code == 200, answer.text
+    return {each["partition"]: each for each in answer.json()["partitions"]}
+
+
+@pytest.mark.only(face="asyncio", warm="single", cold=("sqlite", "postgres"))
+async def test_a_journal_with_a_gap_is_told_by_who_does_not_archive_it(opener: Any) -> None:
+    archiver = await opener(archiver=False)
+    other = await opener(archiver=False, access=callers_policy())
+    session = archiver.session("s")
+    for number in range(4):
+        await session.set("a", number)
+        if not number:
+            await archiver.archive()
+    partition = names(archiver, "s").partition
+    healthy = await partition_rows(other)
+    assert [each["diverged"] for each in healthy.values()] == [""] * len(healthy), "the negative control"
+    assert healthy[partition]["waiting"] == 3
+    with redis_of(archiver) as client:
+        client.xdel(names(archiver, "s").journal, "2-0")
+    row = (await partition_rows(other))[partition]
+    assert "the journal lacks entry 2" in row["diverged"]
+    assert row["lag"] is not None
+    assert "the journal lacks entry 2" in (await found(other))[f"partition {partition}"].found
+    with redis_of(archiver) as client:
+        client.xdel(names(archiver, "s").journal, "3-0", "4-0")
+    row = (await partition_rows(other))[partition]
+    assert (row["lag"], bool(row["diverged"])) == (None, True), "nobody knows how old it is"
+
+
+@pytest.mark.only(face="asyncio", warm="single", cold=("sqlite", "postgres"))
+async def test_what_an_archiver_alone_knows_it_says_with_its_beats(opener: Any) -> None:
+    archiver = await opener(beat=0.1)
+    other = await opener(archiver=False, beat=0.1, access=callers_policy())
+    await archiver.session("s").set("a", 1)
+    await archiver.archive()
+    working = tiers(archiver).archiver
+    partition = names(archiver, "s").partition
+
+    async def told() -> bool:
+        working.diverged[partition] = "a step that only a newer release knows"
+        return "newer release" in (await partition_rows(other))[partition]["diverged"]
+
+    await until(told, 15)
+    (row,) = [each for each in await other.replicas() if each.id == archiver.replica]
+    assert row.diverged == {str(partition): "a step that only a newer release knows"}
+    del working.diverged[partition]
+
+    async def well_again() -> bool:
+        return not (await partition_rows(other))[partition]["diverged"]
+
+    await until(well_again, 15)
 
 
 @fleet

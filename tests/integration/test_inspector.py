@@ -22,7 +22,7 @@ from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, Fenced, StateStore, tool
 from distributed_state.errors import StateError
-from distributed_state.programs.inspector import PATH, Tickets, access, api, inspector, pages
+from distributed_state.programs.inspector import PATH, Tickets, access, api, fleet, inspector, pages
 from distributed_state.programs.inspector.api import COOKIE
 from distributed_state.programs.inspector.trees import Budget, tree, trees
 from distributed_state.programs.service import Access
@@ -153,9 +153,26 @@ async def test_a_tenant_sees_its_own_alone() -> None:
         assert (await browser.get("/fleet")).status_code == 403
         every = Browser(browser.served, await browser.served.token("", *RIGHTS))
         assert "evil:c" in (await every.get("/")).text, "the negative control"
-        fleet = await every.get("/fleet")
-        assert fleet.status_code == 200
-        assert "Partitions" in fleet.text
+        shown = await every.get("/fleet")
+        assert shown.status_code == 200
+        for part in ("Partitions", "Hot, in the replicas", "Warm, Redis", "Cold, SQL", "Entries that SQL did not take"):
+            assert part in shown.text
+
+
+def test_what_was_lost_and_which_link_is_silent_is_told() -> None:
+    """Of what replicas say with their beats, and of what a doctor found."""
+    well = {"stats": {"hot_hits": 3, "hot_misses": 1, "link_up": 1, "link_silence_ms": 20}}
+    silent = {"stats": {"link_up": 0, "link_silence_ms": 9000, "restarted": 2, "restarted_at": 1_764_000_000}}
+    sql = {"name": "sql quarantine", "found": "3", "ok": False}
+    redis = {"name": "127.0.0.1:7000 memory", "found": "2 MB", "ok": True}
+    hot, warm, cold = fleet._tiers([well, silent, {"stats": {}}], [sql, redis])
+    assert (hot.wrong, warm.wrong, cold.wrong) == (1, 0, 1)
+    assert "75% of 4 reads answered" in hot.facts
+    assert ("2 MB" in warm.facts, "quarantine: 3" in cold.facts) == (True, True)
+    lost, aside = fleet._losses([well, silent], [sql])
+    assert lost[1:] == ("2, the last 2025-11-24 16:00:00 UTC", True)
+    assert aside[1:] == ("3", True)
+    assert fleet._losses([well], [])[0][2] is False, "the negative control"
 
 
 async def test_who_is_nobody_signs_in_first() -> None:

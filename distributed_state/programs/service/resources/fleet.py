@@ -23,7 +23,8 @@ class PartitionRow(Answer):
     """A partition: its epoch, the last offset of its journal, and how much of that waits for SQL.
 
     `lag` is the age of the oldest commit that waits, in seconds; `fill` is 1 where writes are refused; `diverged` says
-    why nothing of it is archived, "" if that is not so.
+    why nothing of it is archived, whoever archives it, "" if that is not so. Then SQL may lack more than what waits,
+    and `lag` is null where nobody knows how old that is.
     """
 
     partition: int
@@ -31,7 +32,7 @@ class PartitionRow(Answer):
     offset: int
     waiting: int
     bytes: int
-    lag: float
+    lag: float | None
     fill: float
     diverged: str
 
@@ -62,12 +63,13 @@ async def partitions(asked: Asked) -> Response:
     _of_all_tenants(asked)
     tiers = asked.store.tiers()
     looked = await fleet_checks.look(tiers)
+    diverged = await fleet_checks.diverged(tiers, await fleet_checks.present(tiers))
     rows = [
         {
             "partition": each, "epoch": place.epoch, "offset": place.offset,
             "waiting": max(0, place.offset - place.archived), "bytes": max(0, place.waiting),
-            "lag": looked.ages.get(each, 0.0), "fill": place.fill(tiers.settings),
-            "diverged": tiers.archiver.diverged.get(each, ""),
+            "lag": looked.ages.get(each, None if each in diverged else 0.0), "fill": place.fill(tiers.settings),
+            "diverged": diverged.get(each, ""),
         }
         for each, place in sorted(looked.places.items())
     ]  # fmt: skip
@@ -89,4 +91,5 @@ def _of_all_tenants(asked: Asked) -> None:
 
 async def replicas(asked: Asked) -> Response:
     """The replicas of the store."""
-    return answer({"replicas": [asdict(each) for each in await asked.store.replicas()]})
+    found = await asked.store.replicas()
+    return answer({"replicas": [asdict(each) | {"role": each.role} for each in found]})
