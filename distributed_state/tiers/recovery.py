@@ -134,8 +134,9 @@ class Recovery:
     async def behind(self) -> list[int]:
         """The partitions that are to be repaired: SQL lacks what Redis cannot hand over any more."""
         every = [self._keys.partition(each) for each in range(self._keys.partitions)]
-        cursors = await self._port.sql(self._cold.cursors)
+        # Redis first: an archiver brings to SQL before it notes that here, so SQL read later is never the older one.
         places = await self._partitions.states(every)
+        cursors = await self._port.sql(self._cold.cursors)
         found = []
         for keys in every:
             place = places[keys.partition]

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from watching import SECONDS, Fleet, named, turns
+from watching import SECONDS, Fleet, named, turns, within
 
 from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
 
@@ -28,8 +30,10 @@ class Fault:
     begin: Callable[[Any], None]
     doctor: str
     log: str
+    metric: str  # what of Prometheus holds then, and no sooner
     alert: str
     apart: bool = False  # archivers of their own, as in docker-compose.yml
+    small: bool = False  # the tables of SQL are on a disk of their own, of 64 MB
 
 
 class Scene:
@@ -38,7 +42,9 @@ class Scene:
     def __init__(self, stack: ExitStack, folder: Path, fault: Fault | None) -> None:
         self.redis: RedisServer = stack.enter_context(redis_server("--appendonly", "yes"))
         self.postgres = stack.enter_context(postgres_server())
-        self.fleet = Fleet(self.redis.url, self.postgres.url, folder)
+        self.disk = self.postgres.directory / "disk"  # where its user may enter
+        archive = self._on_small_disk(stack) if fault is not None and fault.small else self.postgres.url
+        self.fleet = Fleet(self.redis.url, archive, folder)
         stack.callback(self.fleet.close)
         apart = fault is not None and fault.apart
         if apart:
@@ -46,6 +52,29 @@ class Scene:
         self.fleet.worker(archives=not apart)
         self.fleet.watch(stack)
         self.stack = stack
+
+    def sql(self, statement: str, database: str = "postgres") -> None:
+        """Have PostgreSQL do something, as whoever restores a dump does."""
+        url = self.postgres.url.replace("+psycopg", "").removesuffix("postgres") + database
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _on_small_disk(self, stack: ExitStack) -> str:
+        """The URL of a database whose tables are on a disk of 64 MB; the server's log of changes is elsewhere."""
+        self.disk.mkdir()
+        made = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64m,mode=777", "none", str(self.disk)], capture_output=True, check=False
+        )
+        if made.returncode:
+            pytest.skip("a small disk cannot be mounted here: it needs root")
+        stack.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
+        tables = self.disk / "tables"
+        tables.mkdir()
+        owner = (self.postgres.directory / "data").stat()
+        os.chown(tables, owner.st_uid, owner.st_gid)
+        self.sql(f"CREATE TABLESPACE small LOCATION '{tables}'")
+        self.sql("CREATE DATABASE small TEMPLATE template0 TABLESPACE small")
+        return self.postgres.url.removesuffix("postgres") + "small"
 
 
 def archivers_die(scene: Scene) -> None:
@@ -70,14 +99,69 @@ def redis_is_full(scene: Scene) -> None:
     scene.redis.ask("CONFIG", "SET", "maxmemory", "1mb")
 
 
+def disk_is_full(scene: Scene) -> None:
+    with (scene.disk / "others").open("wb") as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 65_536)
+            file.flush()
+
+
+def sql_was_restored(scene: Scene) -> None:
+    scene.sql("UPDATE cursors SET \"offset\" = 1, event = 'of yesterday' WHERE NOT closed")
+
+
 FAULTS = {
     "the archivers are dead": Fault(
-        archivers_die, "^archivers: 0 of", "was lost; it archived", "^NobodyArchives$", apart=True
+        archivers_die,
+        "archivers:? 0 of",
+        "was lost; it archived",
+        "(sum(distributed_state_archived_partitions) or vector(0)) == 0",
+        "^NobodyArchives$",
+        apart=True,
     ),
-    "SQL is frozen": Fault(sql_freezes, "^sql: .*no sign of life", "no sign of life", "^(SqlDown|ArchiverFailing)$"),
-    "Redis was emptied": Fault(redis_is_emptied, "^lost data: ", "Redis was emptied", "^RedisLostData$"),
-    "Redis was demoted": Fault(redis_is_demoted, "a read-only replica", "READONLY|replica", "^RedisRefusing$"),
-    "Redis is full": Fault(redis_is_full, "^memory: |at maxmemory", "at maxmemory", "^RedisFull$"),
+    "SQL is frozen": Fault(
+        sql_freezes,
+        "sql:? .*no sign of life",
+        "no sign of life",
+        "distributed_state_sql_up == 0",
+        "^(SqlDown|ArchiverFailing)$",
+    ),
+    "SQL's disk is full": Fault(
+        disk_is_full,
+        "archiver .*No space left on device",
+        "No space left on device",
+        "distributed_state_archiver_failing == 1",
+        "^ArchiverFailing$",
+        small=True,
+    ),
+    "SQL was restored": Fault(
+        sql_was_restored,
+        "partition [0-3].*(SQL is older|do not fit|lacks|SQL has)",
+        "journal and archive do not fit|SQL is older",
+        "distributed_state_diverged_partitions > 0",
+        "^ArchiveDiverged$",
+    ),
+    "Redis was emptied": Fault(
+        redis_is_emptied,
+        "lost data:? ",
+        "Redis was emptied",
+        "increase(distributed_state_restarted_partitions_total[1m]) > 0",
+        "^RedisLostData$",
+    ),
+    "Redis was demoted": Fault(
+        redis_is_demoted,
+        "a read-only replica",
+        "READONLY|replica",
+        'distributed_state_redis_refusing{reason="replica"} == 1',
+        "^RedisRefusing$",
+    ),
+    "Redis is full": Fault(
+        redis_is_full,
+        "memory:? |at maxmemory",
+        "at maxmemory",
+        'increase(distributed_state_refused_writes_total{reason="full"}[1m]) > 0',
+        "^RedisFull$",
+    ),
 }
 
 
@@ -97,15 +181,19 @@ def scene_of(tmp_path: Path) -> Iterator[Callable[[Fault | None], Scene]]:
 def test_every_instrument_names_the_fault(name: str, scene_of: Callable[[Fault | None], Scene]) -> None:
     fault = FAULTS[name]
     scene = scene_of(fault)
-    with turns(scene.fleet):
-        time.sleep(5)  # an archive has begun, and Prometheus has seen a healthy fleet
+    with turns(scene.fleet) as answered:
+        within(20, lambda: answered[200] >= 10, lambda: f"turns are refused: {answered}")
+        time.sleep(2)  # Prometheus has seen a healthy fleet
         code, said = scene.fleet.doctor()
         assert code == 0, said
         assert not scene.fleet.alerts()
-        past = len(scene.fleet.logged("worker"))
+        assert not scene.fleet.page()
+        assert not scene.fleet.holds(fault.metric)
+        past = len(scene.fleet.text("worker")().splitlines())
         began = time.monotonic()
         fault.begin(scene)
-        found = named(scene.fleet, {"doctor": fault.doctor, "log": fault.log, "alert": fault.alert}, began, past)
+        wanted = {"doctor": fault.doctor, "page": fault.doctor, "log": fault.log}
+        found = named(scene.fleet, wanted | {"metric": fault.metric, "alert": fault.alert}, began, past)
     shown = [f"{each.seconds:.1f}" if each.seconds is not None else each.words for each in found.values()]
     sys.stdout.write(f"| {name} | {' | '.join(shown)} |\n")
     late = {instrument: each for instrument, each in found.items() if each.seconds is None or each.seconds > SECONDS}

@@ -137,6 +137,28 @@ async def test_commits_that_wait_too_long_are_told_by_partition(opener: Any, mon
 
 
 @fleet
+async def test_a_fleet_that_archives_while_it_is_looked_at_is_not_taken_for_diverged(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is archived between the look at the one server and the one at the other is not missing in SQL."""
+    store = await opener(archiver=False)
+    await store.session("c").set("n", 0)
+    await store.archive()
+    await store.session("c").set("n", 1)
+    home = tiers(store)
+    partitions, states = home.warm.partitions, home.warm.partitions.states
+
+    async def archived_meanwhile(*asked: Any) -> Any:
+        monkeypatch.setattr(partitions, "states", states)
+        await home.archiver.drain()
+        return await states(*asked)
+
+    monkeypatch.setattr(partitions, "states", archived_meanwhile)
+    assert not [name for name, each in (await found(store)).items() if name.startswith("partition") and not each.ok]
+    assert partitions.states == states, "it was archived while it was looked at"
+
+
+@fleet
 async def test_replicas_of_two_releases_are_told(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opener()
     assert (await found(store))["releases"].ok
