@@ -74,6 +74,14 @@ class Fleet:
         self.ops["worker"].append(ops)
         within(60, lambda: status(f"http://127.0.0.1:{ops}/readyz") == 200, self.text(name))
 
+    def unready(self, name: str, **settings: str) -> int:
+        """Another worker, with these settings, which is not waited for; its port."""
+        port, ops = free_port(), free_port()
+        self.start(name, "serve", "--insecure", "--port", str(port), "--ops-port", str(ops), **settings)
+        self.ops["worker"].append(ops)
+        self._name_targets()
+        return port
+
     def archiver(self, name: str = "archiver") -> None:
         """One that archives alone."""
         ops = free_port()
@@ -86,10 +94,10 @@ class Fleet:
         place, port = self.folder / "prometheus", free_port()
         place.mkdir()
         shutil.copy(RULES, place / "rules.yml")
+        self._name_targets()
         jobs = [
-            {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{each}" for each in ports]}]}
-            for job, ports in self.ops.items()
-            if ports
+            {"job_name": job, "file_sd_configs": [{"files": [f"{place}/{job}.json"], "refresh_interval": "1s"}]}
+            for job in self.ops
         ]
         every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         config = {"global": every, "rule_files": ["rules.yml"], "scrape_configs": jobs}
@@ -101,6 +109,14 @@ class Fleet:
         self.processes["prometheus"] = started
         self.prometheus = f"http://127.0.0.1:{port}"
         within(30, lambda: len(self.up()) == sum(map(len, self.ops.values())), lambda: (place / "log").read_text())
+
+    def _name_targets(self) -> None:
+        """Have Prometheus scrape each that there is, also who came later."""
+        for job, ports in self.ops.items():
+            targets = [{"targets": [f"127.0.0.1:{each}" for each in ports]}] if ports else []
+            written = self.folder / "prometheus" / f"{job}.new"
+            written.write_text(json.dumps(targets))
+            written.rename(written.with_suffix(".json"))
 
     def up(self) -> list[str]:
         """The targets that Prometheus reached."""
@@ -136,10 +152,11 @@ class Fleet:
         lines = [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines()]
         return [each for each in lines[after:] if each["level"] in ("WARNING", "ERROR", "CRITICAL")]
 
-    def doctor(self) -> tuple[int, list[str]]:
-        """Its exit code, and what it says of what is not well."""
+    def doctor(self, settings: dict[str, str] | None = None) -> tuple[int, list[str]]:
+        """Its exit code, and what it says of what is not well, if need be with other settings than the fleet's."""
+        given = {f"DISTRIBUTED_STATE_{name}": value for name, value in (settings or {}).items()}
         done = subprocess.run(
-            [*COMMAND, "doctor", "--json"], capture_output=True, text=True, env=self.environment, check=False
+            [*COMMAND, "doctor", "--json"], capture_output=True, text=True, env=self.environment | given, check=False
         )
         found = [json.loads(line) for line in done.stdout.splitlines()]
         said = [f"{each['name']}: {each['found']}" for each in found if not each["ok"]]
@@ -212,11 +229,13 @@ class Named:
 
 
 def named(
-    fleet: Fleet, wanted: dict[str, str], began: float, past: int, *, log: str = "worker", page: int | None = None
-) -> dict[str, Named]:
+    fleet: Fleet, wanted: dict[str, str], began: float, past: int, *, log: str = "worker", page: int | None = None,
+    settings: dict[str, str] | None = None,
+) -> dict[str, Named]:  # fmt: skip
     """How long each instrument takes until it says what it is wanted to say, by instrument.
 
-    That is a regular expression, for `metric` one of Prometheus. Whose log and whose page may be said.
+    That is a regular expression, for `metric` one of Prometheus. Whose log and page, and a doctor with which settings,
+    may be said.
     """
     found: dict[str, Named] = {}
     seen: dict[str, list[str]] = {}
@@ -233,7 +252,7 @@ def named(
             time.sleep(0.2)
 
     def doctor() -> list[str]:
-        code, lines = fleet.doctor()
+        code, lines = fleet.doctor(settings)
         return lines if code == 1 else []
 
     instruments = {

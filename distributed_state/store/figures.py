@@ -7,6 +7,7 @@ Design: sections 9, 27.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ from distributed_state.search.querying import follower_of
 from distributed_state.store.reaper import Reaper
 from distributed_state.store.watch import JournalWatch, Seen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.warm.presence import release
 
 Labelled = dict[tuple[str, ...], float]
+_SQL_KNOWN = 60.0  # seconds for which SQL's connections are taken for what they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,25 @@ def _of_redis(share: Callable[[Seen], float | None]) -> Callable[[Tiers], float 
     return read
 
 
+def _sql_watch(tiers: Tiers) -> SqlWatch | None:
+    return next((each for each in tiers.workers if isinstance(each, SqlWatch)), None)
+
+
 def _sql_connections(tiers: Tiers) -> float | None:
-    return next((each.seen for each in tiers.workers if isinstance(each, SqlWatch)), None)
+    """None if nobody looked for a while: what they were says nothing of what they are."""
+    watch = _sql_watch(tiers)
+    return None if watch is None or watch.age is None or watch.age > _SQL_KNOWN else watch.seen
+
+
+def _sql_age(tiers: Tiers) -> float | None:
+    watch = _sql_watch(tiers)
+    return None if watch is None else watch.age
+
+
+def _diverged(tiers: Tiers) -> dict[int, str]:
+    """Why those of its partitions cannot be archived; others that it once had are told by who has them now."""
+    diverged, mine = tiers.archiver.diverged.copy(), set(tiers.archiver.mine)
+    return {each: why for each, why in diverged.items() if each in mine}
 
 
 def _by_partition(values: dict[int, float]) -> Labelled:
@@ -104,6 +124,10 @@ def _link_up(tiers: Tiers) -> float | None:
 
 
 FIGURES = (
+    Figure(
+        "build_info", "gauge", "1, of the release that runs",
+        lambda _: {(release(), platform.python_version()): 1.0}, ("version", "python"),
+    ),
     Figure("hot_hits", "counter", "Reads that this process answered by itself", lambda t: t.hot.hits),
     Figure("hot_misses", "counter", "Reads that had to leave the process", lambda t: t.hot.misses),
     Figure("hot_entries", "gauge", "Records kept in this process", lambda t: len(t.hot.entries)),
@@ -171,12 +195,19 @@ FIGURES = (
         _sql_connections,
     ),
     Figure(
+        "sql_seen_seconds", "gauge", "Since SQL's connections were seen; absent until then", _sql_age,
+    ),
+    Figure(
         "archiver_failing", "gauge", "Whether the last round of this replica's archiver failed; its log says why",
         lambda t: float(bool(t.archiver.failure)),
     ),
     Figure(
         "diverged_partitions", "gauge", "Partitions where journal and archive do not fit, so that archiving stopped",
-        lambda t: len(t.archiver.diverged),
+        lambda t: len(_diverged(t)),
+    ),
+    Figure(
+        "partition_diverged", "gauge", "1 for each of them, by partition; absent for the others",
+        lambda t: _by_partition(dict.fromkeys(_diverged(t), 1.0)), ("partition",),
     ),
     Figure(
         "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away)
@@ -214,6 +245,10 @@ FIGURES = (
     ),
     Figure("restarted_partitions", "counter", "Partitions begun anew: Redis lost data", lambda t: t.recovery.count),
     Figure("redis_refusing", "gauge", "Whether Redis takes no heartbeat", lambda t: t.presence.refusals, ("reason",)),
+    Figure(
+        "failed_starts", "gauge", "Hosts where a replica could not start, and none has since; for ten minutes",
+        _of_redis(lambda seen: float(seen.failed_starts)),
+    ),
     Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
 )  # fmt: skip
 

@@ -92,6 +92,7 @@ class Keys:
         # With the events of partition 0, which say who is lost.
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()
+        self.failed_starts = f"{self._fleet}:failed_starts".encode()
         self.gatherings = f"{self._fleet}:gatherings".encode()
         self.gatherings_channel = f"{self._fleet}:gather".encode()
         self._partitions = lru_cache(maxsize=None)(self._partition)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,7 +15,7 @@ import pytest
 from below import tiers, until
 from typer.testing import CliRunner
 
-from distributed_state import ColdUnavailable, Finding, StateStore
+from distributed_state import ColdUnavailable, ConfigurationError, Finding, StateStore
 from distributed_state.programs.cli import looking, shell
 from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.store import fleet_checks
@@ -159,11 +161,29 @@ async def test_a_fleet_that_archives_while_it_is_looked_at_is_not_taken_for_dive
 
 
 @fleet
+async def test_a_replica_that_cannot_start_is_named_until_one_starts_there(opener: Any) -> None:
+    store = await opener(archiver=False, partitions=4)
+    name = f"start on {platform.node()}"
+    assert name not in await found(store)
+    with pytest.raises(ConfigurationError):
+        await opener(partitions=8, beat=0.0)
+    assert name not in await found(store), "a command is no replica"
+    with pytest.raises(ConfigurationError):
+        await opener(partitions=8)
+    told = (await found(store))[name]
+    assert not told.ok
+    assert f"process {os.getpid()}, " in told.found
+    assert "has 4 partitions, not 8" in told.found
+    await opener(archiver=False, partitions=4)
+    assert name not in await found(store)
+
+
+@fleet
 async def test_replicas_of_two_releases_are_told(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opener()
     assert (await found(store))["releases"].ok
     with monkeypatch.context() as older:
-        older.setattr(presence, "_version", lambda: "0.0.1")
+        older.setattr(presence, "release", lambda: "0.0.1")
         await opener(beat=100.0)
 
     async def told() -> bool:

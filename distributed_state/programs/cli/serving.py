@@ -8,7 +8,7 @@ import typer
 
 import distributed_state
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs.cli.shell import app
+from distributed_state.programs.cli.shell import app, ending_in_the_log
 
 _ENV = "DISTRIBUTED_STATE_SERVE_"
 _AUTH = "Who may call"
@@ -154,21 +154,22 @@ def serve(
         store.announce(role="service")
         return store
 
-    service.serve(
-        opened,
-        host=host,
-        port=port,
-        wait=wait,
-        ops_host=ops_host,
-        ops_port=ops_port,
-        limits=limits,
-        access=access,
-        access_log=access_log,
-        origins=tuple(cors_origin or ()),
-        more=_mcp() if mcp else (),
-        mounts={"/inspect": _inspector()} if inspect else {},
-        report=lambda line: typer.echo(line),
-    )
+    with ending_in_the_log():
+        service.serve(
+            opened,
+            host=host,
+            port=port,
+            wait=wait,
+            ops_host=ops_host,
+            ops_port=ops_port,
+            limits=limits,
+            access=access,
+            access_log=access_log,
+            origins=tuple(cors_origin or ()),
+            more=_mcp() if mcp else (),
+            mounts={"/inspect": _inspector()} if inspect else {},
+            report=lambda line: typer.echo(line),
+        )
 
 
 def _inspector() -> Any:
