@@ -125,7 +125,7 @@ def _link_up(tiers: Tiers) -> float | None:
 
 FIGURES = (
     Figure(
-        "build_info", "gauge", "1, of the release that runs",
+        "build_info", "gauge", "Which release runs, on which Python: 1",
         lambda _: {(release(), platform.python_version()): 1.0}, ("version", "python"),
     ),
     Figure("hot_hits", "counter", "Reads that this process answered by itself", lambda t: t.hot.hits),
@@ -206,7 +206,7 @@ FIGURES = (
         lambda t: len(_diverged(t)),
     ),
     Figure(
-        "partition_diverged", "gauge", "1 for each of them, by partition; absent for the others",
+        "partition_diverged", "gauge", "Which these are: 1, by partition; absent for the others",
         lambda t: _by_partition(dict.fromkeys(_diverged(t), 1.0)), ("partition",),
     ),
     Figure(
