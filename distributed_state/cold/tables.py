@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("1", "2")
+REVISIONS = ("1", "2", "3")
 HEAD = REVISIONS[-1]
 # Of layouts that came before the first release: what they hold is carried over by `export` and `import`.
 UNRELEASED = ("0001", "0002", "0003")
@@ -53,6 +53,8 @@ cursors = Table(
     Column("offset", BigInteger, nullable=False),
     Column("event", TEXT, nullable=False),
     Column("closed", Boolean, nullable=False),
+    Column("minted_ms", BigInteger, nullable=True),  # by this database's clock; NULL: by an older release
+    Column("begun", Boolean, nullable=True),  # whether Redis was told of it; NULL: by an older release, so it may be
 )
 
 records = Table(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from distributed_state.search.querying import follower_of
 from distributed_state.store.reaper import Reaper
-from distributed_state.store.watch import JournalWatch, Seen, SqlWatch
+from distributed_state.store.watch import JournalWatch, Seen, SqlSeen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm.presence import release
 
@@ -98,10 +98,15 @@ def _sql_watch(tiers: Tiers) -> SqlWatch | None:
     return next((each for each in tiers.workers if isinstance(each, SqlWatch)), None)
 
 
-def _sql_connections(tiers: Tiers) -> float | None:
-    """None if nobody looked for a while: what they were says nothing of what they are."""
-    watch = _sql_watch(tiers)
-    return None if watch is None or watch.age is None or watch.age > _SQL_KNOWN else watch.seen
+def _of_sql(value: Callable[[SqlSeen], float | None]) -> Callable[[Tiers], float | None]:
+    """None if nobody looked for a while: what it was says nothing of what it is."""
+
+    def read(tiers: Tiers) -> float | None:
+        watch = _sql_watch(tiers)
+        known = watch is not None and watch.age is not None and watch.age <= _SQL_KNOWN
+        return value(watch.seen) if known and watch is not None and watch.seen is not None else None
+
+    return read
 
 
 def _sql_age(tiers: Tiers) -> float | None:
@@ -192,7 +197,11 @@ FIGURES = (
     ),
     Figure(
         "sql_connections_ratio", "gauge", "PostgreSQL's connections of its max_connections; absent for a file",
-        _sql_connections,
+        _of_sql(lambda seen: seen.connections),
+    ),
+    Figure(
+        "epochs_minted", "gauge", "Partitions that began anew within ten minutes, as SQL knows, whoever noticed",
+        _of_sql(lambda seen: float(seen.minted)),
     ),
     Figure(
         "sql_seen_seconds", "gauge", "Since SQL's connections were seen; absent until then", _sql_age,

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from distributed_state.cold.inspection import RECENT
 from distributed_state.errors import StateError
 from distributed_state.port import Job
 from distributed_state.store import failed_starts
@@ -116,8 +117,16 @@ def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection
     return Journals(places, now.ages | {each: before.ages.get(each, 0.0) + seconds for each in waiting})
 
 
-class SqlWatch(Watch[float | None]):
-    """Watches SQL's connections: their share of those that it allows, None where there is no limit."""
+@dataclass(frozen=True, slots=True)
+class SqlSeen:
+    """The share of the connections that SQL allows, None where there is no limit; and partitions begun anew lately."""
+
+    connections: float | None
+    minted: int
+
+
+class SqlWatch(Watch[SqlSeen]):
+    """Watches what SQL alone knows: its connections, and the epochs that were minted lately, whoever minted them."""
 
     def __init__(self, tiers: Tiers) -> None:
         super().__init__(tiers, _sql, _SQL_EVERY)
@@ -147,6 +156,8 @@ async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
     return memory, connections
 
 
-async def _sql(tiers: Tiers) -> float | None:
+async def _sql(tiers: Tiers) -> SqlSeen:
     facts = await tiers.port.sql(tiers.cold.connections)
-    return None if facts is None else facts[0] / facts[1]
+    embedded = tiers.settings.url is None  # which begins empty at each start
+    minted = 0 if embedded else (await tiers.port.sql(tiers.cold.minted_since, RECENT)).partitions
+    return SqlSeen(None if facts is None else facts[0] / facts[1], minted)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from below import hidden, names, own_server, redis_of, tiers, until
 from diverging import QUIET, keep, lose
+from faces import Blocking
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor

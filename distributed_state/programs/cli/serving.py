@@ -154,22 +154,21 @@ def serve(
         store.announce(role="service")
         return store
 
-    with ending_in_the_log():
-        service.serve(
-            opened,
-            host=host,
-            port=port,
-            wait=wait,
-            ops_host=ops_host,
-            ops_port=ops_port,
-            limits=limits,
-            access=access,
-            access_log=access_log,
-            origins=tuple(cors_origin or ()),
-            more=_mcp() if mcp else (),
-            mounts={"/inspect": _inspector()} if inspect else {},
-            report=lambda line: typer.echo(line),
-        )
+    ending_in_the_log()(service.serve)(
+        opened,
+        host=host,
+        port=port,
+        wait=wait,
+        ops_host=ops_host,
+        ops_port=ops_port,
+        limits=limits,
+        access=access,
+        access_log=access_log,
+        origins=tuple(cors_origin or ()),
+        more=_mcp() if mcp else (),
+        mounts={"/inspect": _inspector()} if inspect else {},
+        report=lambda line: typer.echo(line),
+    )
 
 
 def _inspector() -> Any:
