@@ -5,6 +5,7 @@ Law: every instrument is the one that users have; nothing is asked here that an 
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -72,6 +74,14 @@ class Fleet:
         self.ops["worker"].append(ops)
         within(60, lambda: status(f"http://127.0.0.1:{ops}/readyz") == 200, self.text(name))
 
+    def unready(self, name: str, **settings: str) -> int:
+        """Another worker, with these settings, which is not waited for; its port."""
+        port, ops = free_port(), free_port()
+        self.start(name, "serve", "--insecure", "--port", str(port), "--ops-port", str(ops), **settings)
+        self.ops["worker"].append(ops)
+        self._name_targets()
+        return port
+
     def archiver(self, name: str = "archiver") -> None:
         """One that archives alone."""
         ops = free_port()
@@ -84,10 +94,10 @@ class Fleet:
         place, port = self.folder / "prometheus", free_port()
         place.mkdir()
         shutil.copy(RULES, place / "rules.yml")
+        self._name_targets()
         jobs = [
-            {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{each}" for each in ports]}]}
-            for job, ports in self.ops.items()
-            if ports
+            {"job_name": job, "file_sd_configs": [{"files": [f"{place}/{job}.json"], "refresh_interval": "1s"}]}
+            for job in self.ops
         ]
         every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         config = {"global": every, "rule_files": ["rules.yml"], "scrape_configs": jobs}
@@ -99,6 +109,14 @@ class Fleet:
         self.processes["prometheus"] = started
         self.prometheus = f"http://127.0.0.1:{port}"
         within(30, lambda: len(self.up()) == sum(map(len, self.ops.values())), lambda: (place / "log").read_text())
+
+    def _name_targets(self) -> None:
+        """Have Prometheus scrape each that there is, also who came later."""
+        for job, ports in self.ops.items():
+            targets = [{"targets": [f"127.0.0.1:{each}" for each in ports]}] if ports else []
+            written = self.folder / "prometheus" / f"{job}.new"
+            written.write_text(json.dumps(targets))
+            written.rename(written.with_suffix(".json"))
 
     def up(self) -> list[str]:
         """The targets that Prometheus reached."""
@@ -112,6 +130,19 @@ class Fleet:
         found = httpx.get(f"{self.prometheus}/api/v1/alerts", timeout=10).json()
         return {each["labels"]["alertname"] for each in found["data"]["alerts"]}
 
+    def holds(self, expression: str) -> list[str]:
+        """What Prometheus finds of an expression now, as text; nothing if it does not hold."""
+        found = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": expression}, timeout=10).json()
+        return [json.dumps(each) for each in found["data"]["result"]]
+
+    def page(self, port: int | None = None) -> list[str]:
+        """What the inspector's page of the fleet marks as wrong, as who looks at it reads it."""
+        with suppress(httpx.HTTPError):  # it ended
+            shown = httpx.get(f"http://127.0.0.1:{port or self.ports[0]}/inspect/fleet", timeout=15)
+            marked = re.findall(r'<(tr|p) class="problem"[^>]*>(.*?)</\1>', shown.text, re.DOTALL)
+            return [html.unescape(" ".join(re.sub("<[^>]*>", " ", text).split())) for _, text in marked]
+        return []
+
     def text(self, name: str) -> Any:
         return lambda: (self.folder / f"{name}.log").read_text()
 
@@ -121,10 +152,11 @@ class Fleet:
         lines = [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines()]
         return [each for each in lines[after:] if each["level"] in ("WARNING", "ERROR", "CRITICAL")]
 
-    def doctor(self) -> tuple[int, list[str]]:
-        """Its exit code, and what it says of what is not well."""
+    def doctor(self, settings: dict[str, str] | None = None) -> tuple[int, list[str]]:
+        """Its exit code, and what it says of what is not well, if need be with other settings than the fleet's."""
+        given = {f"DISTRIBUTED_STATE_{name}": value for name, value in (settings or {}).items()}
         done = subprocess.run(
-            [*COMMAND, "doctor", "--json"], capture_output=True, text=True, env=self.environment, check=False
+            [*COMMAND, "doctor", "--json"], capture_output=True, text=True, env=self.environment | given, check=False
         )
         found = [json.loads(line) for line in done.stdout.splitlines()]
         said = [f"{each['name']}: {each['found']}" for each in found if not each["ok"]]
@@ -159,24 +191,30 @@ def within(seconds: float, condition: Any, said: Any) -> None:
 
 
 @contextmanager
-def turns(fleet: Fleet) -> Iterator[None]:
-    """Ten turns a second to the workers, whatever is answered."""
+def turns(fleet: Fleet) -> Iterator[Counter[int]]:
+    """Ten turns a second to the workers, whatever is answered; how often each status was."""
     over = threading.Event()
+    answered: Counter[int] = Counter()
+
+    def ask(number: int, client: httpx.Client) -> int:
+        url, id = f"http://127.0.0.1:{fleet.ports[number % len(fleet.ports)]}/v1/conversations", f"c{number % 40}"
+        body = {"request_id": f"r{number}", "messages": [{"role": "user", "content": "x" * 50_000}]}
+        with suppress(httpx.HTTPError):
+            answer = client.post(f"{url}/{id}/turns", json=body)
+            return client.post(url, json={"id": id}).status_code if answer.status_code == 404 else answer.status_code
+        return 0
 
     def send() -> None:
         number = 0
         with httpx.Client(timeout=2) as client:
             while not over.wait(0.1):
                 number += 1
-                port = fleet.ports[number % len(fleet.ports)]
-                body = {"request_id": f"r{number}", "messages": [{"role": "user", "content": "x" * 50_000}]}
-                with suppress(httpx.HTTPError):
-                    client.post(f"http://127.0.0.1:{port}/v1/conversations/c{number % 40}/turns", json=body)
+                answered[ask(number, client)] += 1
 
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        yield
+        yield answered
     finally:
         over.set()
         thread.join()
@@ -190,8 +228,15 @@ class Named:
     words: str
 
 
-def named(fleet: Fleet, wanted: dict[str, str], began: float, past: int) -> dict[str, Named]:
-    """How long each instrument takes until it says what it is wanted to say (regular expressions, by instrument)."""
+def named(
+    fleet: Fleet, wanted: dict[str, str], began: float, past: int, *, log: str = "worker", page: int | None = None,
+    settings: dict[str, str] | None = None,
+) -> dict[str, Named]:  # fmt: skip
+    """How long each instrument takes until it says what it is wanted to say, by instrument.
+
+    That is a regular expression, for `metric` one of Prometheus. Whose log and page, and a doctor with which settings,
+    may be said.
+    """
     found: dict[str, Named] = {}
     seen: dict[str, list[str]] = {}
 
@@ -201,18 +246,20 @@ def named(fleet: Fleet, wanted: dict[str, str], began: float, past: int) -> dict
             seen[instrument] = lines
             now = time.monotonic() - began
             for line in lines:
-                if re.search(wanted[instrument], line):
+                if instrument == "metric" or re.search(wanted[instrument], line):
                     found[instrument] = Named(now, line)
                     return
             time.sleep(0.2)
 
     def doctor() -> list[str]:
-        code, lines = fleet.doctor()
+        code, lines = fleet.doctor(settings)
         return lines if code == 1 else []
 
     instruments = {
         "doctor": doctor,
-        "log": lambda: [each["message"] for each in fleet.logged("worker", past)],
+        "page": lambda: fleet.page(page),
+        "log": lambda: [each["message"] for each in fleet.logged(log, past)],
+        "metric": lambda: fleet.holds(wanted["metric"]),
         "alert": lambda: sorted(fleet.alerts()),
     }
     threads = [threading.Thread(target=asked, args=each) for each in instruments.items()]

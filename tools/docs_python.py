@@ -51,8 +51,8 @@ PAGES = (
     ),
     PythonPage(
         "turns", "Turns, tools and workflows", "One request, one commit; and what an agent does in it.",
-        "AsyncTurn Turn TurnTimes TimedRun Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase Role "
-        "StateMachine DEFAULT REASONING_MACHINE TASK_MACHINE",
+        "AsyncTurn Turn TurnTimes TimedRun Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase "
+        "Role StateMachine DEFAULT REASONING_MACHINE TASK_MACHINE",
     ),
     PythonPage(
         "agents", "Agents", "Agents that hear what happens in the fleet.",

@@ -15,7 +15,7 @@ from sqlalchemy import Row, func, insert, select, tuple_, update
 
 from distributed_state.cold.bulk import among
 from distributed_state.cold.engine import Database
-from distributed_state.cold.recovery import clock_us
+from distributed_state.cold.epochs import clock_us
 from distributed_state.cold.tables import access_tokens
 from distributed_state.errors import InvalidValue, NotFound, Unauthenticated
 from distributed_state.values.access_tokens import AccessToken, FoundToken

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, select, update
 
-from distributed_state.cold import bulk, erasure, item_rows, layers, record_index, tables, tagging
+from distributed_state.cold import bulk, epochs, erasure, item_rows, layers, record_index, tables, tagging
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.handing_down import inherit
 from distributed_state.cold.history import snapshot_row, states
@@ -61,7 +61,8 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     connection.execute(delete(tables.cursors).where(here, c.ordinal <= ordinal - _KEPT, c.ordinal != used))
     try:
         with connection.begin_nested():
-            connection.execute(insert(tables.cursors), row | {"offset": 0, "event": "", "closed": False})
+            row |= {"offset": 0, "event": "", "closed": False, "minted_ms": epochs.now_ms(connection), "begun": False}
+            connection.execute(insert(tables.cursors), row)
     except exc.IntegrityError:
         # Somebody minted between our look and now, and closed the same rows.
         return None
@@ -98,7 +99,7 @@ def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> 
             for batch in moved
             for last in batch.entries[-1:]
         ]
-        connection.execute(change.values(offset=bindparam("o"), event=bindparam("id")), rows)
+        connection.execute(change.values(offset=bindparam("o"), event=bindparam("id"), begun=True), rows)
     return moved
 
 

@@ -17,8 +17,9 @@ from sqlalchemy import Connection, and_, select
 
 from distributed_state.cold import backfill_items, blocks, bulk, erasure, record_index, remembered, tables
 from distributed_state.cold.archive import Intake
+from distributed_state.cold.epochs import clock_us
 from distributed_state.cold.history import states
-from distributed_state.cold.recovery import clock_us, is_at
+from distributed_state.cold.recovery import is_at
 from distributed_state.cold.values import Backfilled, Batch, Cursor, Held
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack

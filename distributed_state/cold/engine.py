@@ -244,6 +244,7 @@ class Database:
         """What a driver's error is for our callers; None for a bug, which stays what it is."""
         if isinstance(error, exc.TimeoutError):
             return ColdUnavailable(f"{self.name}: no connection became free in time")
+        error = _cause(error)
         driver: Any = self._engine.dialect.dbapi
         original: Any = error.orig if isinstance(error, exc.DBAPIError) else error
         if not isinstance(original, driver.Error):
@@ -262,6 +263,17 @@ class Database:
         if lost or damaged or isinstance(original, kinds) or code in _AWAY:
             return ColdUnavailable(message)
         return None
+
+
+def _cause(error: Exception) -> Exception:
+    """What went wrong, where SQLite ended the whole transaction for it: then there is no savepoint to go back to.
+
+    So it is with a full disk, and of that nobody would hear.
+    """
+    found: BaseException | None = error
+    while found is not None and "no such savepoint" in str(found):
+        found = found.__context__
+    return found if isinstance(found, exc.DBAPIError) else error
 
 
 def keep_for_ever(inherited: object) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Table, func, select
 
-from distributed_state.cold import schema
+from distributed_state.cold import epochs, schema
 from distributed_state.cold.tables import branches, cursors, erasures, quarantine, records
 from distributed_state.cold.values import Quarantined
 
@@ -15,6 +15,9 @@ _CONNECTIONS = """
 select (select count(*) from pg_stat_activity where backend_type = 'client backend'), setting
 from pg_settings where name = 'max_connections'
 """
+RECENT = 600.0  # seconds for which an epoch that began is news
+MINTED = "epochs minted lately"
+NONE_MINTED = "none began behind another one lately"
 _COUNTED = {"records": records, "quarantined": quarantine, "cursors": cursors, "erasures": erasures}
 
 
@@ -50,6 +53,9 @@ def facts(connection: Connection, namespace: str) -> dict[str, str]:
     found |= {name: str(count(connection, namespace, table)) for name, table in _COUNTED.items()}
     b = branches.c
     records_of = select(func.count(b.record.distinct())).where(b.namespace == namespace)
+    minted = epochs.minted_since(connection, namespace, RECENT)
+    lately = f"{minted.partitions} partitions began another one within ten minutes, the last {minted.ago:.0f} s ago"
+    found[MINTED] = lately if minted.partitions else NONE_MINTED
     found["branched records"] = str(connection.execute(records_of).scalar_one())
     if connection.dialect.name == "postgresql":
         used, most = connections(connection) or (0, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, insert, select, update
 
 from distributed_state.cold.record_index import ERASED, LISTED_MS, hashed
 from distributed_state.cold.tables import cursors, erasures, records
@@ -22,19 +22,6 @@ class Changed:
 
     records: list[str]
     erased: set[str]
-
-
-def last_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> Cursor | None:
-    """How far an epoch was archived, if nothing was of any that was minted after it."""
-    c = cursors.c
-    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == namespace)
-    rows = connection.execute(query.where(c.partition == partition).order_by(c.ordinal.desc())).all()
-    for row in rows:
-        if row.epoch == epoch:
-            return Cursor(*row)
-        if row.offset:
-            break
-    return None
 
 
 def changed_since(connection: Connection, namespace: str, partition: int, since_ms: int) -> Changed:
@@ -54,14 +41,6 @@ def changed_since(connection: Connection, namespace: str, partition: int, since_
     return Changed([record for scope in SCOPES for record in found(scope)], erased | set(found(ERASED)))
 
 
-def clock_us(connection: Connection) -> int:
-    """The database's clock, in microseconds since 1970."""
-    if connection.dialect.name == "postgresql":
-        return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
-    julian = connection.execute(select(func.julianday("now"))).scalar_one()
-    return int((julian - 2440587.5) * 86_400_000_000)
-
-
 def reach(connection: Connection, namespace: str, after: Cursor | None, to: Cursor) -> bool:
     """Note that SQL has all up to there, if it still is where it was `after`."""
     if not is_at(connection, namespace, to.partition, after):
@@ -74,7 +53,7 @@ def reach(connection: Connection, namespace: str, after: Cursor | None, to: Curs
         return True
     connection.execute(update(cursors).where(here).values(closed=True))
     row = {"namespace": namespace, "partition": to.partition, "ordinal": to.ordinal, "epoch": to.epoch}
-    connection.execute(insert(cursors), row | {"offset": to.offset, "event": to.event, "closed": False})
+    connection.execute(insert(cursors), row | {"offset": to.offset, "event": to.event, "closed": False, "begun": True})
     return True
 
 

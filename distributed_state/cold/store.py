@@ -17,6 +17,7 @@ from distributed_state.cold import (
     backfill,
     change_reading,
     compaction,
+    epochs,
     erasure,
     exclusive,
     history,
@@ -53,6 +54,7 @@ from distributed_state.cold.values import (
     Erasure,
     Held,
     Listed,
+    Minted,
     Mortal,
     Purged,
     Quarantined,
@@ -160,7 +162,22 @@ class ColdStore:
     def last_begun(self, partition: int, epoch: str) -> Cursor | None:
         """How far an epoch was archived, if nothing was of any that was minted after it."""
         with self._database.read() as connection:
-            return recovery.last_begun(connection, self.namespace, partition, epoch)
+            return epochs.last_begun(connection, self.namespace, partition, epoch)
+
+    def begin(self, partition: int, epoch: str) -> None:
+        """Note that Redis was told of an epoch."""
+        with self._database.write() as connection:
+            epochs.begin(connection, self.namespace, partition, epoch)
+
+    def any_begun(self, partition: int) -> bool:
+        """Whether an epoch of the partition ever began: else Redis cannot have lost any of it."""
+        with self._database.read() as connection:
+            return epochs.any_begun(connection, self.namespace, partition)
+
+    def minted_since(self, seconds: float) -> Minted:
+        """The partitions that began another epoch within the last seconds, behind one that had begun."""
+        with self._database.read() as connection:
+            return epochs.minted_since(connection, self.namespace, seconds)
 
     def changed_since(self, partition: int, since_ms: int) -> recovery.Changed:
         """Which records of a partition changed since then, and which were erased."""
@@ -170,7 +187,7 @@ class ColdStore:
     def clock_us(self) -> int:
         """The database's clock, in microseconds since 1970."""
         with self._database.read() as connection:
-            return recovery.clock_us(connection)
+            return epochs.clock_us(connection)
 
     def archive(self, batches: Sequence[Batch]) -> set[int]:
         """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.

@@ -55,6 +55,8 @@ cursors = Table(
     Column("offset", BigInteger, nullable=False),
     Column("event", TEXT, nullable=False),
     Column("closed", Boolean, nullable=False),
+    Column("minted_ms", BigInteger, nullable=True),  # by this database's clock; NULL: by an older release
+    Column("begun", Boolean, nullable=True),  # whether Redis was told of it; NULL: by an older release, so it may be
 )
 
 # How each record stands at its head, and whose it is. Listings walk its indexes by `listed_ms`.

@@ -23,6 +23,14 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Minted:
+    """How many partitions began another epoch lately, and how many seconds ago the last of them did."""
+
+    partitions: int
+    ago: float
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Entries of one partition's journal, in order, that follow the one at `from_offset`, `from_event`; 0: none."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from distributed_state.cold.inspection import MINTED, NONE_MINTED
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.search.follower import Follower
@@ -262,7 +263,8 @@ async def _index(tiers: Tiers) -> list[Finding]:
 async def _archive(tiers: Tiers) -> list[Finding]:
     """What SQL has that somebody should look at."""
     try:
-        return archive(await tiers.port.sql(tiers.cold.check))
+        facts = await tiers.port.sql(tiers.cold.check)
+        return archive(facts if tiers.settings.url else facts | {MINTED: ""})  # embedded it begins empty at each start
     except StateError as error:
         return [no_archive(error)]
 
@@ -275,7 +277,7 @@ def no_archive(error: StateError) -> Finding:
 
 def archive(facts: dict[str, str]) -> list[Finding]:
     """What SQL has that somebody should look at, of what it says of itself."""
-    judged = {"quarantined", "erasures", "branched records", "connections", "most connections"}
+    judged = {"quarantined", "erasures", "branched records", "connections", "most connections", MINTED}
     findings = [Finding(f"sql {name}", True, value) for name, value in facts.items() if name not in judged]
     if "connections" in facts:
         findings.append(_connections("sql connections", int(facts["connections"]), int(facts["most connections"])))
@@ -284,6 +286,9 @@ def archive(facts: dict[str, str]) -> list[Finding]:
     findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))
     poison = facts.get("quarantined", "0")
     findings.append(Finding("sql quarantine", poison == "0", poison, "look at the table quarantine"))
+    if minted := facts.get(MINTED):
+        advice = "Redis lost data, or may have: the log of who began them says what, and why"
+        findings.append(Finding("epochs", minted == NONE_MINTED, minted, advice))
     diverged = facts.get("branched records", "0")
     advice = "distributed-state branches shows them; fork what is wanted (fork --branch), then drop_branch()"
     findings.append(Finding("branches", diverged == "0", f"{diverged} records have branches", advice))

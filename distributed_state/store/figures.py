@@ -7,15 +7,18 @@ Design: sections 9, 27.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from distributed_state.search.querying import follower_of
 from distributed_state.store.reaper import Reaper
-from distributed_state.store.watch import JournalWatch, Seen, SqlWatch
+from distributed_state.store.watch import JournalWatch, Seen, SqlSeen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.warm.presence import release
 
 Labelled = dict[tuple[str, ...], float]
+_SQL_KNOWN = 60.0  # seconds for which SQL's connections are taken for what they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,30 @@ def _of_redis(share: Callable[[Seen], float | None]) -> Callable[[Tiers], float 
     return read
 
 
-def _sql_connections(tiers: Tiers) -> float | None:
-    return next((each.seen for each in tiers.workers if isinstance(each, SqlWatch)), None)
+def _sql_watch(tiers: Tiers) -> SqlWatch | None:
+    return next((each for each in tiers.workers if isinstance(each, SqlWatch)), None)
+
+
+def _of_sql(value: Callable[[SqlSeen], float | None]) -> Callable[[Tiers], float | None]:
+    """None if nobody looked for a while: what it was says nothing of what it is."""
+
+    def read(tiers: Tiers) -> float | None:
+        watch = _sql_watch(tiers)
+        known = watch is not None and watch.age is not None and watch.age <= _SQL_KNOWN
+        return value(watch.seen) if known and watch is not None and watch.seen is not None else None
+
+    return read
+
+
+def _sql_age(tiers: Tiers) -> float | None:
+    watch = _sql_watch(tiers)
+    return None if watch is None else watch.age
+
+
+def _diverged(tiers: Tiers) -> dict[int, str]:
+    """Why those of its partitions cannot be archived; others that it once had are told by who has them now."""
+    diverged, mine = tiers.archiver.diverged.copy(), set(tiers.archiver.mine)
+    return {each: why for each, why in diverged.items() if each in mine}
 
 
 def _by_partition(values: dict[int, float]) -> Labelled:
@@ -104,6 +129,10 @@ def _link_up(tiers: Tiers) -> float | None:
 
 
 FIGURES = (
+    Figure(
+        "build_info", "gauge", "Which release runs, on which Python: 1",
+        lambda _: {(release(), platform.python_version()): 1.0}, ("version", "python"),
+    ),
     Figure("hot_hits", "counter", "Reads that this process answered by itself", lambda t: t.hot.hits),
     Figure("hot_misses", "counter", "Reads that had to leave the process", lambda t: t.hot.misses),
     Figure("hot_entries", "gauge", "Records kept in this process", lambda t: len(t.hot.entries)),
@@ -168,7 +197,14 @@ FIGURES = (
     ),
     Figure(
         "sql_connections_ratio", "gauge", "PostgreSQL's connections of its max_connections; absent for a file",
-        _sql_connections,
+        _of_sql(lambda seen: seen.connections),
+    ),
+    Figure(
+        "epochs_minted", "gauge", "Partitions that began anew within ten minutes, as SQL knows, whoever noticed",
+        _of_sql(lambda seen: float(seen.minted)),
+    ),
+    Figure(
+        "sql_seen_seconds", "gauge", "Since SQL's connections were seen; absent until then", _sql_age,
     ),
     Figure(
         "archiver_failing", "gauge", "Whether the last round of this replica's archiver failed; its log says why",
@@ -176,7 +212,11 @@ FIGURES = (
     ),
     Figure(
         "diverged_partitions", "gauge", "Partitions where journal and archive do not fit, so that archiving stopped",
-        lambda t: len(t.archiver.diverged),
+        lambda t: len(_diverged(t)),
+    ),
+    Figure(
+        "partition_diverged", "gauge", "Which these are: 1, by partition; absent for the others",
+        lambda t: _by_partition(dict.fromkeys(_diverged(t), 1.0)), ("partition",),
     ),
     Figure(
         "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away)
@@ -214,6 +254,10 @@ FIGURES = (
     ),
     Figure("restarted_partitions", "counter", "Partitions begun anew: Redis lost data", lambda t: t.recovery.count),
     Figure("redis_refusing", "gauge", "Whether Redis takes no heartbeat", lambda t: t.presence.refusals, ("reason",)),
+    Figure(
+        "failed_starts", "gauge", "Hosts where a replica could not start, and none has since; for ten minutes",
+        _of_redis(lambda seen: float(seen.failed_starts)),
+    ),
     Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from distributed_state.errors import StateError
+from distributed_state.store import failed_starts
 from distributed_state.store.finding import Finding
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.results import Replica
@@ -33,7 +34,24 @@ async def fleet(tiers: Tiers) -> list[Finding]:
         replicas = await tiers.presence.replicas()
     except StateError as error:
         return [Finding("replicas", False, str(error), "see the message: nobody knows who is there")]
-    return [*_archivers(tiers, replicas), *_lost(tiers, replicas), _versions(replicas)]
+    return [*_archivers(tiers, replicas), *await _unstarted(tiers), *_lost(tiers, replicas), _versions(replicas)]
+
+
+async def _unstarted(tiers: Tiers) -> list[Finding]:
+    """Who wants to be one of them and could not start."""
+    advice = "see the message; it is forgotten as soon as one starts there, or after ten minutes"
+    try:
+        failed = await failed_starts.lately(tiers)
+    except StateError as error:
+        return [Finding("starts", False, str(error), advice)]
+    return [
+        Finding(
+            f"start on {each.host}", False,
+            f"process {each.pid}, release {each.version}, could not start {each.ago:.0f} s ago: {each.why}",
+            advice,
+        )
+        for each in failed
+    ]  # fmt: skip
 
 
 def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:

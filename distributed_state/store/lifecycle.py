@@ -33,6 +33,7 @@ from distributed_state.search.follower import Follower
 from distributed_state.search.setting import Setting
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, watch
+from distributed_state.store.failed_starts import Noting
 from distributed_state.store.reaper import Reaper
 from distributed_state.tiers.assembly import Tiers, leave_mark
 from distributed_state.tiers.durability import admit
@@ -112,16 +113,16 @@ class StoreLifecycle:
         port = SharedPort(self.connections)
         try:
             await port.open()
-            if not self.connections.embedded:
-                doctor.refuse(await doctor.check_server(port), self.connections.place)
-            opening = object()
-            self._openings.add(opening)
-            try:
-                await port.sql(self._open_cold, opening)
-                await self._check_layout(port)
-            except ColdUnavailable as error:
-                self._let_go()
-                await self._open_without_sql(port, error)
+            async with Noting(port, self._settings, self.context.keys):
+                if not self.connections.embedded:
+                    doctor.refuse(await doctor.check_server(port), self.connections.place)
+                self._openings.add(opening := object())
+                try:
+                    await port.sql(self._open_cold, opening)
+                    await self._check_layout(port)
+                except ColdUnavailable as error:
+                    self._let_go()
+                    await self._open_without_sql(port, error)
             self.unusable = ""
             _watch_forks()
             _open_stores.add(self)
@@ -155,8 +156,7 @@ class StoreLifecycle:
                 f"namespace {settings.namespace!r} has {partitions} partitions, not {settings.partitions}; "
                 "the number is fixed at its first use"
             )
-        wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
-        self._layout = wanted
+        self._layout = wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
         self._compare(await leave_mark(port.command, self.context.keys, wanted), wanted)
 
     async def _open_without_sql(self, port: Port, error: ColdUnavailable) -> None:

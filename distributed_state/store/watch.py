@@ -10,12 +10,14 @@ Design: section 27.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from distributed_state.cold.inspection import RECENT
 from distributed_state.errors import StateError
 from distributed_state.port import Job
+from distributed_state.store import failed_starts
 from distributed_state.store.doctor import server_info
 from distributed_state.store.filling import Filling
 from distributed_state.store.fleet_checks import Journals, look
@@ -38,6 +40,7 @@ class Seen:
 
     journals: Journals
     seconds_left: dict[int, float]  # until each is full at the present rate
+    failed_starts: int  # hosts where a replica could not start, and none has since
     memory: float | None
     connections: float | None
 
@@ -92,13 +95,38 @@ class JournalWatch(Watch[Seen]):
         self._filling = Filling(tiers.settings, tiers.port.monotonic)
 
     async def _seen_of(self, tiers: Tiers) -> Seen:
-        journals = await look(tiers, list(tiers.archiver.mine))
+        asked, mine = self._port.monotonic(), list(tiers.archiver.mine)
+        journals = await look(tiers, mine)
+        if self.seen is not None and self.age is not None:
+            journals = carried_on(journals, self.seen.journals, self.age - (self._port.monotonic() - asked), mine)
         self._filling.note(journals.places)
-        return Seen(journals, self._filling.seconds_left(), *await _shares(tiers))
+        failed = await failed_starts.lately(tiers)
+        return Seen(journals, self._filling.seconds_left(), len(failed), *await _shares(tiers))
 
 
-class SqlWatch(Watch[float | None]):
-    """Watches SQL's connections: their share of those that it allows, None where there is no limit."""
+def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection[int]) -> Journals:
+    """What was seen now, and of partitions that cannot be seen what was before, so many `seconds` older.
+
+    That is so where the server of some is away, and where what waits is not in the journal any more: neither is a lag
+    of 0. Those that are not `mine` any more are somebody else's.
+    """
+    unseen = {each: place for each, place in before.places.items() if each in mine and each not in now.places}
+    places = now.places | unseen
+    dark = unseen.keys() | (now.behind.keys() - now.ages.keys())
+    waiting = [each for each in dark if places[each].offset > places[each].archived]
+    return Journals(places, now.ages | {each: before.ages.get(each, 0.0) + seconds for each in waiting})
+
+
+@dataclass(frozen=True, slots=True)
+class SqlSeen:
+    """The share of the connections that SQL allows, None where there is no limit; and partitions begun anew lately."""
+
+    connections: float | None
+    minted: int
+
+
+class SqlWatch(Watch[SqlSeen]):
+    """Watches what SQL alone knows: its connections, and the epochs that were minted lately, whoever minted them."""
 
     def __init__(self, tiers: Tiers) -> None:
         super().__init__(tiers, _sql, _SQL_EVERY)
@@ -128,6 +156,8 @@ async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
     return memory, connections
 
 
-async def _sql(tiers: Tiers) -> float | None:
+async def _sql(tiers: Tiers) -> SqlSeen:
     facts = await tiers.port.sql(tiers.cold.connections)
-    return None if facts is None else facts[0] / facts[1]
+    embedded = tiers.settings.url is None  # which begins empty at each start
+    minted = 0 if embedded else (await tiers.port.sql(tiers.cold.minted_since, RECENT)).partitions
+    return SqlSeen(None if facts is None else facts[0] / facts[1], minted)

@@ -221,6 +221,8 @@ class Recovery:
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
         before = cursor
+        # Else an epoch was minted, and who minted it died before Redis was told.
+        had = before is not None and not self._embedded and await self._port.sql(self._cold.any_begun, partition)
         fits = False
         saved = _Saved()
         if brought is not None and seen:
@@ -239,25 +241,28 @@ class Recovery:
         # Behind the mint: from here on nothing gets into SQL but what an import brings, which looks at the epoch there.
         texts = await self._port.sql(self._cold.known_names, partition)
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor, texts=texts)
-        lost = before is not None and brought is None and not self._embedded  # which begins empty at each start
+        lost = had and brought is None  # an embedded one begins empty at each start
+        if word == "ok":
+            await self._note_begun(minted)
         if word == "ok" and lost:
             await self._diverged(saved.kept)
             self.count += 1
             self.last = self._warm.clock.now()
         former = seen or (before.epoch if before else "")
-        if word != "ok":
-            log.info(
-                "partition %d: epoch %s was minted, and another replica began: nothing lost", partition, minted.epoch
-            )
-        elif brought is not None:
-            text = "partition %d: epoch %s after %s, as SQL was repaired: what is lost is what `repair` names"
-            log.warning(text, partition, minted.epoch, former, extra=_epoch_fields(minted, former))
-        elif lost and cursor is not None:
+        if word == "ok" and lost and cursor is not None:
             _tell_loss(minted, former, cursor, saved, why=_why(seen, fits))
         else:
-            text = "partition %d: epoch %s begins: nothing was there before to lose"
-            log.info(text, partition, minted.epoch, extra=_epoch_fields(minted, former))
+            _tell_begin(minted, former, began=word == "ok", repaired=brought is not None)
         return word != "lost"
+
+    async def _note_begun(self, minted: Cursor) -> None:
+        """Note in SQL that Redis was told: from here on an end of this epoch is a loss."""
+        if self._embedded:
+            return
+        try:
+            await self._port.sql(self._cold.begin, minted.partition, minted.epoch)
+        except StateError as error:
+            log.debug("partition %d: %s; what is archived first notes that it began", minted.partition, error)
 
     async def _put_together(
         self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, saved: _Saved
@@ -415,6 +420,20 @@ class Recovery:
 def _epoch_fields(minted: Cursor, former: str) -> dict[str, object]:
     """What a line about an epoch carries for programs."""
     return {"partition": minted.partition, "epoch": minted.epoch, "former_epoch": former}
+
+
+def _tell_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> None:
+    """Log that an epoch began, with which nothing was lost that nobody names."""
+    extra = _epoch_fields(minted, former)
+    if not began:
+        text = "partition %d: epoch %s was minted, and another replica began: nothing lost"
+        log.info(text, minted.partition, minted.epoch, extra=extra)
+    elif repaired:
+        text = "partition %d: epoch %s after %s, as SQL was repaired: what is lost is what `repair` names"
+        log.warning(text, minted.partition, minted.epoch, former, extra=extra)
+    else:
+        text = "partition %d: epoch %s begins: nothing was there before to lose"
+        log.info(text, minted.partition, minted.epoch, extra=extra)
 
 
 def _why(seen: str, fits: bool) -> str:

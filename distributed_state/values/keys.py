@@ -94,6 +94,7 @@ class Keys:
         # With the events of partition 0, which say who is lost.
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()  # sorted set: the replicas, and when each counts as lost
+        self.failed_starts = f"{self._fleet}:failed_starts".encode()  # hash: replicas that did not come up, and why
         self.gatherings = f"{self._fleet}:gatherings".encode()  # hash, for a while: of which partitions is asked
         self.gatherings_channel = f"{self._fleet}:gather".encode()  # channel: something is asked
         self._partitions = lru_cache(maxsize=None)(self._partition)

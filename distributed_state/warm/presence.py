@@ -193,7 +193,7 @@ class Presence:
         return {
             "host": platform.node(),
             "pid": os.getpid(),
-            "version": _version(),
+            "version": release(),
             "started": self._started,
             "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
             "positions": figures.positions,
@@ -252,7 +252,8 @@ def _read(id: str, card: bytes | None, left_ms: float) -> Replica:
 
 
 @cache
-def _version() -> str:
+def release() -> str:
+    """The version of this package."""
     try:
         return metadata.version("distributed-state")
     except metadata.PackageNotFoundError:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from watching import SECONDS, Fleet, named, turns
+from watching import SECONDS, Fleet, Named, named, turns, within
 
-from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
+from distributed_state.programs.servers import RedisServer, free_port, postgres_server, redis_server
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,10 @@ class Fault:
     begin: Callable[[Any], None]
     doctor: str
     log: str
+    metric: str  # what of Prometheus holds then, and no sooner
     alert: str
     apart: bool = False  # archivers of their own, as in docker-compose.yml
+    small: bool = False  # the tables of SQL are on a disk of their own, of 64 MB
 
 
 class Scene:
@@ -38,7 +42,9 @@ class Scene:
     def __init__(self, stack: ExitStack, folder: Path, fault: Fault | None) -> None:
         self.redis: RedisServer = stack.enter_context(redis_server("--appendonly", "yes"))
         self.postgres = stack.enter_context(postgres_server())
-        self.fleet = Fleet(self.redis.url, self.postgres.url, folder)
+        self.disk = self.postgres.directory / "disk"  # where its user may enter
+        archive = self._on_small_disk(stack) if fault is not None and fault.small else self.postgres.url
+        self.fleet = Fleet(self.redis.url, archive, folder)
         stack.callback(self.fleet.close)
         apart = fault is not None and fault.apart
         if apart:
@@ -46,6 +52,31 @@ class Scene:
         self.fleet.worker(archives=not apart)
         self.fleet.watch(stack)
         self.stack = stack
+
+    def sql(self, statement: str, database: str = "postgres") -> None:
+        """Have PostgreSQL do something, as whoever restores a dump does."""
+        url = self.postgres.url.replace("+psycopg", "").removesuffix("postgres") + database
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _on_small_disk(self, stack: ExitStack) -> str:
+        """The URL of a database whose tables are on a disk of 64 MB; the server's log of changes is elsewhere."""
+        self.disk.mkdir()
+        made = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64m,mode=777", "none", str(self.disk)],
+            capture_output=True,
+            check=False,
+        )
+        if made.returncode:
+            pytest.skip("a small disk cannot be mounted here: it needs root")
+        stack.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
+        tables = self.disk / "tables"
+        tables.mkdir()
+        owner = (self.postgres.directory / "data").stat()
+        os.chown(tables, owner.st_uid, owner.st_gid)
+        self.sql(f"CREATE TABLESPACE small LOCATION '{tables}'")
+        self.sql("CREATE DATABASE small TEMPLATE template0 TABLESPACE small")
+        return self.postgres.url.removesuffix("postgres") + "small"
 
 
 def archivers_die(scene: Scene) -> None:
@@ -70,14 +101,110 @@ def redis_is_full(scene: Scene) -> None:
     scene.redis.ask("CONFIG", "SET", "maxmemory", "1mb")
 
 
+def disk_is_full(scene: Scene) -> None:
+    with (scene.disk / "others").open("wb") as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 65_536)
+            file.flush()
+
+
+def sql_was_restored(scene: Scene) -> None:
+    scene.sql("UPDATE cursors SET \"offset\" = 1, event = 'of yesterday' WHERE NOT closed")
+
+
 FAULTS = {
     "the archivers are dead": Fault(
-        archivers_die, "^archivers: 0 of", "was lost; it archived", "^NobodyArchives$", apart=True
+        archivers_die,
+        "archivers:? 0 of",
+        "was lost; it archived",
+        "(sum(distributed_state_archived_partitions) or vector(0)) == 0",
+        "^NobodyArchives$",
+        apart=True,
     ),
-    "SQL is frozen": Fault(sql_freezes, "^sql: .*no sign of life", "no sign of life", "^(SqlDown|ArchiverFailing)$"),
-    "Redis was emptied": Fault(redis_is_emptied, "^lost data: ", "Redis was emptied", "^RedisLostData$"),
-    "Redis was demoted": Fault(redis_is_demoted, "a read-only replica", "READONLY|replica", "^RedisRefusing$"),
-    "Redis is full": Fault(redis_is_full, "^memory: |at maxmemory", "at maxmemory", "^RedisFull$"),
+    "SQL is frozen": Fault(
+        sql_freezes,
+        "sql:? .*no sign of life",
+        "no sign of life",
+        "distributed_state_sql_up == 0",
+        "^(SqlDown|ArchiverFailing)$",
+    ),
+    "SQL's disk is full": Fault(
+        disk_is_full,
+        "archiver .*No space left on device",
+        "No space left on device",
+        "distributed_state_archiver_failing == 1",
+        "^ArchiverFailing$",
+        small=True,
+    ),
+    "SQL was restored": Fault(
+        sql_was_restored,
+        "partition [0-3].*(SQL is older|do not fit|lacks|SQL has)",
+        "journal and archive do not fit|SQL is older",
+        "distributed_state_partition_diverged == 1",
+        "^ArchiveDiverged$",
+    ),
+    "Redis was emptied": Fault(
+        redis_is_emptied,
+        "lost data:? ",
+        "Redis was emptied",
+        "increase(distributed_state_restarted_partitions_total[1m]) > 0",
+        "^RedisLostData$",
+    ),
+    "Redis was demoted": Fault(
+        redis_is_demoted,
+        "a read-only replica",
+        "READONLY|replica",
+        'distributed_state_redis_refusing{reason="replica"} == 1',
+        "^RedisRefusing$",
+    ),
+    "Redis is full": Fault(
+        redis_is_full,
+        "memory:? |at maxmemory",
+        "at maxmemory",
+        'increase(distributed_state_refused_writes_total{reason="full"}[1m]) > 0',
+        "^RedisFull$",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class NoStart:
+    """What a second worker is given that it cannot start with, and the words by which each instrument names that.
+
+    `own`: the fleet hears nothing of it, so its own page, and a doctor with its settings, are asked.
+    """
+
+    settings: Callable[[Scene], dict[str, str]]
+    said: str
+    metric: str
+    alert: str
+    own: str = ""
+
+
+def of_a_newer_release(scene: Scene) -> dict[str, str]:
+    scene.sql("CREATE DATABASE newer")
+    scene.sql("CREATE TABLE alembic_version (version_num text)", "newer")
+    scene.sql("INSERT INTO alembic_version VALUES ('99')", "newer")
+    return {"ARCHIVE": scene.postgres.url.removesuffix("postgres") + "newer"}
+
+
+NO_STARTS = {
+    "SQL's password is wrong": NoStart(
+        lambda scene: {"ARCHIVE": scene.postgres.url.replace(scene.postgres.password, "wrong")},
+        "password authentication failed",
+        "distributed_state_failed_starts > 0",
+        "^StartFailing$",
+    ),
+    "SQL's tables are of a newer release": NoStart(
+        of_a_newer_release, "revision 99", "distributed_state_failed_starts > 0", "^StartFailing$"
+    ),
+    "Redis' URL is wrong": NoStart(
+        lambda _: {"URL": f"redis://127.0.0.1:{free_port()}/0"},
+        "127.0.0.1:.*(refused|cannot be reached)",
+        "distributed_state_http_ready == 0",
+        "^WorkerNotReady$",
+        own="waiting for Redis, which does not answer",
+    ),
 }
 
 
@@ -97,16 +224,64 @@ def scene_of(tmp_path: Path) -> Iterator[Callable[[Fault | None], Scene]]:
 def test_every_instrument_names_the_fault(name: str, scene_of: Callable[[Fault | None], Scene]) -> None:
     fault = FAULTS[name]
     scene = scene_of(fault)
-    with turns(scene.fleet):
-        time.sleep(5)  # an archive has begun, and Prometheus has seen a healthy fleet
+    with turns(scene.fleet) as answered:
+        within(20, lambda: answered[200] >= 10, lambda: f"turns are refused: {answered}")
+        time.sleep(2)  # Prometheus has seen a healthy fleet
         code, said = scene.fleet.doctor()
         assert code == 0, said
         assert not scene.fleet.alerts()
-        past = len(scene.fleet.logged("worker"))
+        assert not scene.fleet.page()
+        assert not scene.fleet.holds(fault.metric)
+        past = len(scene.fleet.text("worker")().splitlines())
         began = time.monotonic()
         fault.begin(scene)
-        found = named(scene.fleet, {"doctor": fault.doctor, "log": fault.log, "alert": fault.alert}, began, past)
+        wanted = {"doctor": fault.doctor, "page": fault.doctor, "log": fault.log}
+        found = named(scene.fleet, wanted | {"metric": fault.metric, "alert": fault.alert}, began, past)
+    report(name, found)
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("name", NO_STARTS)
+def test_a_worker_that_cannot_start_is_named(name: str, scene_of: Callable[[Fault | None], Scene]) -> None:
+    fault = NO_STARTS[name]
+    scene = scene_of(None)
+    fleet = scene.fleet
+    within(10, lambda: not fleet.alerts(), fleet.alerts)  # Prometheus has seen a healthy fleet
+    assert not fleet.page()
+    settings = fault.settings(scene)
+    began = time.monotonic()
+    port = fleet.unready("second", **settings)
+    wanted = {"doctor": fault.said, "page": fault.own or fault.said, "log": fault.said}
+    found = named(
+        fleet, wanted | {"metric": fault.metric, "alert": fault.alert}, began, 0, log="second",
+        page=port if fault.own else None, settings=settings if fault.own else None,
+    )  # fmt: skip
+    report(name, found)
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(150)
+def test_nothing_is_named_while_all_is_well(scene_of: Callable[[Fault | None], Scene]) -> None:
+    """For as long as a fault has to be named, with the same turns."""
+    scene = scene_of(None)
+    fleet = scene.fleet
+    wrong = " or ".join(f"({each.metric})" for each in (*FAULTS.values(), *NO_STARTS.values()))
+    past = len(fleet.text("worker")().splitlines())
+    with turns(fleet) as answered:
+        within(20, lambda: answered[200] >= 10, lambda: f"turns are refused: {answered}")
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            code, said = fleet.doctor()
+            assert (code, said, fleet.page(), fleet.alerts(), fleet.holds(wrong)) == (0, [], [], set(), [])
+            assert not fleet.logged("worker", past)
+    assert set(answered) <= {200, 201}, answered
+
+
+def report(name: str, found: dict[str, Named]) -> None:
+    """Print a line of the table; each instrument has to be in time."""
     shown = [f"{each.seconds:.1f}" if each.seconds is not None else each.words for each in found.values()]
     sys.stdout.write(f"| {name} | {' | '.join(shown)} |\n")
-    late = {instrument: each for instrument, each in found.items() if each.seconds is None or each.seconds > SECONDS}
-    assert not late
+    assert not {
+        instrument: each for instrument, each in found.items() if each.seconds is None or each.seconds > SECONDS
+    }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ DEPLOY = ROOT / "deploy"
 OBSERVE = DEPLOY / "observe"
 FILES = [path for path in DEPLOY.glob("k8s/base/*.yaml") if path.stem != "kustomization"]
 MANIFESTS = [each for path in FILES for each in yaml.safe_load_all(path.read_text())]
+MONITORING = DEPLOY / "k8s/components/monitoring"
+OLDEST, NEWEST = "1.28", "1.34"  # releases of Kubernetes against whose schemas the manifests are checked
 
 
 def test_compose_itself_reads_the_file(tmp_path: Path) -> None:
@@ -44,6 +48,74 @@ def test_the_overlay_is_built() -> None:
                 (container,) = each["spec"]["template"]["spec"]["containers"]
                 assert container["envFrom"][0]["configMapRef"]["name"] in configs
                 assert re.search(r":\d", container["image"])
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("release", [OLDEST, NEWEST])
+def test_a_manifest_is_what_kubernetes_says_its_kind_is(release: str) -> None:
+    """By its own schemas, strictly: what no schema knows is refused."""
+    import kubernetes_validate as kubernetes  # it reads all schemas
+
+    for each in MANIFESTS:
+        kubernetes.validate(each, release, strict=True)
+    wrong = copy.deepcopy(next(each for each in MANIFESTS if each["kind"] == "Deployment"))
+    wrong["spec"]["template"]["spec"]["terminationGraceSeconds"] = 45
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(wrong, release, strict=True)
+
+
+def test_the_alerts_of_kubernetes_are_those_of_the_rules(tmp_path: Path) -> None:
+    (made,) = yaml.safe_load_all((MONITORING / "rules.yaml").read_text())
+    assert made["kind"] == "PrometheusRule"
+    assert made["spec"] == yaml.safe_load((OBSERVE / "rules.yml").read_text())
+    command = [sys.executable, str(ROOT / "tools/generate_prometheus_rule.py"), "--check"]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_what_is_scraped_of_pods_are_ports_that_they_have() -> None:
+    """Under the names of the jobs that the alerts name."""
+    pods = {each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if each["kind"] == "Deployment"}
+    monitors = list(yaml.safe_load_all((MONITORING / "pods.yaml").read_text()))
+    jobs = {job["job_name"] for job in yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["scrape_configs"]}
+    assert {each["spec"]["podMetricsEndpoints"][0]["relabelings"][0]["replacement"] for each in monitors} == jobs
+    for each in monitors:
+        pod = pods[each["metadata"]["name"]]
+        assert each["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        (endpoint,) = each["spec"]["podMetricsEndpoints"]
+        (container,) = pod["spec"]["containers"]
+        assert {"name": endpoint["port"], "containerPort": 9464} in container["ports"]
+
+
+def test_an_overlay_takes_the_monitoring(tmp_path: Path) -> None:
+    if (kubectl := shutil.which("kubectl")) is None:
+        pytest.skip("kubectl is not installed")
+    shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
+    overlay = tmp_path / "k8s/overlays/production"
+    with (overlay / "kustomization.yaml").open("a") as file:
+        file.write("components: [../../components/monitoring]\n")
+    done = subprocess.run([kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    built = list(yaml.safe_load_all(done.stdout))
+    added = [each for each in built if each["apiVersion"].startswith("monitoring.coreos.com/")]
+    assert sorted(each["kind"] for each in added) == ["PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert {each["metadata"]["namespace"] for each in added} == {"agents"}
+
+
+def test_alerts_are_sent_to_whom_a_file_names(tmp_path: Path) -> None:
+    """And while there is none, Prometheus takes the configuration all the same."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool here: apt-get install prometheus")
+    for name in ("prometheus.yml", "rules.yml"):
+        shutil.copy(OBSERVE / name, tmp_path)
+    (alerting,) = yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["alerting"]["alertmanagers"]
+    assert alerting["file_sd_configs"] == [{"files": ["alertmanagers/*.yml"]}]
+    (tmp_path / "alertmanagers").mkdir()
+    named = tmp_path / "alertmanagers" / "ours.yml"
+    for text, code in (('- targets: ["alertmanager:9093"]\n', 0), ("- target: [nobody]\n", 1)):
+        named.write_text(text)
+        done = subprocess.run([promtool, "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True)
+        assert done.returncode == code, done.stderr
 
 
 @pytest.mark.parametrize(

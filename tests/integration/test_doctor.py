@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,7 +16,7 @@ from below import names, redis_of, tiers, until
 from tenants import Served
 from typer.testing import CliRunner
 
-from distributed_state import ColdUnavailable, Finding, StateStore
+from distributed_state import ColdUnavailable, ConfigurationError, Finding, StateStore
 from distributed_state.programs.cli import looking, shell
 from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.programs.service import Access, callers_policy
@@ -196,11 +198,51 @@ async def test_what_an_archiver_alone_knows_it_says_with_its_beats(opener: Any) 
 
 
 @fleet
+async def test_a_fleet_that_archives_while_it_is_looked_at_is_not_taken_for_diverged(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is archived between the look at the one server and the one at the other is not missing in SQL."""
+    store = await opener(archiver=False)
+    await store.session("c").set("n", 0)
+    await store.archive()
+    await store.session("c").set("n", 1)
+    home = tiers(store)
+    partitions, states = home.warm.partitions, home.warm.partitions.states
+
+    async def archived_meanwhile(*asked: Any) -> Any:
+        monkeypatch.setattr(partitions, "states", states)
+        await home.archiver.drain()
+        return await states(*asked)
+
+    monkeypatch.setattr(partitions, "states", archived_meanwhile)
+    assert not [name for name, each in (await found(store)).items() if name.startswith("partition") and not each.ok]
+    assert partitions.states == states, "it was archived while it was looked at"
+
+
+@fleet
+async def test_a_replica_that_cannot_start_is_named_until_one_starts_there(opener: Any) -> None:
+    store = await opener(archiver=False, partitions=4)
+    name = f"start on {platform.node()}"
+    assert name not in await found(store)
+    with pytest.raises(ConfigurationError):
+        await opener(partitions=8, beat=0.0)
+    assert name not in await found(store), "a command is no replica"
+    with pytest.raises(ConfigurationError):
+        await opener(partitions=8)
+    told = (await found(store))[name]
+    assert not told.ok
+    assert f"process {os.getpid()}, " in told.found
+    assert "has 4 partitions, not 8" in told.found
+    await opener(archiver=False, partitions=4)
+    assert name not in await found(store)
+
+
+@fleet
 async def test_replicas_of_two_releases_are_told(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opener()
     assert (await found(store))["releases"].ok
     with monkeypatch.context() as older:
-        older.setattr(presence, "_version", lambda: "0.0.1")
+        older.setattr(presence, "release", lambda: "0.0.1")
         await opener(beat=100.0)
 
     async def told() -> bool:

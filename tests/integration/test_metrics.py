@@ -19,37 +19,17 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from scraping import Scrape, undressed
 from sqlalchemy import create_engine
 
 from distributed_state import ConfigurationError, Conflict, Fenced, LockTimeout, StateError, StateStore
 from distributed_state.programs.servers import free_port
 from distributed_state.store import watch
-from distributed_state.store.metrics import collector, serve
+from distributed_state.store.metrics import serve
 
-Samples = dict[tuple[Any, ...], float]
 OPERATIONS, WAITS = "operation_duration_seconds_count", "lock_wait_seconds_count"
-
-
-def undressed(store: Any) -> Any:
-    return store.it if isinstance(store, Blocking) else store
-
-
-class Scrape:
-    """What Prometheus would read of a store, each time anew."""
-
-    def __init__(self, store: Any, **options: Any) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(collector(undressed(store), **options))
-
-    def all(self) -> Samples:
-        text = generate_latest(self.registry).decode()
-        families = text_string_to_metric_families(text)
-        return {(each.name, *sorted(each.labels.values())): each.value for one in families for each in one.samples}
-
-    def __call__(self, name: str, *labels: str) -> float | None:
-        return self.all().get((f"distributed_state_{name}", *sorted(labels)))
 
 
 @pytest.fixture(scope="module")

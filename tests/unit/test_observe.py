@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from distributed_state.store.metrics import HISTOGRAMS, PREFIX
 OBSERVE = Path(__file__).parents[2] / "deploy" / "observe"
 DASHBOARD = OBSERVE / "grafana" / "dashboards" / "distributed-state.json"
 PROMETHEUS_OWN = {"up", "ALERTS"}
+PROCESS = {
+    f"process_{name}" for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds")
+}  # of a process on Linux
 WORDS = {
     "by",
     "or",
@@ -41,8 +45,10 @@ def http() -> dict[str, set[str]]:
     service = Service()
     # refused, as there is no store yet, and counted
     TestClient(service.app, base_url="http://localhost").get("/v1/conversations")
-    samples = [each for family in service.registry.collect() for each in family.samples]
-    return {each.name: set(each.labels) for each in samples if not each.name.endswith("_created")}
+    samples = [each for family in service.measures.registry.collect() for each in family.samples]
+    told = [each for each in samples if each.name.startswith(PREFIX) and not each.name.endswith("_created")]
+    assert {each.name for each in samples if not each.name.startswith(PREFIX)} > PROCESS or sys.platform != "linux"
+    return {each.name: set(each.labels) for each in told}
 
 
 HTTP = http()
@@ -61,7 +67,7 @@ def exported() -> dict[str, set[str]]:
 
 def unknown(expression: str) -> set[str]:
     """What an expression names that no replica exports: metrics, and labels of those it has."""
-    known = exported() | {name: set() for name in PROMETHEUS_OWN}
+    known = exported() | {name: set() for name in PROMETHEUS_OWN | PROCESS}
     wrong = set()
     bare = re.sub(r'"[^"]*"', '""', expression)
     grouped = {label for part in re.findall(r"\bby \(([^)]*)\)", bare) for label in re.split(r"\W+", part) if label}
@@ -129,6 +135,13 @@ def test_an_alert_says_how_bad_it_is_and_what_was_seen() -> None:
         assert re.fullmatch(r"\d+[sm]", rule.get("for", "0s"))
 
 
+def test_each_alert_is_seen_to_fire_and_to_be_silent() -> None:
+    """By promtool, which test_deploy_tools runs."""
+    cases = yaml.safe_load((OBSERVE / "rules.test.yml").read_text())["tests"]
+    seen = [(each["alertname"], bool(each.get("exp_alerts"))) for case in cases for each in case["alert_rule_test"]]
+    assert set(seen) == {(rule["alert"], fires) for rule in rules() for fires in (True, False)}
+
+
 def test_the_readme_says_what_to_do_about_each_alert() -> None:
     text = (OBSERVE / "README.md").read_text()
     table = text[text.index("## Alerts") : text.index("## Reading")]
@@ -162,6 +175,15 @@ def test_metrics_are_named_as_prometheus_wants_it() -> None:
         assert figure.help[0].isupper()
         assert not figure.help.endswith(".")
         assert not re.search(r"_(ms|s|kb|percent)$", figure.name), "base units: seconds, bytes, ratio"
+
+
+def test_what_is_shown_is_of_all_instances_together() -> None:
+    """A fleet of forty is one line, and perhaps one for its worst; who wants one instance chooses it above."""
+    for panel in panels():
+        for target in panel["targets"]:
+            summed = re.match(r"\(?(sum|max|min|count|topk|bottomk|histogram_quantile)\b", target["expr"])
+            assert summed, panel["title"]
+            assert "instance" not in re.findall(r"by \(([^)]*)\)", target["expr"]), panel["title"]
 
 
 def test_the_dashboard_is_whole() -> None:

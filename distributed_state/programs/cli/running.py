@@ -16,7 +16,7 @@ import typer
 
 import distributed_state
 from distributed_state.errors import InvalidValue, StateError
-from distributed_state.programs.cli.shell import Scope, app, err, open_store, out
+from distributed_state.programs.cli.shell import Scope, app, ending_in_the_log, err, open_store, out
 
 
 @app.command()
@@ -40,7 +40,7 @@ def archiver(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
+    with ending_in_the_log(), open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
         if metrics_port is not None:
             stack.enter_context(distributed_state.metrics.serve(store, metrics_port))
         store.announce(role="archiver")

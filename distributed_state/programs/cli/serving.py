@@ -8,7 +8,7 @@ import typer
 
 import distributed_state
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs.cli.shell import app
+from distributed_state.programs.cli.shell import app, ending_in_the_log
 
 _ENV = "DISTRIBUTED_STATE_SERVE_"
 _AUTH = "Who may call"
@@ -154,7 +154,7 @@ def serve(
         store.announce(role="service")
         return store
 
-    service.serve(
+    ending_in_the_log()(service.serve)(
         opened,
         host=host,
         port=port,

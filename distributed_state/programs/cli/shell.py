@@ -27,6 +27,7 @@ from distributed_state.programs import logs
 _HELP = (
     "State for agents that run on many servers: read it, change it, archive it, and watch it survive killed workers."
 )
+log = logging.getLogger(__name__)
 _WIDE = 200
 _PEEK = 2.0  # seconds for SQL to say whether there is a namespace; while it is away Redis knows
 app = typer.Typer(
@@ -96,6 +97,18 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
     finally:
         for each in opened:  # only now: what is said of its end is its own, too
             logs.closed(each)
+
+
+@contextmanager
+def ending_in_the_log() -> Iterator[None]:
+    """Of a command that runs on: what ends it is a line of its log, unless a terminal shows that."""
+    try:
+        yield
+    except (StateError, OSError) as error:
+        if err.is_terminal:
+            raise
+        log.critical("ended: %s", error)
+        raise typer.Exit(1) from error
 
 
 @contextmanager

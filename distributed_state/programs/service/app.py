@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -32,6 +31,7 @@ from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.measures import Measures
 from distributed_state.programs.service.operations import operations
 from distributed_state.programs.service.positions import Positions
 from distributed_state.programs.service.quotas import Quota
@@ -49,7 +49,6 @@ log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
 _RECOGNIZED_FOR = 2.0  # seconds after which it is asked again who hears a stream of events
 _JOINING = 4  # streams at once: each asks SQL and Redis for the position of every partition
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Service:
@@ -70,7 +69,8 @@ class Service:
         self.authentication = authentication or Authentication()
         self.store: AsyncStateStore | None = None
         self.draining = False
-        self.registry = CollectorRegistry()
+        self.awaited = "Redis and SQL"
+        """What it waits for until it begins, as strangers may know it."""
         self._probes: dict[str, Probe] = {}
         self._work = Work()
         self._places = Shares(self.limits.requests, "requests")
@@ -79,7 +79,11 @@ class Service:
         self._rates = Rates(self.limits)
         self._quota = Quota(self.limits.tenant_conversations)
         self._streams: dict[EventStream, tuple[Caller, asyncio.Task[None]]] = {}
-        self._measure()
+        self.measures = Measures(
+            running=lambda: len(self._work),
+            streams=lambda: len(self._streams),
+            ready=lambda: self.store is not None and not self.draining,
+        )
         self.operations = operations(self._events)
         self._described = Described(self.operations)
         self._more = more
@@ -113,29 +117,19 @@ class Service:
             Route("/metrics", self._metrics),
         ]
 
-    def _measure(self) -> None:
-        prefix = "distributed_state_http"
-        self._requests = Counter(
-            f"{prefix}_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
-        )
-        self._seconds = Histogram(
-            f"{prefix}_request_seconds", "Time until the answer.", ["method", "route"], registry=self.registry,
-            buckets=_SECONDS,
-        )  # fmt: skip
-        running = Gauge(f"{prefix}_requests_running", "Requests that are running.", registry=self.registry)
-        running.set_function(lambda: len(self._work))
-        streams = Gauge(f"{prefix}_event_streams", "Readers of events.", registry=self.registry)
-        streams.set_function(lambda: len(self._streams))
-
     # Lifecycle
 
     def begin(self, store: AsyncStateStore) -> None:
         """Serve this store from now on; until then every answer but that of /healthz is 503."""
         self.authentication.begin(store)
         self._probes = probes(store, self.limits.check)
-        self.registry.register(collector(store))
+        self.measures.begin(collector(store))
         logs.opened(store.replica)
         self.store = store
+
+    def wait_for(self, server: str) -> None:
+        """Say that this is what it waits for."""
+        self.awaited = f"{server}, which does not answer"
 
     async def leave(self) -> None:
         """Fail /readyz, so that load balancers send no more requests, and serve for a moment more."""
@@ -165,13 +159,12 @@ class Service:
             self._rates.count(caller, len(response.body))
             response.headers.update(self._rates.headers(caller))
         took = time.perf_counter() - began
-        self._requests.labels(request.method, operation.path, response.status_code).inc()
-        self._seconds.labels(request.method, operation.path).observe(took)
+        self.measures.answered(request.method, operation.path, response.status_code, took)
         return await self._sent(request, response, took)
 
     async def _served(self, operation: Operation, request: Request) -> Response:
         if self.store is None:
-            raise Unavailable("this worker is starting: it is waiting for Redis and SQL")
+            raise Unavailable(f"this worker is starting: it is waiting for {self.awaited}")
         caller = await self.authentication.caller(request)
         request.state.caller = caller
         self._rates.ask(caller)
@@ -289,7 +282,6 @@ class Service:
                 caller = await self.authentication.caller(request)
                 if caller.prefix or "admin" not in caller.rights:
                     raise AccessDenied(f"{caller.actor!r:.80} may not read metrics")
-            text = generate_latest(self.registry)
+            return self.measures.shown()
         except StateError as error:
             return refusal(error, request)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

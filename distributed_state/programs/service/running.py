@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
-from distributed_state.errors import ConfigurationError, StateError, Unavailable
+from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError, Unavailable
 from distributed_state.programs.service.app import Service, log_of_requests
 from distributed_state.programs.service.auth import Access, Authentication
 from distributed_state.programs.service.connections import BACKLOG, Connections
@@ -146,7 +146,7 @@ async def _run(
         serving = asyncio.gather(*(server.serve(sockets=[listener]) for listener, server in servers.items()))
         watching = [asyncio.create_task(each.watch()) for each in connections.values()]
         try:
-            store = await _unless(stopping, open_patiently(open_store, wait))
+            store = await _unless(stopping, open_patiently(open_store, wait, service.wait_for))
             if store is not None:
                 service.begin(store)
                 # A full garbage collection would scan everything loaded so far, and nothing is answered meanwhile.
@@ -184,8 +184,10 @@ def config_of(application: Starlette, connections: Connections) -> uvicorn.Confi
     )  # fmt: skip
 
 
-async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float) -> AsyncStateStore:
-    """Open a store, again and again for `wait` seconds while its servers do not answer."""
+async def open_patiently(
+    open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float, held_up: Callable[[str], None]
+) -> AsyncStateStore:
+    """Open a store, again and again for `wait` seconds while its servers do not answer; `held_up` hears by which."""
     deadline = time.monotonic() + wait
     pause = 0.1
     while True:
@@ -195,6 +197,7 @@ async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], w
             if time.monotonic() + pause > deadline:
                 raise
             log.warning("waiting: %s", error)
+            held_up("SQL" if isinstance(error, ColdUnavailable) else "Redis")
         await asyncio.sleep(pause)
         pause = min(pause * 2, 2.0)
 

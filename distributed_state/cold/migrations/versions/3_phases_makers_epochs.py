@@ -1,7 +1,8 @@
-"""The phase and size of each record, by which it is found, and by which token another one was made.
+"""The phase and size of each record, by which it is found; which token made another; when epochs were minted, and began.
 
 Nothing is computed for what is there: that would read the whole archive, while workers wait. Each commit brings phase and
-size; of tokens that are there it is not known who made them.
+size; who made a token that is there is not known. Of an epoch NULL is what nobody noted, as workers of a release before
+this one go on to write.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def upgrade() -> None:
     op.add_column("access_tokens", sa.Column("made_by", TEXT, nullable=True))
     op.add_column("records", sa.Column("phase", TEXT, nullable=True))
     op.add_column("records", sa.Column("size", sa.BigInteger, nullable=True))
+    op.add_column("cursors", sa.Column("minted_ms", sa.BigInteger, nullable=True))
+    op.add_column("cursors", sa.Column("begun", sa.Boolean, nullable=True))
     there = sa.text("phase IS NOT NULL")
     columns = ["namespace", "phase", "scope", "deleted", "listed_ms", "key"]
     op.create_index("records_phased", "records", columns, postgresql_where=there, sqlite_where=there)
@@ -28,6 +31,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Remove them: a token is refused alone then, without those that it made."""
     op.drop_index("records_phased", "records")
+    op.drop_column("cursors", "begun")
+    op.drop_column("cursors", "minted_ms")
     op.drop_column("records", "size")
     op.drop_column("records", "phase")
     op.drop_column("access_tokens", "made_by")

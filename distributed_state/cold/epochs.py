@@ -1,0 +1,72 @@
+"""Which epochs of a partition SQL knows, when they were minted, and which of them began. Law: it only reads and notes.
+
+Minting is in SQL first. Whoever dies before Redis is told leaves an epoch that never began: under it nobody can have
+been acknowledged anything, so that its end is no loss.
+
+Design: section 14.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, and_, exists, func, or_, select, update
+
+from distributed_state.cold.tables import cursors
+from distributed_state.cold.values import Cursor, Minted
+
+
+def clock_us(connection: Connection) -> int:
+    """The database's clock, in microseconds since 1970."""
+    if connection.dialect.name == "postgresql":
+        return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
+    julian = connection.execute(select(func.julianday("now"))).scalar_one()
+    return int((julian - 2440587.5) * 86_400_000_000)
+
+
+def now_ms(connection: Connection) -> int:
+    """The same, in milliseconds."""
+    return clock_us(connection) // 1000
+
+
+def last_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> Cursor | None:
+    """How far an epoch was archived, if nothing was of any that was minted after it."""
+    c = cursors.c
+    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == namespace)
+    rows = connection.execute(query.where(c.partition == partition).order_by(c.ordinal.desc())).all()
+    for row in rows:
+        if row.epoch == epoch:
+            return Cursor(*row)
+        if row.offset:
+            break
+    return None
+
+
+def begin(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+    """Note that Redis was told of an epoch."""
+    c = cursors.c
+    here = and_(c.namespace == namespace, c.partition == partition, c.epoch == epoch)
+    connection.execute(update(cursors).where(here).values(begun=True))
+
+
+def any_begun(connection: Connection, namespace: str, partition: int) -> bool:
+    """Whether an epoch of the partition began, as far as anybody noted: one of an older release may have."""
+    c = cursors.c
+    began = or_(c.begun.is_not(False), c.offset > 0)
+    query = select(c.ordinal).where(c.namespace == namespace, c.partition == partition, began).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def minted_since(connection: Connection, namespace: str, seconds: float) -> Minted:
+    """The partitions that began another epoch within the last seconds, behind one that had begun."""
+    c, earlier = cursors.c, cursors.alias("earlier")
+    now = now_ms(connection)
+    had_begun = exists().where(
+        earlier.c.namespace == c.namespace,
+        earlier.c.partition == c.partition,
+        earlier.c.ordinal < c.ordinal,
+        or_(earlier.c.begun.is_not(False), earlier.c.offset > 0),
+    )
+    late = and_(c.namespace == namespace, c.minted_ms >= now - int(seconds * 1000), had_begun)
+    partitions, last = connection.execute(
+        select(func.count(c.partition.distinct()), func.max(c.minted_ms)).where(late)
+    ).one()
+    return Minted(int(partitions), max(0.0, (now - last) / 1000) if last is not None else 0.0)

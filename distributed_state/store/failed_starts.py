@@ -1,0 +1,93 @@
+"""Replicas that could not start, as each notes in Redis. Law: of a host its newest note counts, and a start ends it.
+
+Who has a wrong password of SQL, or finds tables of a newer release, has no beat and no metrics that anybody would miss;
+its own log is all that says why. So it leaves a note where the fleet's instruments look. Without Redis it cannot.
+
+Design: section 27.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from dataclasses import dataclass
+from types import TracebackType
+
+from distributed_state.errors import CorruptState, StateError, WarmUnavailable
+from distributed_state.port import Port
+from distributed_state.settings import Settings
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import codec
+from distributed_state.values.keys import Keys
+from distributed_state.warm.presence import release
+
+log = logging.getLogger(__name__)
+_KEPT = 600.0  # seconds: a container that fails again and again is started every five minutes
+_LETTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A process that could not open the store, `ago` seconds ago by the server's clock."""
+
+    host: str
+    pid: int
+    version: str
+    ago: float
+    why: str
+
+
+class Noting:
+    """Notes why a store could not be opened inside `async with`, if Redis can be reached and it would be a replica."""
+
+    def __init__(self, port: Port, settings: Settings, keys: Keys) -> None:
+        self._port = port
+        self._key = keys.failed_starts
+        self._active = settings.beat > 0 and settings.url is not None
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._active or not (error is None or isinstance(error, StateError)):
+            return
+        if isinstance(error, WarmUnavailable):
+            return
+        try:
+            if error is None:
+                await self._port.command(b"HDEL", self._key, platform.node())
+            else:
+                await self._note(str(error))
+        except StateError as failure:
+            log.debug("what became of this start is not noted: %s", failure)  # it is not what the caller is to learn
+
+    async def _note(self, why: str) -> None:
+        seconds, _ = await self._port.command_with(self._port.node_of(self._key), b"TIME")
+        card = {"pid": os.getpid(), "version": release(), "time": int(seconds), "why": why[:_LETTERS]}
+        await self._port.exchange(
+            [
+                (b"HSET", self._key, platform.node(), codec.encode(card, "start")),
+                (b"PEXPIRE", self._key, int(_KEPT * 1000)),
+            ]
+        )
+
+
+async def lately(tiers: Tiers) -> list[FailedStart]:
+    """The hosts where a replica could not start, and none has since."""
+    words = await tiers.port.command(b"HGETALL", tiers.keys.failed_starts)
+    now = tiers.clock.now()
+    found = (_read(words[at].decode(), words[at + 1], now) for at in range(0, len(words), 2))
+    return [each for each in found if each is not None and each.ago < _KEPT]
+
+
+def _read(host: str, card: bytes, now: float) -> FailedStart | None:
+    try:
+        stated = codec.decode(card, "start")
+        ago = max(0.0, now - stated["time"])
+        return FailedStart(host, int(stated["pid"]), str(stated["version"]), ago, str(stated["why"]))
+    except (CorruptState, KeyError, TypeError, ValueError) as error:
+        log.debug("the note of host %s cannot be read: %s", host, error)
+        return None

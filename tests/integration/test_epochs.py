@@ -1,0 +1,102 @@
+"""Which epochs began, and when: what was minted by somebody who died before Redis was told of it is no loss."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+from below import names, redis_of, tiers, until
+from scraping import Scrape
+from sqlalchemy import create_engine
+
+from distributed_state.store import watch
+
+pytestmark = [pytest.mark.brief("servers"), pytest.mark.only(warm="single", cold=("sqlite", "postgres"))]
+LOSS = "Redis was emptied|began another life"
+
+
+async def epochs(store: Any) -> Any:
+    return next(each for each in await store.doctor() if each.name == "epochs")
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    return [each for each in told if re.search(LOSS, each)]
+
+
+def sql(opener: Any, statement: str) -> None:
+    engine = create_engine(opener.archive)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+def empty(store: Any) -> None:
+    """Take away what Redis has of the partition of session s, as a lost server does of all."""
+    at = names(store, "s")
+    with redis_of(store) as client:
+        for key in client.scan_iter(match=at.meta.rpartition(b":")[0] + b":*", count=1000):
+            client.delete(key)
+
+
+async def test_an_epoch_that_never_began_is_lost_without_a_warning(
+    opener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await opener(archiver=False)
+    partition = names(store, "s").partition
+    assert tiers(store).cold.mint(partition, None)  # and then its process died
+    await store.session("s").set("n", 1)
+    assert tiers(store).cold.cursor(partition).ordinal == 2
+    assert not warned(caplog)
+    assert tiers(store).recovery.count == 0
+    assert (await epochs(store)).ok
+
+
+async def test_one_that_began_is_a_loss_also_where_nothing_was_archived_and_its_finders_are_gone(
+    opener: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_SQL_EVERY", 0.1)
+    store = await opener(archiver=False)
+    await store.session("s").set("n", 1)
+    assert (await epochs(store)).ok
+    empty(store)
+    finder = await opener(archiver=False)
+    await finder.session("s").set("n", 2)
+    assert len(warned(caplog)) == 1
+    await finder.close()
+    await store.close()
+    later = await opener()
+    scrape = Scrape(later)
+    await until(lambda: scrape("epochs_minted") == 1)
+    told = await epochs(later)
+    assert not told.ok
+    assert "1 partitions began another one within ten minutes" in told.found
+    assert (scrape("sql_seen_seconds") or 9) < 5
+    sql(opener, "UPDATE cursors SET minted_ms = minted_ms - 601000")
+    await until(lambda: scrape("epochs_minted") == 0)
+    assert (await epochs(later)).ok, "then it is history"
+
+
+async def test_one_of_an_older_release_may_have_begun(opener: Any, caplog: pytest.LogCaptureFixture) -> None:
+    store = await opener(archiver=False)
+    assert tiers(store).cold.mint(names(store, "s").partition, None)
+    sql(opener, "UPDATE cursors SET begun = NULL, minted_ms = NULL")
+    await store.session("s").set("n", 1)
+    assert len(warned(caplog)) == 1, "nobody knows, so it is told"
+
+
+async def test_a_worker_of_the_release_before_goes_on_writing(opener: Any) -> None:
+    """As it names its columns: what it does not know of stays empty, and means that nobody noted it."""
+    store = await opener(archiver=False)
+    await store.session("s").set("n", 1)
+    await store.archive()
+    partition = names(store, "s").partition
+    sql(
+        opener,
+        'INSERT INTO cursors (namespace, "partition", ordinal, epoch, "offset", event, closed) '
+        f"VALUES ('{tiers(store).cold.namespace}', {partition}, 2, '2-older', 0, '', false)",
+    )
+    assert tiers(store).cold.cursor(partition).epoch == "2-older"
+    assert tiers(store).cold.any_begun(partition)
