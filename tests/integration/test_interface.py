@@ -312,6 +312,31 @@ def test_items_are_changed_in_one_commit_and_read_page_by_page(http: httpx.Clien
     assert said(http.patch(path, content='{"put": {"\\udc80": 1}}')) == (422, "InvalidValue")
 
 
+def test_one_write_takes_items_and_a_lifetime_with_it(http: httpx.Client, id: str) -> None:
+    path, note = f"/v1/conversations/{id}", {"collection": "notes", "key": "a"}
+    both = {
+        "set": {"n": 1},
+        "items": [note | {"value": None}, note | {"key": "b", "bytes": "/w=="}],
+        "lives": {"idle": 60},
+    }
+    assert http.post(f"{path}/writes", json=both).json()["version"] == 2
+    assert [each["key"] for each in http.get(f"{path}/items/notes").json()["items"]] == ["a", "b"]
+    assert http.get(f"{path}/lifetime").json()["idle"] == 60
+    taken = {"items": [note | {"value": 1, "keep": True}, note | {"key": "b", "delete": True, "expect": "present"}]}
+    assert http.post(f"{path}/writes", json=taken).json()["version"] == 3
+    assert [each["value"] for each in http.get(f"{path}/items/notes").json()["items"]] == [None], "kept, and deleted"
+    for wrong in (
+        note, note | {"value": 1, "delete": True}, note | {"value": 1, "bytes": "/w=="}, note | {"bytes": "?"},
+        note | {"delete": True, "expect": "absent"}, note | {"value": 1, "collection": "a/b"},
+    ):  # fmt: skip
+        assert said(http.post(f"{path}/writes", json={"items": [wrong]})) == (422, "InvalidValue")
+    assert said(http.post(f"{path}/writes", json={"items": [note | {"value": 1, "expect": "absent"}]})) == (
+        409,
+        "Conflict",
+    )
+    assert said(http.post(f"/v1/users/{id}/writes", json={"lives": {"idle": 60}})) == (422, "InvalidValue")
+
+
 def test_a_conversation_ends_by_itself_if_it_is_told_to(http: httpx.Client, id: str) -> None:
     path = f"/v1/conversations/{id}"
     assert http.get(f"{path}/lifetime").json() == {"idle": None, "until": None, "ends": None}
@@ -411,6 +436,15 @@ def test_the_past_is_read_compared_restored_and_forked(http: httpx.Client, id: s
     (last,) = http.get(page.links["next"]["url"]).json()["versions"]
     assert (last["version"], last["tagged"]) == (4, [["run", "r1"], ["run", "r2"]])
     assert http.get(f"{path}/checkpoints").json()["checkpoints"][0]["label"] == "before"
+    for label in "next", "last":
+        http.post(f"{path}/checkpoints", json={"label": label})
+    for order, expected in ("asc", ["before", "next", "last"]), ("desc", ["last", "next", "before"]):
+        page = http.get(f"{path}/checkpoints", params={"limit": 2, "order": order})
+        labels = [each["label"] for each in page.json()["checkpoints"]]
+        assert "last" not in page.links
+        rest = http.get(page.links["next"]["url"])
+        labels += [each["label"] for each in rest.json()["checkpoints"]]
+        assert (labels, rest.links) == (expected, {})
     found = http.get(f"{path}/versions/1/diff", params={"to": 4}).json()
     assert (found["fields"], found["deleted"], found["moved"]) == ({"n": 2, "m": 1}, [], True)
     assert ([each["content"] for each in found["messages"]], found["tagged"]) == (["hi"], last["tagged"])

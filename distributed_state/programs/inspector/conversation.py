@@ -45,10 +45,10 @@ async def read(request: Request, api: Api) -> Response:
     said, history, checkpoints, branches = await asyncio.gather(
         _messages(request, api, place, version, state),
         _history(request, api, place, now["version"]),
-        _optional(api.get(request, f"{place}/checkpoints")),
+        _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": graph.MOST})),
         _optional(api.get(request, f"{place}/branches")),
     )
-    found_checkpoints = checkpoints.json["checkpoints"] if checkpoints else []
+    found_checkpoints = checkpoints.json["checkpoints"][::-1] if checkpoints else []
     found_branches = branches.json["branches"] if branches else []
     return page(
         request, "conversation", id=request.path_params["id"], now=now, state=state, version=version,
