@@ -62,7 +62,8 @@ from distributed_state.records.record_view import RecordView
 from distributed_state.records.schema import Schema
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.remote.blocking import RemoteRecord, RemoteSession, RemoteStore
+from distributed_state.remote.blocking import RemoteItems, RemoteRecord, RemoteSession, RemoteStore
+from distributed_state.remote.items import AsyncRemoteItems
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.remote.store import AsyncRemoteStore
@@ -123,6 +124,7 @@ __all__ = [
     "AsyncLease",
     "AsyncItems",
     "AsyncRecord",
+    "AsyncRemoteItems",
     "AsyncRemoteRecord",
     "AsyncRemoteSession",
     "AsyncRemoteStore",
@@ -173,6 +175,7 @@ __all__ = [
     "Items",
     "Record",
     "RecordView",
+    "RemoteItems",
     "RemoteRecord",
     "RemoteSession",
     "RemoteStore",

@@ -95,6 +95,7 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
         (
             "remote.leases:AsyncRemoteLease",
             "remote.transaction:AsyncRemoteTransactionBody",
+            "remote.items:AsyncRemoteItems",
             "remote.record:AsyncRemoteRecord",
             "remote.session:AsyncRemoteSession",
             "remote.events:AsyncRemoteEvents",
@@ -257,7 +258,7 @@ if name.startswith("_"):
     raise AttributeError(name)
 return getattr(self._twin, name)
 """
-        for name in ("AsyncRemoteStore", "AsyncRemoteRecord", "AsyncRemoteSession")
+        for name in ("AsyncRemoteStore", "AsyncRemoteRecord", "AsyncRemoteSession", "AsyncRemoteItems")
     },
     # There is nothing to await, so a store is open when this returns ...
     ("AsyncStateStore", "open"): """

@@ -85,9 +85,15 @@ def holds(connection: Connection, namespace: str, record: str, version: int, eve
     return connection.execute(select(q.id).where(q.namespace == namespace, q.event == event)).first() is not None
 
 
-def checkpoints(connection: Connection, namespace: str, record: str) -> list[tuple[str, int, int]]:
-    """The labels of a record with their versions and times, ascending."""
+def checkpoints(
+    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None, order: str
+) -> list[tuple[str, int, int]]:
+    """The labels of a record with their versions and times: between two versions (exclusive), in this order."""
     c = changes.c
-    query = select(c.label, c.version, c.time_ms).where(c.record == key_of(namespace, record))
-    rows = connection.execute(query.where(c.label.is_not(None)).order_by(c.version))
+    query = select(c.label, c.version, c.time_ms).where(c.record == key_of(namespace, record), c.label.is_not(None))
+    if after:
+        query = query.where(c.version > after)
+    if before is not None:
+        query = query.where(c.version < before)
+    rows = connection.execute(query.order_by(c.version if order == "asc" else c.version.desc()).limit(limit))
     return [(unescape(label), version, time_ms) for label, version, time_ms in rows]

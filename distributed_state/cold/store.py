@@ -341,10 +341,12 @@ class ColdStore:
         with self._database.read() as connection:
             return history.oldest(connection, self.namespace, record)
 
-    def checkpoints(self, record: str) -> list[tuple[str, int, int]]:
-        """Labels with their versions and times in milliseconds, ascending."""
+    def checkpoints(
+        self, record: str, after: int = 0, before: int | None = None, limit: int | None = None, order: str = "asc"
+    ) -> list[tuple[str, int, int]]:
+        """Labels with their versions and times in milliseconds, between two versions (exclusive), in this order."""
         with self._database.read() as connection:
-            return change_reading.checkpoints(connection, self.namespace, record)
+            return change_reading.checkpoints(connection, self.namespace, record, after, before, limit, order)
 
     def listing(self, wanted: Wanted, late: Sequence[Parsed] = ()) -> list[Listed]:
         """A page of records, with what these changes did to them, which were read before.

@@ -28,6 +28,7 @@ from distributed_state.values.results import Change, Checkpoint, Snapshot
 from distributed_state.values.tags import split_tag, tags_in
 
 _TOGETHER = 32  # changes that are read at once where their bytes are limited
+_ALL = messages.Page(after=0)
 
 
 async def history(
@@ -200,14 +201,16 @@ async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> Stat
     return await tiers.port.sql(tiers.cold.state_at, names.ref.text, version)
 
 
-async def checkpoints(context: RecordContext) -> list[Checkpoint]:
-    """The named versions, oldest first."""
+async def checkpoints(context: RecordContext, page: messages.Page) -> list[Checkpoint]:
+    """The named versions, a page of them."""
     context.allow("read", VERSION)
-    return await named(context.tiers, context.keys)
+    return await named(context.tiers, context.keys, page)
 
 
-async def named(tiers: Tiers, names: RecordKeys) -> list[Checkpoint]:
+async def named(tiers: Tiers, names: RecordKeys, page: messages.Page = _ALL) -> list[Checkpoint]:
     """The checkpoints, whoever asks."""
+    page.checked()
     await write_path.reach(tiers, names)
-    rows = await tiers.port.sql(tiers.cold.checkpoints, names.ref.text)
+    given = page.after or 0, page.before, page.limit, page.order
+    rows = await tiers.port.sql(tiers.cold.checkpoints, names.ref.text, *given)
     return [Checkpoint(label, version, time_ms / 1000) for label, version, time_ms in rows]

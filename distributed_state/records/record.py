@@ -9,7 +9,7 @@ Design: sections 4, 6.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.records import backup, branches, cleanup, creation, erasure, fork, history, in_place, rollback
@@ -17,6 +17,7 @@ from distributed_state.records import items as item_handle
 from distributed_state.records.access import MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.items import AsyncItems
+from distributed_state.records.messages import Page
 from distributed_state.records.optimistic_retry import OptimisticRetry
 from distributed_state.records.preconditions import preconditions
 from distributed_state.records.record_view import RecordView, look
@@ -528,9 +529,19 @@ class AsyncRecord:
         changes.emit("session.checkpoint", {"label": label})
         return (await self._context.commit(changes.draft("checkpoint"))).version
 
-    async def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first. Raises ColdUnavailable rather than returning fewer."""
-        return await history.checkpoints(self._context)
+    async def checkpoints(
+        self,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+    ) -> list[Checkpoint]:
+        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+
+        Raises ColdUnavailable rather than returning fewer.
+        """
+        return await history.checkpoints(self._context, Page(limit=limit, before=before, after=after, order=order))
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.

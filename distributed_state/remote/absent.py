@@ -19,7 +19,6 @@ RECORD = {
     "invalidate": "nothing is cached, each read is a request",
     "unreadable": _DIRECT,
     "view": "read get_all(), or use a transaction",
-    "items": "not yet: GET and PATCH /v1/users/{id}/items/{collection}, or " + _DIRECT,
     "confirm": "give durability= with the write",
     "initialize": "use write(set=..., expect={...: ABSENT})",
     "create": "use write(set=..., expect_exists=False)",
@@ -35,8 +34,6 @@ SESSION = RECORD | {
     "save_state": _TOGETHER,
     "call": _TOGETHER,
     "switch": _DIRECT,
-    "lifetime": "GET /v1/conversations/{id}/lifetime, or " + _DIRECT,
-    "set_lifetime": "PUT /v1/conversations/{id}/lifetime, or " + _DIRECT,
 }
 STORE = {
     "app": "a service has sessions, users and tasks: " + _DIRECT,
@@ -74,18 +71,19 @@ STORE = {
     "update_index": _OPERATOR,
     "remove_index": _OPERATOR,
 }
-TRANSACTION = {
-    "put_item": "a service has no items yet: " + _DIRECT,
-    "delete_item": "a service has no items yet: " + _DIRECT,
+ITEMS = {
+    "get_many": "read a page with list(), or one by one with get()",
+    "find_many": "read a page with list(), or one by one with find()",
+    "put_missing": "put each with if_absent=True, or use write(items=[PutItem(..., keep=True)])",
 }
 OPTIONS = {
     "merge": "without it the function runs again on the newest state",
     "advisory": "without it others' writes are refused, too",
-    "items": "a service has no items yet: " + _DIRECT,
+    "equals": "no value can be expected of an item there: use if_absent= or if_present=, or lock()",
     "schema": "read and write fields, and validate them by your model",
     "actor": "history shows whose the token is",
-    "idle": _DIRECT,
-    "lifetime": _DIRECT,
+    "idle": "use set_lifetime()",
+    "lifetime": "use set_lifetime()",
     "on_invalid": _DIRECT,
     "clean": "clean values before they are given, or where the service opens its store",
     "clean_messages": "clean messages before they are given, or where the service opens its store",

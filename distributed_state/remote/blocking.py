@@ -11,11 +11,13 @@ from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.port.blocking import finish
 from distributed_state.port.http_clients import BlockingHttp
 from distributed_state.remote.events import AsyncRemoteEvents
+from distributed_state.remote.items import AsyncRemoteItems
 from distributed_state.remote.leases import AsyncRemoteLease
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteStore, checked
 from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction
+from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import (
     Branch,
@@ -23,6 +25,7 @@ from distributed_state.values.results import (
     Checkpoint,
     Event,
     HeldLease,
+    Lifetime,
     Replica,
     SessionInfo,
     Snapshot,
@@ -93,6 +96,105 @@ class RemoteTransactionBody:
         finish(self._twin.__aexit__(kind, error, trace))
 
 
+class RemoteItems:
+    """A collection of a record's items behind a service: values under keys, of which there may be many thousands.
+
+    Example::
+
+        notes = store.user("u1").items("notes")
+        notes.put("2026-05-01", {"text": "buy milk"})
+        assert notes.get("2026-05-01") == {"text": "buy milk"}
+        page = notes.list(prefix="2026-", limit=50)
+        print([item.key for item in page.items])
+
+    Each change is a commit of the record, which begins with it if it is not there. With `version` a read gives what
+    was so at that version of the record.
+    """
+
+    def __init__(self, twin: AsyncRemoteItems) -> None:
+        self._twin = twin
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._twin, name)
+
+    @property
+    def collection(self) -> str:
+        """The collection's name."""
+        return self._twin.collection
+
+    def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
+        """Read an item's value, or `default` if there is none."""
+        return finish(self._twin.get(key, default, version=version))
+
+    def find(self, key: str, *, version: int | None = None) -> Item | None:
+        """Read an item with its version, None if there is none."""
+        return finish(self._twin.find(key, version=version))
+
+    def exists(self, key: str, *, version: int | None = None) -> bool:
+        """Tell whether there is such an item."""
+        return finish(self._twin.exists(key, version=version))
+
+    def list(
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+        version: int | None = None,
+    ) -> ItemPage:
+        """Read a page of items in the order of their keys' bytes, `limit` at most and about a megabyte.
+
+        Example::
+
+            notes = store.user("u1").items("notes")
+            page = notes.list(limit=100)
+            while page.next is not None:
+                page = notes.list(limit=100, after=page.next)
+
+        Those whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest first, or
+        with `reverse` the greatest: then go on with `before=page.next`.
+        """
+        return finish(
+            self._twin.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
+        )
+
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        durability: str | None = None,
+        **others: Never,
+    ) -> int:
+        """Put an item and return the record's new version.
+
+        With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one.
+        """
+        return finish(
+            self._twin.put(key, value, if_absent=if_absent, if_present=if_present, durability=durability, **others)
+        )
+
+    def put_many(self, values: Mapping[str, Any], *, if_absent: bool = False, durability: str | None = None) -> int:
+        """Put several items in one commit, 1,000 at most, and return the record's new version.
+
+        With `if_absent` Conflict, and nothing is written, if there is any of them.
+        """
+        return finish(self._twin.put_many(values, if_absent=if_absent, durability=durability))
+
+    def delete(self, *keys: str, if_present: bool = False, durability: str | None = None, **others: Never) -> int:
+        """Delete items in one commit and return the record's new version. One that is not there is no error.
+
+        With `if_present` Conflict, and nothing is written, if any is not there.
+        """
+        return finish(self._twin.delete(*keys, if_present=if_present, durability=durability, **others))
+
+
 class RemoteRecord:
     """The state of a user or a task behind a service, from `store.user(id)` or `store.task(id)`.
 
@@ -149,6 +251,10 @@ class RemoteRecord:
         """Read the tags, texts by key in order; {} if it has none."""
         return finish(self._twin.tags(fresh=fresh, max_staleness=max_staleness))
 
+    def items(self, collection: str) -> RemoteItems:
+        """Return a collection of items: many keyed values beside the fields, which are read one by one. No I/O."""
+        return RemoteItems(self._twin.items(collection))
+
     def set(
         self,
         key: str,
@@ -202,6 +308,7 @@ class RemoteRecord:
         delete: Iterable[str] = (),
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
+        items: Iterable[PutItem | DeleteItem] = (),
         phase: str | None = None,
         tag: Mapping[str, str | Iterable[str]] | None = None,
         untag: Mapping[str, str | Iterable[str]] | None = None,
@@ -211,9 +318,8 @@ class RemoteRecord:
         expect_phase: str | None = None,
         revive: bool = False,
         durability: str | None = None,
-        **others: Never,
     ) -> Written:
-        """Change fields, counters, messages, phase and tags in one atomic commit of one request.
+        """Change fields, counters, messages, items, phase and tags in one atomic commit of one request.
 
         Example::
 
@@ -230,6 +336,7 @@ class RemoteRecord:
                 delete=delete,
                 increment=increment,
                 append=append,
+                items=items,
                 phase=phase,
                 tag=tag,
                 untag=untag,
@@ -239,7 +346,6 @@ class RemoteRecord:
                 expect_phase=expect_phase,
                 revive=revive,
                 durability=durability,
-                **others,
             )
         )
 
@@ -309,9 +415,19 @@ class RemoteRecord:
         """
         return finish(self._twin.checkpoint(label))
 
-    def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first."""
-        return finish(self._twin.checkpoints())
+    def checkpoints(
+        self,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+    ) -> list[Checkpoint]:
+        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+
+        One request for each 500.
+        """
+        return finish(self._twin.checkpoints(after=after, before=before, limit=limit, order=order))
 
     def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""
@@ -419,6 +535,17 @@ class RemoteSession(RemoteRecord):
         return finish(
             self._twin.replace_messages(messages, after=after, expect_last=expect_last, durability=durability)
         )
+
+    def lifetime(self) -> Lifetime:
+        """Read how long the session lives: what is set, and when it ends if nobody writes any more."""
+        return finish(self._twin.lifetime())
+
+    def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
+        """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
+
+        What is not given is without end. One commit, in place of what was set before.
+        """
+        return finish(self._twin.set_lifetime(idle=idle, lifetime=lifetime))
 
     def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if it has none."""

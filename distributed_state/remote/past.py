@@ -5,7 +5,7 @@ Design: section 26.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.records.messages import Page
@@ -74,9 +74,29 @@ class Past:
         """
         return int((await self._place.write({"kind": "checkpoint", "label": label}))["version"])
 
-    async def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first."""
-        return [values.made(Checkpoint, each) for each in (await self._read("/checkpoints", {}))["checkpoints"]]
+    async def checkpoints(
+        self,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+    ) -> list[Checkpoint]:
+        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+
+        One request for each 500.
+        """
+        Page(limit=limit, before=before, after=after, order=order).checked()
+        found: list[Checkpoint] = []
+        query: dict[str, Any] = {"after": after, "before": before, "order": order}
+        while limit is None or len(found) < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = (await self._read("/checkpoints", query | {"limit": size}))["checkpoints"]
+            found += [values.made(Checkpoint, each) for each in page]
+            if len(page) < size:
+                break
+            query["after" if order == "asc" else "before"] = page[-1]["version"]
+        return found
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""

@@ -8,24 +8,24 @@ Design: section 26.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Never, TypeVar
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.remote import absent, values
+from distributed_state.remote.items import AsyncRemoteItems
 from distributed_state.remote.leases import AsyncRemoteLease
 from distributed_state.remote.past import Past
 from distributed_state.remote.place import RecordPlace
-from distributed_state.remote.requests import Requests
+from distributed_state.remote.requests import Requests, is_plain
 from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction, commit
 from distributed_state.values import codec
+from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import Written
 from distributed_state.warm.lock import check_times
 
 T = TypeVar("T")
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a name that every proxy leaves as it is in a path
 _ABSENT: Any = object()
 
 
@@ -67,7 +67,7 @@ class AsyncRemoteRecord(Past):
         """Read one field, or `default` if it is not there. `max_staleness` below what the service has asks Redis."""
         codec.encode_key(key)
         query = {"fresh": values.must_ask(fresh, max_staleness) or None}
-        if not _PLAIN.fullmatch(key):
+        if not is_plain(key):
             # It could be read as another path on its way.
             return (await self.get_all(fresh=fresh, max_staleness=max_staleness)).get(key, default)
         try:
@@ -101,6 +101,10 @@ class AsyncRemoteRecord(Past):
         except (NotFound, Deleted):
             return {}
         return {key: tuple(texts) for key, texts in found["tags"].items()}
+
+    def items(self, collection: str) -> AsyncRemoteItems:
+        """Return a collection of items: many keyed values beside the fields, which are read one by one. No I/O."""
+        return AsyncRemoteItems(self._place, collection)
 
     # Changing
 
@@ -169,6 +173,7 @@ class AsyncRemoteRecord(Past):
         delete: Iterable[str] = (),
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
+        items: Iterable[PutItem | DeleteItem] = (),
         phase: str | None = None,
         tag: Mapping[str, str | Iterable[str]] | None = None,
         untag: Mapping[str, str | Iterable[str]] | None = None,
@@ -178,9 +183,8 @@ class AsyncRemoteRecord(Past):
         expect_phase: str | None = None,
         revive: bool = False,
         durability: str | None = None,
-        **others: Never,
     ) -> Written:
-        """Change fields, counters, messages, phase and tags in one atomic commit of one request.
+        """Change fields, counters, messages, items, phase and tags in one atomic commit of one request.
 
         Example::
 
@@ -191,12 +195,11 @@ class AsyncRemoteRecord(Past):
 
         Of `expect_version` and `expect_exists` one can be given.
         """
-        absent.refuse_options("write", others)
         if isinstance(delete, str):
             raise InvalidValue(f"delete takes several names, as [{delete!r}]")
         given = {
             "delete": [*delete], "increment": dict(increment or {}), "append": values.messages(append), "phase": phase,
-            "expect_phase": expect_phase, "revive": revive,
+            "expect_phase": expect_phase, "revive": revive, "items": values.items(items),
         }  # fmt: skip
         body = {name: each for name, each in given.items() if each} | values.fields(set or {})
         body |= values.tags(tag, untag) | values.expectations(expect)

@@ -9,6 +9,7 @@ Design: section 26.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from distributed_state.port.http import Http, HttpAnswer, Unanswered
 from distributed_state.remote.refusals import may_come_later, refusal
 
 KEY = "Idempotency-Key"
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _PAUSE = wait_random_exponential(multiplier=0.05, max=2.0)
 
 
@@ -140,6 +142,11 @@ def part(text: str, what: str = "an id") -> str:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
         raise InvalidValue(f"{text!r:.80}: has no place in a path of HTTP; {what} is Unicode text there") from error
+
+
+def is_plain(text: str) -> bool:
+    """Whether every proxy leaves it as it is, as one part of a path."""
+    return _PLAIN.fullmatch(text) is not None
 
 
 def with_query(path: str, query: Mapping[str, Any] | None) -> str:

@@ -13,7 +13,9 @@ from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.records.messages import Page
 from distributed_state.remote import absent, values
 from distributed_state.remote.record import AsyncRemoteRecord
+from distributed_state.values import field_ttl
 from distributed_state.values.model import Message
+from distributed_state.values.results import Lifetime
 
 _PAGE = 500
 
@@ -131,6 +133,23 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         body = {"messages": values.messages(messages), "after": after, "expect_last": expect_last}
         done = await self._place.write(body, method="PUT", to="/messages", owned=False)
         return int(done["version"])
+
+    async def lifetime(self) -> Lifetime:
+        """Read how long the session lives: what is set, and when it ends if nobody writes any more."""
+        try:
+            found = await self._place.requests.read(f"{self._place.path}/lifetime")
+        except (NotFound, Deleted):
+            return Lifetime(None, None, None)
+        return values.made(Lifetime, found)
+
+    async def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
+        """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
+
+        What is not given is without end. One commit, in place of what was set before.
+        """
+        for name, seconds in ("idle", idle), ("lifetime", lifetime):
+            field_ttl.span_ms(name, seconds)
+        return await self._written({"kind": "lifetime", "lives": {"idle": idle, "lifetime": lifetime}}, None)
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if it has none."""

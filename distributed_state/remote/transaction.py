@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, MutableMapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 from distributed_state.errors import InvalidValue
 from distributed_state.remote import absent, values
 from distributed_state.remote.place import RecordPlace, State
 from distributed_state.values import codec
+from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.model import Message
 
 _GONE: Any = object()
@@ -31,6 +32,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._more: dict[str, Any] = {}
         self._messages: list[dict[str, Any]] = []
         self._tags: dict[tuple[str, str], str] = {}  # what becomes of a tag: "tag" or "untag"
+        self._items: dict[tuple[str, str], dict[str, Any]] = {}
         self._set: set[str] = set()
         self._over = False
 
@@ -43,9 +45,6 @@ class RemoteTransaction(MutableMapping[str, Any]):
     def phase(self) -> str | None:
         """The phase before this transaction."""
         return self._state.phase
-
-    def __getattr__(self, name: str) -> Any:
-        raise absent.refuse(type(self).__name__, name, absent.TRANSACTION)
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._now:
@@ -94,6 +93,32 @@ class RemoteTransaction(MutableMapping[str, Any]):
         values.tags({key: texts}, None)
         self._tags.update(dict.fromkeys(((key, text) for text in texts), what))
 
+    def put_item(
+        self,
+        collection: str,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        keep: bool = False,
+        **others: Never,
+    ) -> None:
+        """Put an item of the record with this commit. `keep` leaves one that is there then as it is."""
+        absent.refuse_options("put_item", others)
+        self._change(PutItem(
+            collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, keep=keep
+        ))  # fmt: skip
+
+    def delete_item(self, collection: str, key: str, *, if_present: bool = False, **others: Never) -> None:
+        """Delete an item of the record with this commit; one that is not there is no error, unless it must be."""
+        absent.refuse_options("delete_item", others)
+        self._change(DeleteItem(collection=collection, key=key, if_present=if_present))
+
+    def _change(self, item: PutItem | DeleteItem) -> None:
+        self._open()
+        self._items[item.collection, item.key] = values.items([item])[0]
+
     def move_to(self, phase: str | None) -> None:
         """Set the phase with this commit."""
         self._open()
@@ -110,6 +135,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
             body.setdefault(what, {}).setdefault(key, []).append(text)
         body |= {"delete": gone} if gone else {}
         body |= {"append": self._messages} if self._messages else {}
+        body |= {"items": [*self._items.values()]} if self._items else {}
         return {**body, "kind": "transaction"} if body else None
 
     def _changed(self, key: str, value: Any) -> bool:

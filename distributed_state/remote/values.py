@@ -13,9 +13,11 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from distributed_state.errors import InvalidValue
+from distributed_state.remote import absent
+from distributed_state.remote.requests import part
 from distributed_state.values import bytes_as_text, codec, field_ttl
 from distributed_state.values.freshness import check_staleness
-from distributed_state.values.items import Item
+from distributed_state.values.items import ANY, DeleteItem, Item, PutItem, encode_item_key
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.presence import ABSENT, Presence
 from distributed_state.values.results import (
@@ -24,6 +26,7 @@ from distributed_state.values.results import (
     Checkpoint,
     Event,
     HeldLease,
+    Lifetime,
     Replica,
     SessionInfo,
     Snapshot,
@@ -33,7 +36,7 @@ from distributed_state.values.search import SearchHit
 from distributed_state.values.tags import tag_texts
 from distributed_state.values.turn_times import TimedRun, TurnTimes
 
-T = TypeVar("T", Branch, Checkpoint, HeldLease, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter)
+T = TypeVar("T", Branch, Checkpoint, HeldLease, Lifetime, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter)
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +101,40 @@ def messages(given: Iterable[Message | dict[str, Any]]) -> list[dict[str, Any]]:
         said = (each if isinstance(each, Message) else codec.as_message(each)).to_dict()
         codec.encode(said, "message")
         found.append(said)
+    return found
+
+
+def item_key(key: str, what: str = "an item's key") -> str:
+    """The key of an item, or what it begins with. Raises InvalidValue for what no URL can name."""
+    encode_item_key(key, what)
+    if any("\ud800" <= each <= "\udfff" for each in key):
+        raise InvalidValue(f"{key!r:.80}: has no place in a URL; {what} of a remote store is Unicode text")
+    return key
+
+
+def items(given: Iterable[PutItem | DeleteItem]) -> list[dict[str, Any]]:
+    """Changes of items as a body has them. Raises InvalidValue, and ConfigurationError for `equals`."""
+    found = []
+    for each in given:
+        if not isinstance(each, PutItem | DeleteItem):
+            raise InvalidValue(f"items takes PutItem and DeleteItem, not {type(each).__name__}")
+        if each.equals is not ANY:
+            absent.refuse_options("an item", ["equals"])
+        part(each.collection, "a collection")
+        body: dict[str, Any] = {"collection": each.collection, "key": item_key(each.key)}
+        expected = [name for name in ("absent", "present") if getattr(each, f"if_{name}", False)]
+        if len(expected) > 1:
+            raise InvalidValue("expect one thing of an item: if_absent or if_present")
+        if expected:
+            body["expect"] = expected[0]
+        if isinstance(each, DeleteItem):
+            body["delete"] = True
+        else:
+            codec.encode_value(each.value, each.key)
+            is_bytes = isinstance(each.value, bytes)
+            body |= {"bytes": bytes_as_text.text_of(each.value)} if is_bytes else {"value": each.value}
+            body |= {"keep": True} if each.keep else {}
+        found.append(body)
     return found
 
 

@@ -461,9 +461,19 @@ class Record:
         """
         return finish(self._twin.checkpoint(label))
 
-    def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first. Raises ColdUnavailable rather than returning fewer."""
-        return finish(self._twin.checkpoints())
+    def checkpoints(
+        self,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+    ) -> list[Checkpoint]:
+        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+
+        Raises ColdUnavailable rather than returning fewer.
+        """
+        return finish(self._twin.checkpoints(after=after, before=before, limit=limit, order=order))
 
     def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.

@@ -313,6 +313,42 @@ def test_items_are_changed_in_one_commit_and_read_page_by_page(http: httpx.Clien
     assert said(http.patch(path, content='{"put": {"\\udc80": 1}}')) == (422, "InvalidValue")
 
 
+def test_checkpoints_are_read_page_by_page(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}/checkpoints"
+    for label in "first", "next", "last":
+        http.post(path, json={"label": label})
+    for order, expected in ("asc", ["first", "next", "last"]), ("desc", ["last", "next", "first"]):
+        page = http.get(path, params={"limit": 2, "order": order})
+        rest = http.get(page.links["next"]["url"])
+        assert [each["label"] for one in (page, rest) for each in one.json()["checkpoints"]] == expected
+        assert rest.links == {}
+
+
+def test_one_write_takes_items_and_a_lifetime_with_it(http: httpx.Client, id: str) -> None:
+    path, note = f"/v1/conversations/{id}", {"collection": "notes", "key": "a"}
+    both = {
+        "set": {"n": 1},
+        "items": [note | {"value": None}, note | {"key": "b", "bytes": "/w=="}],
+        "lives": {"idle": 60},
+    }
+    assert http.post(f"{path}/writes", json=both).json()["version"] == 2
+    assert [each["key"] for each in http.get(f"{path}/items/notes").json()["items"]] == ["a", "b"]
+    assert http.get(f"{path}/lifetime").json()["idle"] == 60
+    taken = {"items": [note | {"value": 1, "keep": True}, note | {"key": "b", "delete": True, "expect": "present"}]}
+    assert http.post(f"{path}/writes", json=taken).json()["version"] == 3
+    assert [each["value"] for each in http.get(f"{path}/items/notes").json()["items"]] == [None], "kept, and deleted"
+    for wrong in (
+        note, note | {"value": 1, "delete": True}, note | {"value": 1, "bytes": "/w=="}, note | {"bytes": "?"},
+        note | {"delete": True, "expect": "absent"}, note | {"value": 1, "collection": "a/b"},
+    ):  # fmt: skip
+        assert said(http.post(f"{path}/writes", json={"items": [wrong]})) == (422, "InvalidValue")
+    assert said(http.post(f"{path}/writes", json={"items": [note | {"value": 1, "expect": "absent"}]})) == (
+        409,
+        "Conflict",
+    )
+    assert said(http.post(f"/v1/users/{id}/writes", json={"lives": {"idle": 60}})) == (422, "InvalidValue")
+
+
 def test_a_conversation_ends_by_itself_if_it_is_told_to(http: httpx.Client, id: str) -> None:
     path = f"/v1/conversations/{id}"
     assert http.get(f"{path}/lifetime").json() == {"idle": None, "until": None, "ends": None}

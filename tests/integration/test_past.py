@@ -130,6 +130,14 @@ async def test_checkpoints_name_versions(store: Any) -> None:
     assert [(each.label, each.version) for each in await session.checkpoints()] == list(
         zip(labels, (2, 4, 6), strict=True)
     )
+    for page, versions in (
+        ({"limit": 2}, [2, 4]), ({"after": 2, "limit": 1}, [4]), ({"order": "desc", "limit": 2}, [6, 4]),
+        ({"before": 4, "order": "desc"}, [2]), ({"after": 2, "before": 6}, [4]), ({"limit": 0}, []),
+    ):  # fmt: skip
+        assert [each.version for each in await session.checkpoints(**page)] == versions
+    for wrong in {"limit": -1}, {"after": "1"}, {"before": 1.0}, {"order": "up"}:
+        with pytest.raises(InvalidValue):
+            await session.checkpoints(**wrong)
     assert await session.rollback(label="before booking") == 7
     assert await session.get("n") == 3
     assert await session.rollback(label=labels[1]) == 8

@@ -28,7 +28,9 @@ from distributed_state import (
     DEFAULT,
     PRESENT,
     AccessDenied,
+    AsyncItems,
     AsyncRecord,
+    AsyncRemoteItems,
     AsyncRemoteRecord,
     AsyncRemoteSession,
     AsyncRemoteStore,
@@ -40,13 +42,17 @@ from distributed_state import (
     Fenced,
     InvalidTransition,
     InvalidValue,
+    ItemPage,
+    Lifetime,
     Locked,
     LockTimeout,
     Message,
     NotFound,
+    PutItem,
     RemoteStore,
     StateError,
     StateStore,
+    TooLarge,
     Unauthenticated,
     Unavailable,
 )
@@ -264,6 +270,88 @@ async def test_writes_transactions_and_phases(opens: Opens, id: str) -> None:
             await session.write(set={"x": 1}, expect_phase="elsewhere")
 
 
+async def test_items(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id, user=f"u{id}")
+        notes = session.items("notes")
+        assert (await notes.list(), await notes.find("a"), await notes.get("a", 7)) == (ItemPage((), None), None, 7)
+        assert await notes.put("a", {"n": 2**70}) == 1, "it begins the conversation, and its owner with it"
+        assert [each.user for each in await store.sessions(prefix=id, fresh=True)] == [f"u{id}"]
+        assert await notes.put_many({"b/../c": b"\xff", "ü": None, "b": [1]}) == 2
+        assert [(each.key, each.value) for each in (await notes.list()).items] == [
+            ("a", {"n": 2**70}), ("b", [1]), ("b/../c", b"\xff"), ("ü", None)
+        ]  # fmt: skip
+        page = await notes.list(limit=3)
+        assert [each.key for each in (await notes.list(limit=3, after=page.next)).items] == ["ü"]
+        back = await notes.list(limit=1, prefix="b", reverse=True)
+        assert ([each.key for each in back.items], back.next) == (["b/../c"], "b/../c")
+        found = await notes.find("b/../c")
+        assert (found.collection, found.key, found.value, found.version) == ("notes", "b/../c", b"\xff", 2)
+        assert (await notes.exists("ü"), await notes.get("ü", 1), await notes.exists(".."), notes.collection) == (
+            True, None, False, "notes"
+        )  # fmt: skip
+        with pytest.raises(Conflict):
+            await notes.put("a", 1, if_absent=True)
+        with pytest.raises(Conflict):
+            await notes.put("z", 1, if_present=True)
+        with pytest.raises(Conflict):
+            await notes.put_many({"z": 1, "a": 1}, if_absent=True)
+        with pytest.raises(Conflict):
+            await notes.delete("a", "z", if_present=True)
+        assert await notes.delete("a", "z") == 3
+        assert (await notes.exists("a"), await notes.get("a", version=2)) == (False, {"n": 2**70})
+        with pytest.raises(NotFound):
+            await notes.find("a", version=99)
+        assert [each.kind for each in await session.history()] == ["put", "put", "delete"]
+        assert session.items("others").collection == "others"
+        assert (await session.items("others").list()).items == ()
+
+
+async def test_items_change_together_with_what_is_beside_them(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        keep = PutItem(collection="notes", key="a", value=0, keep=True)
+        done = await session.write(set={"n": 1}, items=[keep, PutItem(collection="x", key="b", value=b"b")])
+        assert done.version == 1
+        async with session.transaction() as tx:
+            tx["n"] += 1
+            tx.put_item("notes", "a", 5, keep=True)
+            tx.put_item("notes", "c", 6, if_absent=True)
+            tx.delete_item("x", "b", if_present=True)
+        assert await session.version() == 2
+        assert [(each.key, each.value) for each in (await session.items("notes").list()).items] == [("a", 0), ("c", 6)]
+        assert (await session.items("x").list()).items == ()
+        with pytest.raises(Conflict):
+            async with session.transaction() as tx:
+                tx["n"] = 9
+                tx.delete_item("x", "b", if_present=True)
+        assert await session.get("n") == 2
+        with pytest.raises(InvalidValue):
+            await session.write(items=[{"key": "a"}])
+        with pytest.raises(InvalidValue):
+            await session.items("notes").put("a", 1, if_absent=True, if_present=True)
+        with pytest.raises(InvalidValue):
+            await session.items("notes").put("a", {1})
+        with pytest.raises(InvalidValue):
+            session.items("")
+        with pytest.raises(TooLarge):
+            await session.items("notes").get("x" * 1025)
+
+
+async def test_lifetimes(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id, user=f"u{id}")
+        assert await session.lifetime() == Lifetime(None, None, None)
+        assert await session.set_lifetime(idle=600.0, lifetime=1000) == 1
+        lives = await session.lifetime()
+        assert (lives.idle, round(lives.until - lives.ends, -1)) == (600.0, 400.0)
+        assert await session.set_lifetime() == 2
+        assert await session.lifetime() == Lifetime(None, None, None)
+        with pytest.raises(InvalidValue):
+            await session.set_lifetime(idle=0)
+        assert [each.kind for each in await session.history()] == ["lifetime"] * 2
+
+
 async def test_the_past(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id)
@@ -272,6 +360,8 @@ async def test_the_past(opens: Opens, id: str) -> None:
         await session.set("a", b"two")
         await session.append(HI)
         assert [(each.label, each.version) for each in await session.checkpoints()] == [("one", 2)]
+        assert await session.checkpoints(after=2) == await session.checkpoints(limit=0) == []
+        assert [each.version for each in await session.checkpoints(before=9, limit=1, order="desc")] == [2]
         assert [(each.version, each.kind, each.set) for each in await session.history(after=1, limit=2)] == [
             (2, "checkpoint", {}), (3, "set", {"a": b"two"})
         ]  # fmt: skip
@@ -416,6 +506,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "pop_message": lambda session: session.pop_message(),
     "checkpoint": lambda session: session.checkpoint("x"),
     "rollback": lambda session: session.rollback(version=1),
+    "put": lambda session: session.items("notes").put("a", 1),
+    "set_lifetime": lambda session: session.set_lifetime(idle=600),
 }
 
 
@@ -652,11 +744,14 @@ def _same(one: Any, other: Any) -> bool:
 # What is not there
 
 
-@pytest.mark.parametrize("kind", ["store", "session", "user"])
+@pytest.mark.parametrize("kind", ["store", "session", "user", "items"])
 def test_a_name_that_is_not_there_says_so(workers: tuple[Serving, Serving], kind: str) -> None:
     with StateStore.open(workers[0].url) as store:
-        there = {"store": store, "session": store.session("x"), "user": store.user("x")}[kind]
-        names = {"store": absent.STORE, "session": absent.SESSION, "user": absent.RECORD}[kind]
+        session = store.session("x")
+        there, names = {
+            "store": (store, absent.STORE), "session": (session, absent.SESSION),
+            "user": (store.user("x"), absent.RECORD), "items": (session.items("x"), absent.ITEMS),
+        }[kind]  # fmt: skip
         for name in names:
             with pytest.raises(ConfigurationError, match=f"{name} is not there on a remote store: "):
                 getattr(there, name)
@@ -669,6 +764,7 @@ def test_every_name_of_the_direct_store_is_there_or_says_why(workers: tuple[Serv
         (AsyncStateStore, AsyncRemoteStore, absent.STORE),
         (AsyncSession, AsyncRemoteSession, absent.SESSION),
         (AsyncRecord, AsyncRemoteRecord, absent.RECORD),
+        (AsyncItems, AsyncRemoteItems, absent.ITEMS),
     ):
         inner = {"tiers_in_use", "after_fork", "hook", "wrap"}
         public = {name for name in dir(direct) if not name.startswith("_")} - inner

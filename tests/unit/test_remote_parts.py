@@ -15,7 +15,9 @@ import pytest
 
 from distributed_state import (
     AccessDenied,
+    AsyncItems,
     AsyncRecord,
+    AsyncRemoteItems,
     AsyncRemoteRecord,
     AsyncRemoteSession,
     AsyncSession,
@@ -30,6 +32,7 @@ from distributed_state import (
     Locked,
     LockTimeout,
     NotFound,
+    PutItem,
     StateError,
     StateStore,
     TimedRun,
@@ -400,7 +403,10 @@ def test_conditions_are_headers() -> None:
 
 # What is not there
 
-SAME = ((AsyncStateStore, AsyncRemoteStore), (AsyncSession, AsyncRemoteSession), (AsyncRecord, AsyncRemoteRecord))
+SAME = (
+    (AsyncStateStore, AsyncRemoteStore), (AsyncSession, AsyncRemoteSession), (AsyncRecord, AsyncRemoteRecord),
+    (AsyncItems, AsyncRemoteItems),
+)  # fmt: skip
 OWN = {("apply", "durability"), *(("open", name) for name in ("token", "retry_for", "timeout"))}
 
 
@@ -426,13 +432,19 @@ async def test_an_option_that_is_not_there_says_what_to_use() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigurationError, match=r"= of .* is not there on a remote store: "):
             call()
-    for work in (session.apply(dict, merge={}), session.write(items=[]), store.compact(progress=print)):
+    for work in (
+        session.apply(dict, merge={}),
+        session.items("x").put("a", 1, equals=2),
+        store.compact(progress=print),
+    ):
         with pytest.raises(ConfigurationError):
             await work
     with pytest.raises(TypeError, match=r"lock.* got an unexpected keyword argument 'advisry'"):
         session.lock(advisry=True)
-    with pytest.raises(ConfigurationError, match="put_item is not there"):
-        RemoteTransaction(State()).put_item("a", "b", 1)
+    with pytest.raises(ConfigurationError, match="equals= of put_item"):
+        RemoteTransaction(State()).put_item("a", "b", 1, equals=2)
+    with pytest.raises(ConfigurationError, match="equals= of an item"):
+        await session.write(items=[PutItem(collection="a", key="b", value=1, equals=2)])
     assert http.sent == []
 
 

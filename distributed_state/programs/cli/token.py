@@ -104,12 +104,16 @@ def list_(
         for each in found:
             sys.stdout.write(json.dumps(asdict(each)) + "\n")
         return
-    table = Table(Column("id", no_wrap=True), "tenant", "rights", "actor", "created", "expires", "revoked", "made by", box=None)
+    table = Table(
+        Column("id", no_wrap=True), "tenant", "rights", "actor", "created", "expires", "revoked", "made by", box=None
+    )
     for each in found:
         until = "never" if each.expires is None else _minute(each.expires)
         revoked = "" if each.revoked is None else _minute(each.revoked)
         rights, tenant = ", ".join(each.rights), plain(each.prefix) or "(all)"
-        table.add_row(each.id, tenant, rights, plain(each.actor), _minute(each.created), until, revoked, each.made_by or "")
+        table.add_row(
+            each.id, tenant, rights, plain(each.actor), _minute(each.created), until, revoked, each.made_by or ""
+        )
     out.print(table)
 
 

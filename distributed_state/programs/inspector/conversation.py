@@ -47,11 +47,12 @@ async def read(request: Request, api: Api) -> Response:
     state, versions, checkpoints, branches = await asyncio.gather(
         api.get(request, f"{place}/overview", seen),
         _optional(api.get(request, f"{place}/timeline", below)),
-        _optional(api.get(request, f"{place}/checkpoints")),
+        _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": line.MOST})),
         _optional(api.get(request, f"{place}/branches")),
     )
     now, found = state.json, [each.json if each else {} for each in (versions, checkpoints, branches)]
-    rows, named, apart = found[0].get("versions", []), found[1].get("checkpoints", []), found[2].get("branches", [])
+    rows, named = found[0].get("versions", []), found[1].get("checkpoints", [])[::-1]
+    apart = found[2].get("branches", [])
     said = [shown(each) for each in now["messages"]]
     before = now["too_large"] or (said[0]["number"] if said and now["earlier"] else None)
     return page(
@@ -70,16 +71,16 @@ async def graph(request: Request, api: Api) -> Response:
     now, versions = await asyncio.gather(
         api.get(request, f"{place}/overview", {"limit": 0, "most": 0}), api.get(request, f"{place}/timeline", below)
     )
-    names = ("checkpoints", "branches", "forks")
-    others = await asyncio.gather(*(_optional(api.get(request, f"{place}/{name}")) for name in names))
+    asked = {"checkpoints": {"order": "desc", "limit": _CHECKPOINTS}, "branches": {}, "forks": {}}
+    others = await asyncio.gather(*(_optional(api.get(request, f"{place}/{name}", asked[name])) for name in asked))
     checkpoints, branches, forks = (
-        each.json[name] if each else [] for each, name in zip(others, names, strict=True)
+        each.json[name] if each else [] for each, name in zip(others, asked, strict=True)
     )  # fmt: skip
     rows = versions.json["versions"]
     return page(
         request, "graph", id=request.path_params["id"], now=now.json, drawn=drawing.drawn(rows, branches, forks),
-        rows=rows, below=_below(rows), top=top, checkpoints=checkpoints[::-1][:_CHECKPOINTS],
-        checkpoints_count=len(checkpoints), branches=branches, forks=forks,
+        rows=rows, below=_below(rows), top=top, checkpoints=checkpoints,
+        most_checkpoints=_CHECKPOINTS, branches=branches, forks=forks,
     )  # fmt: skip
 
 

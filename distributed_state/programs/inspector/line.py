@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTH, _EDGE = 720, 20
-_MOST = 60  # marks of a kind
+MOST = 60  # marks of a kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ def drawn(newest: int, checkpoints: list[dict[str, Any]], branches: list[dict[st
     def at(version: int) -> float:
         return round(_EDGE + (WIDTH - 2 * _EDGE) * min(1.0, max(0, version - 1) / span), 1)
 
-    marks = [Mark(at(each["version"]), "checkpoint", each["version"], each["label"]) for each in checkpoints[-_MOST:]]
+    marks = [Mark(at(each["version"]), "checkpoint", each["version"], each["label"]) for each in checkpoints]
     marks += [
-        Mark(at(each["base"]), "branch", each["base"], each["id"], at(each["version"])) for each in branches[-_MOST:]
+        Mark(at(each["base"]), "branch", each["base"], each["id"], at(each["version"])) for each in branches[-MOST:]
     ]
     return [*marks, Mark(at(seen), "seen", seen, f"version {seen}")]

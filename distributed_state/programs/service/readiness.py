@@ -20,6 +20,7 @@ from distributed_state.values.keys import Keys
 log = logging.getLogger(__name__)
 _NOT_USABLE = "cannot be used now; the log says why"
 
+
 class Probe:
     """A probe of one server, its result cached. While one hangs, no second one is started."""
 

@@ -1,8 +1,8 @@
-"""The phase and size of each record, by which it is found; which token made another; when epochs were minted, and began.
+"""The phase and size of each record, by which it is found; who made a token; when epochs were minted, and began.
 
-Nothing is computed for what is there: that would read the whole archive, while workers wait. Each commit brings phase and
-size; who made a token that is there is not known. Of an epoch NULL is what nobody noted, as workers of a release before
-this one go on to write.
+Nothing is computed for what is there: that would read the whole archive, while workers wait. Each commit brings phase
+and size; who made a token that is there is not known. Of an epoch NULL is what nobody noted, as workers of a release
+before this one go on to write.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from distributed_state.errors import InvalidValue, NotFound
@@ -25,6 +25,7 @@ from distributed_state.programs.service.resources.shapes import (
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records.access import ITEMS
 from distributed_state.tiers.changes import Changes
+from distributed_state.values import bytes_as_text
 from distributed_state.values.items import Item
 from distributed_state.values.model import Scope
 
@@ -96,6 +97,45 @@ def _shown(item: Item) -> dict[str, Any]:
     return {"key": item.key, "version": item.version, "origin": item.origin, **value_shown(item.value)}
 
 
+class ItemChange(Body):
+    """An item to put, by its value or its bytes in base64, or to `delete`; `keep` leaves one that is there as it is.
+
+    With `expect` it must be there, or not, else nothing of the whole write is done.
+    """
+
+    collection: str
+    key: str
+    value: Any = None
+    bytes: str | None = None
+    delete: bool = False
+    keep: bool = False
+    expect: Literal["absent", "present"] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> ItemChange:
+        if ("value" in self.model_fields_set) + (self.bytes is not None) + self.delete != 1:
+            raise ValueError("give a value, bytes or delete, one of them")
+        return self
+
+    def build(self, changes: Changes) -> None:
+        """Put it into a change. Raises InvalidValue."""
+        collection, key = records.made(self.collection, "a collection"), _in_url(self.key)
+        absent, present = self.expect == "absent", self.expect == "present"
+        if self.delete:
+            if absent or self.keep:
+                raise InvalidValue(f"item {key!r:.80}: it is to be deleted, so it is neither kept nor to be absent")
+            changes.delete_item(collection, key, if_present=present)
+            return
+        value = self.value if self.bytes is None else bytes_as_text.bytes_of(self.bytes, key)
+        changes.put_item(collection, key, value, if_absent=absent, if_present=present, keep=self.keep)
+
+
+def _in_url(key: str) -> str:
+    if any("\ud800" <= each <= "\udfff" for each in key):
+        raise InvalidValue(f"{key!r:.80}: has no place in a URL, where a page begins behind a key")
+    return key
+
+
 class ChangeItems(Body):
     """Items to put and to delete, in one commit. With `expect` each of them must be there, or not, else nothing is."""
 
@@ -111,8 +151,7 @@ async def change(scope: Scope, asked: Asked) -> Response:
     collection = records.made(asked.request.path_params["collection"], "a collection")
     values = together(given.put, given.bytes)
     for key in values:
-        if any("\ud800" <= each <= "\udfff" for each in key):
-            raise InvalidValue(f"{key!r:.80}: has no place in a URL, where a page begins behind a key")
+        _in_url(key)
     absent, present = given.expect == "absent", given.expect == "present"
 
     def build(changes: Changes) -> None:
@@ -121,5 +160,6 @@ async def change(scope: Scope, asked: Asked) -> Response:
         for key, value in values.items():
             changes.put_item(collection, key, value, if_absent=absent, if_present=present)
 
-    done = await writing.write(asked, records.handle(asked, scope), writing.Write("put", build))
+    kind = "put" if values or not given.delete else "delete"
+    done = await writing.write(asked, records.handle(asked, scope), writing.Write(kind, build))
     return writing.written(done)

@@ -13,6 +13,7 @@ from distributed_state.programs.service.resources.shapes import Answer, Body, Sp
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import context_of
+from distributed_state.tiers.changes import Changes
 from distributed_state.values import field_ttl
 
 
@@ -40,12 +41,14 @@ class Live(Body):
     idle: Span | None = None
     lifetime: Span | None = None
 
+    def build(self, changes: Changes) -> None:
+        """Put it into a change."""
+        changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
+
 
 async def put(asked: Asked) -> Response:
     """Let a conversation end by itself, in place of what was set before."""
     given = requests.body(asked.request, asked.limits, Live)
     session = asked.store.session(records.id_of(asked))
     context_of(session).allow("write", None)
-    idle_ms, whole_ms = field_ttl.span_ms("idle", given.idle), field_ttl.span_ms("lifetime", given.lifetime)
-    change = writing.Write("lifetime", lambda changes: changes.set_lifetime(idle_ms, whole_ms))
-    return writing.written(await writing.write(asked, session, change))
+    return writing.written(await writing.write(asked, session, writing.Write("lifetime", given.build)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import model_validator
 from starlette.responses import Response
@@ -236,17 +236,31 @@ class CheckpointRow(Answer):
     time: float
 
 
+class CheckpointPage(Query):
+    """Which checkpoints: those between two versions, both exclusive, `limit` of them in this order."""
+
+    after: Version = 0
+    before: Version | None = None
+    limit: Limit = 100
+    order: Literal["asc", "desc"] = "asc"
+
+
 class Checkpoints(Answer):
-    """The named versions, the oldest first."""
+    """A page of the named versions, the oldest first, or with `desc` the newest."""
 
     checkpoints: list[CheckpointRow]
 
 
 async def checkpoints(scope: Scope, asked: Asked) -> Response:
-    """The checkpoints of a record."""
-    found = await records.handle(asked, scope).checkpoints()
+    """The checkpoints of a record, a page of them."""
+    given = requests.query(asked.request, CheckpointPage)
+    found = await records.handle(asked, scope).checkpoints(**given.model_dump())
     rows = [{"label": each.label, "version": each.version, "time": each.time} for each in found]
-    return answer({"checkpoints": rows})
+    more = None
+    if len(found) == given.limit:
+        end = {"before" if given.order == "desc" else "after": found[-1].version}
+        more = conditions.next_page(asked.request, **end)
+    return answer({"checkpoints": rows}, headers=more)
 
 
 class Checkpoint(Body):

@@ -11,9 +11,12 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.responses import Response
 
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.items import ItemChange
+from distributed_state.programs.service.resources.lifetimes import Live
 from distributed_state.programs.service.resources.shapes import (
     Body,
     Encoded,
@@ -34,16 +37,21 @@ from distributed_state.tiers.changes import Changes
 from distributed_state.values.model import INITIALIZED, PHASE, Scope
 from distributed_state.warm.answers import Draft
 
+Kind = Literal[
+    "set", "delete", "write", "append", "clear", "transaction", "transition", "checkpoint", "put", "lifetime"
+]
+
 
 class WholeWrite(Body):
     """What becomes of a record, in one commit of this `kind`, as its history shows it.
 
     `user` owns it from its first write on. What `clear` lists goes first. A `phase` of null is none; a `label` names
     the version. `expect`, `expect_absent` and `expect_present` are as for fields; `expect_phase` is the phase before.
-    With `revive` a deleted record begins again. `durability` is how hard the write is kept before it is answered.
+    `lives` says how long a conversation is there from now on. With `revive` a deleted record begins again.
+    `durability` is how hard the write is kept before it is answered.
     """
 
-    kind: Literal["set", "delete", "write", "append", "clear", "transaction", "transition", "checkpoint"] = "write"
+    kind: Kind = "write"
     user: Id | None = None
     clear: list[Literal["fields", "messages", "items"]] = Field(default_factory=list)
     set: Values | None = None
@@ -52,6 +60,8 @@ class WholeWrite(Body):
     delete: list[str] = Field(default_factory=list)
     increment: dict[str, int] = Field(default_factory=dict)
     append: Messages | None = None
+    items: list[ItemChange] = Field(default_factory=list)
+    lives: Live | None = None
     phase: str | None = None
     label: Label | None = None
     tag: Texts = Field(default_factory=dict)
@@ -76,6 +86,10 @@ class WholeWrite(Body):
             changes.increment(key, by)
         for message in self.append or ():
             changes.append(message)
+        for item in self.items:
+            item.build(changes)
+        if self.lives is not None:
+            self.lives.build(changes)
         if "phase" in self.model_fields_set:
             changes.phase(self.phase)
         if self.tag or self.untag:
@@ -106,6 +120,10 @@ async def write(scope: Scope, asked: Asked) -> Response:
     given = requests.body(asked.request, asked.limits, WholeWrite)
     record = await owned(asked, scope, given.user)
     context = context_of(record)
+    if given.lives is not None:
+        if scope != "session":
+            raise InvalidValue(f"a {records.NAMES[scope]} has no lifetime")
+        context.allow("write", None)
     if given.ttl is not None:
         await context.tiers.clock.know()
     expect = expected(given.expect, given.expect_absent, given.expect_present)
