@@ -19,10 +19,12 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from docs_blocks import Block, blocks
+from below import server_binary
+from docs_blocks import Block, WrongBlock, blocks
 from docs_faces import in_blocking_words
 
 from distributed_state import AsyncStateStore, StateStore
+from distributed_state.programs.servers import redis_server
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.joinpath("docs").rglob("*.md"))]
@@ -40,9 +42,21 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def chosen(found: list[Block], *, frameworks: bool) -> list[Block]:
-    """Those to run here, and the files that they use."""
+    """Those to run here, and the files that they use; with frameworks, of pages that need them all, else none."""
     kept = [each for each in found if each.file or (each.runs and (frameworks or "frameworks" not in each.words))]
-    return kept if any(each.runs for each in kept) else []
+    wanted = any(each.runs and (not frameworks or "frameworks" in each.words) for each in kept)
+    return kept if wanted else []
+
+
+def runs(*, frameworks: bool) -> Iterator[tuple[Path, str, list[Block]]]:
+    """Each page that has something to run here, once on each of its faces."""
+    for page in PAGES:
+        try:
+            kept = chosen(blocks_of(page), frameworks=frameworks)
+        except WrongBlock:
+            continue  # the test of all pages names it
+        for face in faces_of(kept) if kept else ():
+            yield page, face, kept
 
 
 def faces_of(found: list[Block]) -> tuple[str, ...]:
@@ -89,6 +103,17 @@ class OwnServers:
         if name not in self._found:
             self._found[name] = self._start.get(name, _free_port)()
         return self._found[name]
+
+
+@contextmanager
+def own_servers(databases: Callable[[], str]) -> Iterator[OwnServers]:
+    """What a page needs, gone afterwards. Databases are those of the run's server."""
+    with ExitStack() as stack:
+
+        def redis() -> str:
+            return stack.enter_context(redis_server(binary=server_binary("valkey"))).url
+
+        yield OwnServers(redis, databases)
 
 
 def _free_port() -> str:

@@ -32,13 +32,13 @@ def settings() -> str:
     for name, each in Settings.model_fields.items():
         default = f"{each.default:,}" if type(each.default) is int else repr(each.default).replace("'", '"')
         bounds = [f"{sign} {value:,}" for sign, value in _bounds(each.metadata)]
-        rows.append((f'<span id="{name}"></span>`{name}`', code(default), ", ".join(bounds), str(each.description)))
+        rows.append((f'<span id="{name}"></span>`{name}`', str(each.description), code(default), ", ".join(bounds)))
     return "\n\n".join([
         "# Settings",
         "Keyword arguments of `open()` on both faces, or environment variables `DISTRIBUTED_STATE_` and the name in "
         "capitals: `DISTRIBUTED_STATE_MAX_STALENESS=0.5`. An argument goes before a variable. Times are in seconds, "
         "sizes in bytes.",
-        table(("setting", "default", "allowed", "what it is"), rows),
+        table(("setting", "what it is", "default", "allowed"), rows),
         "::: distributed_state.settings.Settings\n    options:\n      members: [of]",
     ])  # fmt: skip
 

@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from below import server_binary
 from docs_blocks import Block, WrongBlock, blocks
 from docs_faces import OnOneFace, in_blocking_words
-from docs_pages import PAGES, ROOT, OwnServers, blocks_of, chosen, compiled, faces_of, reader, takes_long, text_on
-
-from distributed_state.programs.servers import redis_server
-
-
-def runs() -> Iterator[Any]:
-    """Each page that has something to run, once on each of its faces."""
-    for page in PAGES:
-        try:
-            found = blocks_of(page)
-        except WrongBlock:
-            continue  # the test of all pages names it
-        kept = chosen(found, frameworks=False)
-        for face in faces_of(kept) if kept else ():
-            marks = [pytest.mark.wide] if takes_long(kept) else []
-            yield pytest.param(page, face, id=f"{page.relative_to(ROOT)}-{face}", marks=marks)
+from docs_pages import (
+    PAGES,
+    ROOT,
+    OwnServers,
+    blocks_of,
+    chosen,
+    compiled,
+    faces_of,
+    own_servers,
+    reader,
+    runs,
+    takes_long,
+    text_on,
+)
 
 
-@pytest.fixture
-def own_servers(servers: Any) -> Iterator[OwnServers]:
-    with ExitStack() as stack:
-
-        def redis() -> str:
-            return stack.enter_context(redis_server(binary=server_binary("valkey"))).url
-
-        yield OwnServers(redis, servers.database)
+def cases() -> Iterator[Any]:
+    """Each page on each of its faces; those that start processes only with `--wide`."""
+    for page, face, found in runs(frameworks=False):
+        marks = [pytest.mark.wide] if takes_long(found) else []
+        yield pytest.param(face, found, id=f"{page.relative_to(ROOT)}-{face}", marks=marks)
 
 
-@pytest.mark.parametrize(("page", "face"), list(runs()))
+@pytest.mark.parametrize(("face", "found"), list(cases()))
 def test_a_page_does_what_it_says(
-    page: Path, face: str, own_servers: OwnServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    face: str, found: list[Block], servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newcomer does what stands there, from top to bottom."""
     monkeypatch.chdir(tmp_path)
-    with reader(face, own_servers) as somebody:
-        somebody.read(chosen(blocks_of(page), frameworks=False))
+    with own_servers(servers.database) as own, reader(face, own) as somebody:
+        somebody.read(found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
