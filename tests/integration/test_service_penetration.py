@@ -17,6 +17,7 @@ from distributed_state.programs.inspector import PATH, inspector
 from distributed_state.programs.service import Access, answers, fairness, readiness
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.running import mount
+from distributed_state.search import querying
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import RIGHTS
 
@@ -123,7 +124,7 @@ async def test_searches_of_a_tenant_wait_for_its_others_and_for_nobody_elses() -
         served = Served(store, Access(tokens=True))
         mine, other = [await served.token(prefix, *RIGHTS) for prefix in ("acme:", "bob:")]
         async with contextlib.AsyncExitStack() as held:
-            for _ in range(4):
+            for _ in range(fairness._SEARCHES):
                 await held.enter_async_context(fairness.searching("prefix acme:"))
             assert (await served.ask("POST", "/v1/search", other, json={"query": "x"})).status_code == 200
             waiting = asyncio.create_task(served.ask("POST", "/v1/search", mine, json={"query": "x"}))
@@ -131,6 +132,43 @@ async def test_searches_of_a_tenant_wait_for_its_others_and_for_nobody_elses() -
             assert (await served.ask("POST", "/v1/search", other, json={"query": "y"})).status_code == 200
             assert not waiting.done()
         assert (await waiting).status_code == 200
+
+
+@pytest.mark.parametrize(("together", "held_up"), [(querying._TOGETHER, False), (10**9, True)])
+async def test_a_search_among_thousands_lets_others_go_between(
+    monkeypatch: pytest.MonkeyPatch, together: int, held_up: bool
+) -> None:
+    row = search_query.Row("session:acme%3Ac", None, "message", b"", b"0", 1, "text", b'{"role":"user"}', 1.0)
+    monkeypatch.setattr(search_query, "search", lambda *_: search_query.Page([row] * 3000, 10_000, False))
+    monkeypatch.setattr(querying, "_TOGETHER", together)
+    at_once, most = 0, 0
+
+    def fits(_: Any) -> bool:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        return False
+
+    async def others() -> None:
+        nonlocal at_once
+        while True:
+            at_once = 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(querying, "_filter", lambda _: fits)
+    async with opened() as store:
+        beside = asyncio.create_task(others())
+        assert await store.search("text", filter={"x": 1}) == []
+        beside.cancel()
+    assert (most > querying._PAGE * 3) is held_up
+
+
+def test_the_part_of_a_long_text_that_is_shown_is_looked_for_in_its_beginning() -> None:
+    """64 words that are nowhere, in a hundred hits of 200 KB, held the worker up for seconds."""
+    filler = "lorem ipsum " * 500
+    assert "needle" in querying.snippet(f"{filler}needle {filler}", "nowhere needle")
+    assert querying.snippet("x" * 20_000 + " needle", "needle").startswith("xxx")
+    assert "first" in querying.snippet(f"{filler}first {filler} second {filler}", "second first")
 
 
 async def test_who_asks_for_what_is_not_set_up_fills_no_log(
