@@ -216,7 +216,7 @@ def _hit(found: SearchMatch, words: str) -> SearchHit:
 def snippet(text: str, words: str) -> str:
     """The part of a text in which a word of these is found first, of at most 240 characters.
 
-    It is looked for in the beginning of a long text, and else that is shown: 64 words and 100 hits of 200 KB took seconds.
+    Of a long text the beginning is looked through, and else shown: 64 words and 100 hits of 200 KB took seconds.
     """
     if len(text) <= _SNIPPET:
         return text

@@ -104,12 +104,16 @@ def list_(
         for each in found:
             sys.stdout.write(json.dumps(asdict(each)) + "\n")
         return
-    table = Table(Column("id", no_wrap=True), "tenant", "rights", "actor", "created", "expires", "revoked", "made by", box=None)
+    table = Table(
+        Column("id", no_wrap=True), "tenant", "rights", "actor", "created", "expires", "revoked", "made by", box=None
+    )
     for each in found:
         until = "never" if each.expires is None else _minute(each.expires)
         revoked = "" if each.revoked is None else _minute(each.revoked)
         rights, tenant = ", ".join(each.rights), plain(each.prefix) or "(all)"
-        table.add_row(each.id, tenant, rights, plain(each.actor), _minute(each.created), until, revoked, each.made_by or "")
+        table.add_row(
+            each.id, tenant, rights, plain(each.actor), _minute(each.created), until, revoked, each.made_by or ""
+        )
     out.print(table)
 
 
@@ -119,7 +123,7 @@ def revoke(
     id: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
     alone: Annotated[bool, typer.Option("--alone", help="Leave those that were made with it valid.")] = False,
 ) -> None:
-    """Refuse a token from now on, and those that were made with it. Services that it was shown to do so within 5 seconds.
+    """Refuse a token from now on, and those that were made with it. Services do so within 5 seconds.
 
     Example: [cyan]distributed-state token revoke 0123456789abcdef[/]
     """
