@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Row, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
 from distributed_state.cold.bulk import among
 from distributed_state.cold.engine import Database

@@ -94,7 +94,8 @@ def search(
 ) -> Page:
     """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words.
 
-    `apart`: how relevant something is says nothing of what else is in the index. Of a page that is larger than `PAGE_BYTES` its beginning, at least one.
+    `apart`: how relevant something is says nothing of what else is in the index. Of a page that is larger than
+    `PAGE_BYTES` its beginning, at least one.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_IN_THIS_ORDER)
@@ -176,7 +177,7 @@ def _by_their_number(query: SearchQuery) -> Select[Any]:
     order of two words, a tenant found out which words the others use, and how often.
     """
     asked = [query.words] if query.match == "all" else [*dict.fromkeys(query.words.lower().split())]
-    each = [
+    each: list[Select[Any]] = [
         select(column("rowid")).select_from(table("search_words"))
         .where(text(f"search_words MATCH :words{at}").bindparams(**{f"words{at}": quoted(words, query.match)}))
         for at, words in enumerate(asked)

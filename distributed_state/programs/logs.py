@@ -8,6 +8,7 @@ else that of the store which is open. Where several are, none is named, as it ma
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from contextvars import ContextVar
 from typing import TextIO
@@ -42,13 +43,26 @@ class _Named(logging.Filter):
         return True
 
 
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+class _Shown(logging.Formatter):
+    """Shows what a terminal would obey, as to set its title or to turn the line round: ids may hold anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
+
+
 _NAMED = _Named()
 
 
 def write(level: int, console: Console) -> None:
     """Write logs from this level on to stderr, which `console` shows if it is a terminal."""
-    handler: logging.Handler = RichHandler(console=console) if console.is_terminal else json_lines()
-    logging.basicConfig(level=level, format="%(name)s: %(message)s", handlers=[handler])
+    handler: logging.Handler = json_lines()
+    if console.is_terminal:
+        handler = RichHandler(console=console)
+        handler.setFormatter(_Shown("%(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def is_about(request_id: str, record: str | None) -> None:

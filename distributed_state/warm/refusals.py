@@ -87,7 +87,7 @@ def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
         return Deleted(f"{record}: deleted at version {int(rest[0])}", version=int(rest[0]))
     if word == "fenced":
         held = rest[0].decode(errors="replace")
-        text = f"{record}: the lease {draft.lock_value[:40]} is not held any more, {held[:80] or 'nobody'} holds it"
+        text = f"{record}: the lease {draft.lock_value[:40]} is not held any more, {held[:40] or 'nobody'} holds it"
         return Fenced(text, holder=held)
     if word == "locked":
         return Locked(f"{record}: held by {rest[0].decode(errors='replace')[:80]}")

@@ -110,6 +110,9 @@ async def test_forks_and_rollbacks_of_a_tenant_wait_for_its_others(path: str, gi
         async with fairness.copying("prefix b:"):
             assert (await here.ask("POST", f"{C}/{path}", mine, json=given)).is_success
         given = given | ({"id": "acme:e"} if "id" in given else {})
-        async with fairness.copying("prefix acme:"), running(here.ask("POST", f"{C}/{path}", mine, json=given)) as (one,):
+        async with (
+            fairness.copying("prefix acme:"),
+            running(here.ask("POST", f"{C}/{path}", mine, json=given)) as (one,),
+        ):
             assert (await here.ask("GET", C, mine)).is_success
             assert not one.done()

@@ -198,7 +198,11 @@ async def test_a_score_tells_a_tenant_nothing_of_what_others_say(opener: Any, ke
         return [(hit.id, hit.score) for hit in await store.search(query, prefix="acme:", fresh=True, **how)]
 
     async def seen() -> list[Any]:
-        return [await found("xylophone"), await found("xylophone trombone", match="any"), await found("xylophone piano")]
+        return [
+            await found("xylophone"),
+            await found("xylophone trombone", match="any"),
+            await found("xylophone piano"),
+        ]
 
     before = await seen()
     assert [len(each) for each in before] == [1, 2, 0]

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import distributed_state
 from distributed_state.port.background import finish
@@ -100,3 +101,17 @@ def test_an_error_keeps_its_trace_in_its_line(written: io.StringIO) -> None:
     (line,) = lines(written)
     assert "test_an_error_keeps_its_trace_in_its_line" in line["exc_info"]
     assert "ValueError: of two\nlines" in line["exc_info"]
+
+
+@pytest.mark.parametrize("made", [logs._Shown, logging.Formatter])
+def test_a_terminal_is_told_nothing_that_it_would_obey(monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
+    """Of an id of a tenant's: a title, a colour, C1 controls, a line that is turned round; the second is a control."""
+    monkeypatch.setattr(logs, "_Shown", made)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    logs.write(logging.WARNING, console)
+    log.warning("of %s\nand é", "a\x1b]0;title\x07b\x9b31mc\u202ed\r")
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    obeyed = {each for each in "\x1b\x9b\u202e" if each in shown}
+    assert bool(obeyed) is (made is logging.Formatter)
+    assert "and é" in shown

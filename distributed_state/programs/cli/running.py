@@ -16,6 +16,7 @@ import typer
 
 import distributed_state
 from distributed_state.errors import InvalidValue, StateError
+from distributed_state.programs.cli.looking import printable
 from distributed_state.programs.cli.shell import Scope, app, ending_in_the_log, err, open_store, out
 
 
@@ -113,11 +114,13 @@ def repair(
         f"{what}: {done.commits} commits, {done.records} records whole, {done.events} events; {done.aside} aside"
     )
     for scope, id in done.deleted:
-        typer.echo(f"deleted since the backup, erase it again if it was erased: {scope} {id}")
+        typer.echo(f"deleted since the backup, erase it again if it was erased: {scope} {printable(id)}")
     for each in done.lost:
-        typer.echo(f"lost: messages {each.first} to {each.last} of {each.scope} {each.id}")
+        typer.echo(f"lost: messages {each.first} to {each.last} of {each.scope} {printable(each.id)}")
     for scope, id in done.lost_items:
-        typer.echo(f"lost, it may be: items of {scope} {id} that changed since the backup, but for the newest")
+        typer.echo(
+            f"lost, it may be: items of {scope} {printable(id)} that changed since the backup, but for the newest"
+        )
     if done.lost or done.lost_items:
         raise typer.Exit(1)
 

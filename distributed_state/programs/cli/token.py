@@ -123,7 +123,7 @@ def revoke(
     id: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
     alone: Annotated[bool, typer.Option("--alone", help="Leave those that were made with it valid.")] = False,
 ) -> None:
-    """Refuse a token from now on, and those that were made with it. Services that it was shown to do so within 5 seconds.
+    """Refuse a token from now on, and those that were made with it. Services do so within 5 seconds.
 
     Example: [cyan]distributed-state token revoke 0123456789abcdef[/]
     """

@@ -59,7 +59,7 @@ def _to_sign_in(request: Request) -> Response:
 
 
 def moment(seconds: float | None) -> str:
-    """A time in seconds since 1970, to the second, in UTC; a number that is none, as a message may name it, as it is."""
+    """A time in seconds since 1970, to the second, in UTC. A number that is none, as messages may name, is itself."""
     if seconds is None:
         return ""
     with contextlib.suppress(ValueError, OverflowError, OSError):

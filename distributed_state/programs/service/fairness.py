@@ -18,7 +18,7 @@ T = TypeVar("T")
 _ROUNDS = 10  # of the loop: a new connection is accepted, read and answered in six
 _LARGE = 64 * 1024  # from which on reading and writing JSON counts as long
 _COPIES = 2  # at once, of whole records
-_SEARCHES = 4  # at once, of one party
+_SEARCHES = 2  # at once, of one party
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 

@@ -105,7 +105,7 @@ def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
 
 
 async def ready(request: Request, probes: Mapping[str, Probe], *, public: bool) -> Response:
-    """The answer to GET /readyz, or ?need=redis. What a server said names addresses and users: none of it if `public`."""
+    """The answer to GET /readyz, or ?need=redis. If `public`, without what a server said, which names addresses."""
     needed = request.query_params.get("need", "redis,sql").split(",")
     try:
         asked = {name: probes[name] for name in needed}

@@ -47,7 +47,7 @@ class Access:
 
 
 class Authentication:
-    """Recognizes the callers of one service; of so many `strangers` of a kind at once it waits to be told who they are."""
+    """Recognizes the callers of one service; so many `strangers` of a kind wait at once until it knows who they are."""
 
     def __init__(self, access: Access | None = None, *, strangers: int = 512) -> None:
         self._access = access or Access()
