@@ -26,6 +26,7 @@ from distributed_state.programs.servers import redis_server
 from distributed_state.programs.service import Limits, Service, remembering
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.quotas import Quota
+from distributed_state.programs.service.rates import Rates
 from distributed_state.programs.service.resources import conversations, records
 from distributed_state.programs.service.routes import READ, SENT, Asked
 
@@ -672,7 +673,7 @@ async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
                 "headers": [(b"content-type", b"application/json")], "server": ("x", 80), "scheme": "http",
                 "state": {"body": json.dumps(body or {}).encode()},
             }  # fmt: skip
-            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(0))
+            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(0), Rates(Limits()))
 
         await store.session("other:c").set("a", 1)
         made = await conversations.create("session", asked("POST", "/v1/conversations", {}))

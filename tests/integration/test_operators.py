@@ -190,6 +190,41 @@ def test_what_sql_alone_has_is_listed_while_redis_is_away(run: Run, place: dict[
         assert (code, "127.0.0.1:1" in err) == (1, True), words
 
 
+@pytest.mark.wide
+def test_top_short_places_of_tail_and_leases_on_a_cluster(run: Run, servers: Any, tmp_path: Path) -> None:
+    """The places of `tail` are of no partition, and what `top` and `leases` look at is of all."""
+    place = {
+        "url": servers.cluster().url, "archive": f"sqlite:///{tmp_path}/c.db", "namespace": f"c{uuid.uuid4().hex[:12]}",
+    }  # fmt: skip
+    words = options(place)
+    with StateStore.open(**place, beat=0.2) as store:
+        for number in range(20):
+            store.session(f"s{number}").create({"n": number})
+        code, out, err = run(*words, "top", "--once", "--json")
+        seen = json.loads(out)
+        assert (code, seen["partitions"]) == (0, store.settings.partitions), err
+        assert store.replica in out
+        shown = list[str]()
+        since = "oldest"
+        for _ in range(4):
+            code, out, err = run(*words, "tail", "conversation.created", "--json", "--count", "5", "--since", since)
+            assert code == 0, err
+            shown += [json.loads(line)["subject"] for line in out.splitlines()]
+            since = err.split()[-1]
+            assert re.fullmatch(r"@[0-9a-f]{8}", since), "it is short there too"
+        assert sorted(shown) == sorted(f"session:s{number}" for number in range(20)), "each once"
+        assert run(*words, "tail", "--since", "@00000000", "--count", "1")[0] == 1
+        leases = [store.session(f"s{number}").lock() for number in range(20)]
+        for each in leases:
+            each.acquire()
+        listed = [json.loads(line) for line in run(*words, "leases", "--json")[1].splitlines()]
+        assert [each["record_id"] for each in listed] == [f"s{number}" for number in range(20)]
+        assert run(*words, "end-lease", "s7", str(listed[7]["token"]))[0] == 0
+        assert len(store.leases()) == 19
+        for each in leases:
+            each.release()
+
+
 def test_histories_are_read_searched_and_made_small_while_redis_is_away(run: Run, place: dict[str, str]) -> None:
     with StateStore.open(**place, search=True) as store:
         session = store.session("c1", user="u1")

@@ -189,7 +189,7 @@ class Service:
             serving(caller),
             self.store.acting_as(actor) if actor else contextlib.nullcontext(),
         ):
-            asked = Asked(self.store, self.limits, caller, request, self._quota)
+            asked = Asked(self.store, self.limits, caller, request, self._quota, self._rates)
             response = await self._work.within(self.limits.request, operation.serve(asked))
         if operation.right == "read" and len(response.body) > self.limits.answer:
             # What is bounded as it is stored may be longer as JSON.

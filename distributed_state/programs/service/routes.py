@@ -16,6 +16,7 @@ from starlette.responses import Response
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.quotas import Quota
+from distributed_state.programs.service.rates import Rates
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.access_tokens import Right
 
@@ -29,6 +30,7 @@ class Asked:
     caller: Caller
     request: Request
     quota: Quota
+    rates: Rates
 
 
 PREFIX = "/v1"
