@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, tuple_
 
 from distributed_state.cold import branch_reading, change_reading, record_index, tagging
 from distributed_state.cold.bulk import among, chunks
@@ -101,6 +101,12 @@ def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) 
     if after is not None:
         query = query.where(tuple_(r.listed_ms, r.key) < after)
     return query.order_by(r.listed_ms.desc(), r.key.desc())
+
+
+def count(connection: Connection, namespace: str, scope: str, prefix: str, most: int) -> int:
+    """How many records are there whose ids begin so, up to `most`."""
+    some = _by_id(namespace, Wanted(scope, most, prefix=prefix), None).limit(most).subquery()
+    return connection.execute(select(func.count()).select_from(some)).scalar_one()
 
 
 def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:

@@ -361,6 +361,11 @@ class ColdStore:
         with self._database.read() as connection:
             return listing.forked(connection, self.namespace, record, limit)
 
+    def count(self, scope: str, prefix: str, most: int) -> int:
+        """How many records of a scope begin so, up to `most`; deleted ones are not counted."""
+        with self._database.read() as connection:
+            return listing.count(connection, self.namespace, scope, prefix, most)
+
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
         """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""
         with self._database.read() as connection:

@@ -196,6 +196,11 @@ def _is_shown(store: StoreContext, found: SearchDocument) -> bool:
     return True
 
 
+def row_shown(row: Row, words: str) -> SearchHit:
+    """A row of the index as a hit of a query with these words."""
+    return _hit(SearchMatch(_document(row), row.score), words)
+
+
 def _hit(found: SearchMatch, words: str) -> SearchHit:
     one = found.document
     return SearchHit(

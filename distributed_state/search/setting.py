@@ -14,7 +14,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.port import Port
 from distributed_state.values.search import KINDS, Embed, Kind, Search, SearchIndex
 
-_OFF = (
+OFF = (
     "search: it is off in this namespace: open the store with search=True, or with search=Search(...), "
     "or run `distributed-state index`"
 )
@@ -68,7 +68,7 @@ class Setting:
         """Have an index, or raise ConfigurationError: off, other settings, a function that was not given, no right."""
         create = create or (self._migrate and (self.wanted or self._lazily))
         if not self.on and not await self._look(port, search, create=create):
-            raise ConfigurationError(_OFF)
+            raise ConfigurationError(OFF)
         if lacking := self._lacking():
             raise ConfigurationError(lacking)
 

@@ -1,38 +1,47 @@
-"""What can be listed from SQL where no store can be opened, as Redis is away. Law: it says what it may lack.
+"""What SQL alone can do where no store can be opened, as Redis is away. Law: it says what it may lack.
 
-Only what needs nothing of Redis but what is not archived yet: listings, branches, the audit trail.
+Only what needs nothing of Redis but what is not archived yet: listings, histories, branches, the audit trail, a search;
+and what keeps SQL small, which leaves alone what is not archived.
 
 Design: section 27.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+import orjson
 
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
-from distributed_state.errors import WarmUnavailable
+from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.events import audit
 from distributed_state.records import branches
+from distributed_state.records.history import as_change
+from distributed_state.search import querying
+from distributed_state.search.setting import OFF
 from distributed_state.settings import Settings
 from distributed_state.store import maintenance
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.model import Ref, escape
-from distributed_state.values.results import Branch, Event, SessionInfo
+from distributed_state.values.results import Branch, Change, Event, SessionInfo
+from distributed_state.values.search import KINDS, SearchHit
 from distributed_state.values.tags import tag_texts
+
+_CLOCKS_MS = 600_000  # that SQL's clock may be ahead of Redis', by which all is dated
 
 
 @contextmanager
 def archive_alone(settings: Settings, error: WarmUnavailable) -> Iterator[ArchiveAlone]:
-    """Open the archive alone; nothing is changed there. `error` is why there is no Redis."""
+    """Open the archive alone; its schema is left as it is. `error` is why there is no Redis."""
     cold = ColdStore.open(
         settings.archive or "", settings.namespace, migrate=False,
         snapshot_every=settings.snapshot_every, timeout=settings.sql_timeout,
     )  # fmt: skip
     try:
-        yield ArchiveAlone(cold, settings.namespace, error)
+        yield ArchiveAlone(cold, settings, error)
     finally:
         cold.close()
 
@@ -40,9 +49,10 @@ def archive_alone(settings: Settings, error: WarmUnavailable) -> Iterator[Archiv
 class ArchiveAlone:
     """The archive of a namespace. What it has has the names and arguments of the store's methods."""
 
-    def __init__(self, cold: ColdStore, namespace: str, error: WarmUnavailable) -> None:
+    def __init__(self, cold: ColdStore, settings: Settings, error: WarmUnavailable) -> None:
         self._cold = cold
-        self._namespace = namespace
+        self._namespace = settings.namespace
+        self._op_window = settings.op_window
         self._error = error
 
     def sessions(
@@ -94,6 +104,67 @@ class ArchiveAlone:
     def record_branches(self, ref: Ref) -> list[Branch]:
         """The branches of one record. The oldest first."""
         return [branches.shown(each) for each in self._cold.branches.of(ref.text)]
+
+    def history(self, ref: Ref, last: int) -> list[Change]:
+        """The last changes of a record, the oldest first; empty if it never was."""
+        version = self._cold.version(ref.text) or 0
+        rows = self._cold.history(ref.text, after=max(0, version - last))
+        return [as_change(self._codec_of(ref.text), row) for row in rows]
+
+    def search(
+        self, query: str, *, scope: str | None, prefix: str, user: str | None, limit: int, fresh: bool
+    ) -> list[SearchHit]:
+        """Find what the index has, as far as it was brought up. Raises ConfigurationError where it cannot be asked."""
+        stored = self._cold.search.settings()
+        if stored is None:
+            raise ConfigurationError(OFF)
+        made = orjson.loads(stored)
+        if made["dimensions"] or made["elsewhere"]:
+            raise ConfigurationError(f"search: this index needs functions of your program, and Redis: {self._error}")
+        asked = querying.checked(query, "all", scope, KINDS, prefix, user, None, limit, 0)
+        if not asked.words:
+            return []
+        found = self._cold.search.search(asked, self._cold.clock_us() // 1000, made["language"], None, 0, stored)
+        return [querying.row_shown(row, asked.words) for row in found.rows[:limit]] if found else []
+
+    def compact(self, *, older_than: float, progress: Callable[[int], None]) -> dict[str, int]:
+        """Pack old history into blocks."""
+        maintenance.require_age(older_than, self._op_window)
+        before_ms = self._before_ms(older_than)
+        records = changes = messages = 0
+        after: int | None = 0
+        while after is not None:
+            done, after = self._cold.compact(before_ms, after=after)
+            records, changes, messages = records + done.records, changes + done.changes, messages + done.messages
+            progress(records)
+        return {"records": records, "changes": changes, "messages": messages}
+
+    def purge(
+        self,
+        *,
+        older_than: float | None,
+        keep_changes: int | None,
+        messages_older_than: float | None,
+        keep_messages: int | None,
+        events_older_than: float | None,
+        branches_older_than: float | None,
+    ) -> dict[str, int]:
+        """Remove what is old. Raises WarmUnavailable for what changes conversations: which messages they show."""
+        ages = {"older_than": older_than, "events": events_older_than, "branches": branches_older_than}
+        messages = {"messages_older_than": messages_older_than, "keep_messages": keep_messages}
+        maintenance.require_sense(ages | messages, {"keep_changes": keep_changes})
+        if any(each is not None for each in messages.values()):
+            raise WarmUnavailable(f"which messages conversations show is changed in Redis: {self._error}")
+        before = {name: None if age is None else self._before_ms(age) for name, age in ages.items()}
+        done = self._cold.purge(
+            before["older_than"] or 0, keep=keep_changes,
+            events_before_ms=before["events"], branches_before_ms=before["branches"],
+        )  # fmt: skip
+        return maintenance.counted(done, 0)
+
+    def _before_ms(self, age: float) -> int:
+        """What is older than that; rather too little, as what is dated by Redis is compared with SQL's clock."""
+        return self._cold.clock_us() // 1000 - int(age * 1000) - _CLOCKS_MS
 
     def _codec_of(self, subject: str) -> Codec:
         encryption = Encryption.from_environment()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from distributed_state.cold.values import Listed, Wanted
+from distributed_state.cold.values import Listed, Purged, Wanted
 from distributed_state.conversation import retention
 from distributed_state.errors import InvalidValue
 from distributed_state.records.context import RecordContext
@@ -75,10 +75,7 @@ def shown(row: Listed) -> SessionInfo:
 
 async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], None] | None) -> dict[str, int]:
     """Pack old history in SQL into blocks."""
-    shortest = tiers.settings.op_window
-    # A write whose answer was lost may be repeated that long, and is looked for among the rows.
-    if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= shortest:
-        raise InvalidValue(f"older_than is a number of seconds from {shortest:g} (op_window) on, not {older_than!r}")
+    require_age(older_than, tiers.settings.op_window)
     await tiers.clock.know()
     before_ms = int((tiers.clock.now() - older_than) * 1000)
     records = changes = messages = 0
@@ -89,6 +86,15 @@ async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], Non
         if progress:
             progress(records)
     return {"records": records, "changes": changes, "messages": messages}
+
+
+def require_age(older_than: Any, shortest: float) -> None:
+    """Raise InvalidValue unless history of this age may be packed.
+
+    A write whose answer was lost may be repeated for `op_window`, and is looked for among the rows.
+    """
+    if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= shortest:
+        raise InvalidValue(f"older_than is a number of seconds from {shortest:g} (op_window) on, not {older_than!r}")
 
 
 async def purge(
@@ -108,7 +114,7 @@ async def purge(
         "branches_older_than": branches_older_than,
     }
     counts = {"keep_changes": keep_changes, "keep_messages": keep_messages}
-    _require_sense(ages, counts)
+    require_sense(ages, counts)
     tiers = store.tiers()
     await tiers.archiver.drain()
     await tiers.clock.know()
@@ -125,6 +131,11 @@ async def purge(
         branches_before_ms=before["branches_older_than"],
     )
     done = await tiers.port.sql(purging)
+    return counted(done, left_out)
+
+
+def counted(done: Purged, left_out: int) -> dict[str, int]:
+    """What a purge did, as its caller is told."""
     return {
         "records": done.records,
         "changes": done.changes,
@@ -134,7 +145,8 @@ async def purge(
     }
 
 
-def _require_sense(ages: Mapping[str, Any], counts: Mapping[str, Any]) -> None:
+def require_sense(ages: Mapping[str, Any], counts: Mapping[str, Any]) -> None:
+    """Raise InvalidValue unless these say what is to be purged."""
     for name, age in ages.items():
         if age is not None and (isinstance(age, bool) or not isinstance(age, (int, float)) or not age >= 0):
             raise InvalidValue(f"{name} is a number of seconds from 0 on, not {age!r}")

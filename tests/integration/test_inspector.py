@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
@@ -157,6 +158,13 @@ async def test_a_tenant_sees_its_own_alone() -> None:
         assert shown.status_code == 200
         for part in ("Partitions", "Hot, in the replicas", "Warm, Redis", "Cold, SQL", "Entries that SQL did not take"):
             assert part in shown.text
+        rows = (await browser.served.ask("GET", "/v1/tenants", every.headers["Cookie"].partition("=")[2])).json()[
+            "tenants"
+        ]
+        found = {each["prefix"]: each for each in rows}
+        assert (found["acme:"]["conversations"], found[""]["conversations"]) == (1, 2)
+        assert found["acme:"]["requests"] >= 5
+        assert found["acme:"]["bytes"] > 0
 
 
 def test_what_was_lost_and_which_link_is_silent_is_told() -> None:
@@ -551,9 +559,10 @@ def test_of_a_large_value_a_part_is_shown_and_the_rest_is_named() -> None:
 
 
 @contextmanager
-def inspecting(archive: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def inspecting(archive: Path, **place: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command on this archive, and the link that it prints."""
-    command = [sys.executable, "-m", "distributed_state", "--archive", f"sqlite:///{archive}", "inspect"]
+    words = [word for name, value in place.items() for word in (f"--{name}", value)]
+    command = [sys.executable, "-m", "distributed_state", "--archive", f"sqlite:///{archive}", *words, "inspect"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -646,3 +655,21 @@ async def test_a_turn_over_http_shows_what_its_client_ran() -> None:
             sent = turn | {"runs": [turn["runs"][0] | each]}  # type: ignore[index]
             refused = await browser.served.ask("POST", "/v1/conversations/acme:c/turns", token, json=sent)
             assert refused.status_code == 422, each
+
+
+@pytest.mark.wide
+def test_the_command_shows_a_store_of_a_cluster(servers: Any, tmp_path: Path) -> None:
+    place = {"url": servers.cluster().url, "namespace": f"i{uuid.uuid4().hex[:12]}"}
+    archive = tmp_path / "a.db"
+    with StateStore.open(archive=f"sqlite:///{archive}", **place) as store:
+        store.session("c").create({"city": "Oslo"})
+        store.archive()
+        with store.session("c").lock(), inspecting(archive, **place) as (_, link), httpx.Client() as client:
+            root = client.get(link).headers["location"].removesuffix("/")
+            base = link.partition("/inspect")[0] + root
+            for path, shown in (
+                ("/conversations/c", "Oslo"), ("/live", "1 more record is held"), ("/fleet", store.replica),
+                ("/fleet", "16384 of 16384 slots served"), ("/", ">c<"),
+            ):  # fmt: skip
+                found = client.get(base + path)
+                assert (found.status_code, shown in found.text) == (200, True), (path, found.text)

@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import signal
+import sqlite3
 import sys
 import threading
 import uuid
@@ -187,6 +188,78 @@ def test_what_sql_alone_has_is_listed_while_redis_is_away(run: Run, place: dict[
     for words in (["sessions", "--fresh"], ["get", "c1"], ["replicas"]):  # the controls: these need Redis
         code, _, err = run(*away, *words)
         assert (code, "127.0.0.1:1" in err) == (1, True), words
+
+
+@pytest.mark.wide
+def test_top_short_places_of_tail_and_leases_on_a_cluster(run: Run, servers: Any, tmp_path: Path) -> None:
+    """The places of `tail` are of no partition, and what `top` and `leases` look at is of all."""
+    place = {
+        "url": servers.cluster().url, "archive": f"sqlite:///{tmp_path}/c.db", "namespace": f"c{uuid.uuid4().hex[:12]}",
+    }  # fmt: skip
+    words = options(place)
+    with StateStore.open(**place, beat=0.2) as store:
+        for number in range(20):
+            store.session(f"s{number}").create({"n": number})
+        code, out, err = run(*words, "top", "--once", "--json")
+        seen = json.loads(out)
+        assert (code, seen["partitions"]) == (0, store.settings.partitions), err
+        assert store.replica in out
+        shown = list[str]()
+        since = "oldest"
+        for _ in range(4):
+            code, out, err = run(*words, "tail", "conversation.created", "--json", "--count", "5", "--since", since)
+            assert code == 0, err
+            shown += [json.loads(line)["subject"] for line in out.splitlines()]
+            since = err.split()[-1]
+            assert re.fullmatch(r"@[0-9a-f]{8}", since), "it is short there too"
+        assert sorted(shown) == sorted(f"session:s{number}" for number in range(20)), "each once"
+        assert run(*words, "tail", "--since", "@00000000", "--count", "1")[0] == 1
+        leases = [store.session(f"s{number}").lock() for number in range(20)]
+        for each in leases:
+            each.acquire()
+        listed = [json.loads(line) for line in run(*words, "leases", "--json")[1].splitlines()]
+        assert [each["record_id"] for each in listed] == [f"s{number}" for number in range(20)]
+        assert run(*words, "end-lease", "s7", str(listed[7]["token"]))[0] == 0
+        assert len(store.leases()) == 19
+        for each in leases:
+            each.release()
+
+
+def test_histories_are_read_searched_and_made_small_while_redis_is_away(run: Run, place: dict[str, str]) -> None:
+    with StateStore.open(**place, search=True) as store:
+        session = store.session("c1", user="u1")
+        for number in range(30):
+            session.write(set={"n": number}, append=[{"role": "user", "content": f"a weekend in Oslo {number}"}])
+        store.search("Oslo", fresh=True)
+        before = [(each.version, each.set, [said.content for said in each.appended]) for each in session.history()]
+    away = options(place, url=NOWHERE)
+    code, out, err = run(*away, "history", "c1", "--last", "3")
+    assert (code, "n = 29" in out or "29" in out) == (0, True), (out, err)
+    assert "what is not archived yet is missing here" in err
+    assert run(*away, "history", "nobody")[0] == 1
+    code, out, err = run(*away, "search", "weekend 17", "--json")
+    assert (code, [each["value"]["content"] for each in json.loads(out)]) == (0, ["a weekend in Oslo 17"]), err
+    assert json.loads(run(*away, "search", "weekend", "--user", "u2", "--json")[1]) == []
+    # Too young, by a margin for two clocks: the negative control of what follows.
+    code, out, err = run(*away, "compact", "--older-than", "5m")
+    assert (code, out) == (0, "packed 0 changes and 0 messages of 0 records\n"), err
+    assert "what is not archived yet stays as it is" in err
+    with sqlite3.connect(place["archive"].removeprefix("sqlite:///")) as connection:
+        for table in ("changes", "messages", "records"):
+            names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1].endswith("_ms")]
+            for name in names:
+                connection.execute(f"UPDATE {table} SET {name} = {name} - 864000000 WHERE {name} > 864000000")
+    assert run(*away, "compact", "--older-than", "1d")[1].startswith("packed 29")
+    code, out, err = run(*away, "purge", "--keep-messages", "3", "--yes")
+    assert (code, "is changed in Redis" in err) == (1, True)
+    with StateStore.open(**place) as store:
+        past = store.session("c1").history()
+        assert [(each.version, each.set, [said.content for said in each.appended]) for each in past] == before
+    code, out, err = run(*away, "purge", "--keep-changes", "5", "--yes")
+    assert (code, out.startswith("removed 2")) == (0, True), (out, err)
+    with StateStore.open(**place) as store:
+        assert store.session("c1").get("n") == 29
+        assert len(store.session("c1").history()) < 10
 
 
 def test_what_redis_alone_has_is_shown_while_sql_is_away(run: Run, place: dict[str, str]) -> None:

@@ -161,3 +161,34 @@ async def test_a_tenant_has_its_number_of_conversations_counted_once_a_minute() 
     clock.now = 61
     await quota.ask(store, a)  # type: ignore[arg-type]
     assert store.asked == 4
+
+
+def test_what_tenants_ask_for_is_counted_and_fades_with_time() -> None:
+    clock = Clock()
+    rates = Rates(Limits(), clock)
+    for _ in range(100):
+        clock.now += 0.1
+        rates.ask(A)
+        rates.count(A, 1000)
+    rates.ask(B)
+    first, second = rates.traffic.busiest(10)
+    assert (first.prefix, first.requests, first.bytes) == ("a:", 100, 100_000)
+    assert (second.prefix, second.requests, second.bytes) == ("b:", 1, 0)
+    assert 5 < first.requests_per_second < 10, "ten a second, for ten seconds"
+    clock.now += 60
+    (later,) = rates.traffic.busiest(1)
+    assert later.requests_per_second < 0.1
+    assert later.requests == 100
+
+
+async def test_conversations_of_a_tenant_are_counted_once_a_minute() -> None:
+    clock = Clock()
+    rates, counts = Rates(Limits(), clock), iter([3, 5])
+    rates.ask(A)
+
+    async def count() -> int:
+        return next(counts)
+
+    assert [await rates.traffic.conversations("a:", count) for _ in range(3)] == [3] * 3
+    clock.now += 61
+    assert await rates.traffic.conversations("a:", count) == 5

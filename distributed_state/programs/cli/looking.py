@@ -73,18 +73,30 @@ def history(
 
     Example: [cyan]distributed-state history user-123 --last 10[/]
     """
-    with open_existing(context) as store:
-        record = record_of(store, scope, id)
-        version = record.version()
-        if not version:
-            raise NotFound(f"there is no {scope} {id!r}")
-        changes = record.history(after=max(0, version - last))
+    with open_to_list(context) as store:
+        changes = _changes_of(store, scope, id, last)
     table = Table("version", "time", "kind", "by", "token", "what")
     for change in changes:
         token = str(change.token) if change.token else ""
         row = (str(change.version), when(change.time), change.kind, plain(change.actor), token, _what(change))
         table.add_row(*row)
     out.print(table)
+
+
+def _changes_of(store: Any, scope: str, id: str, last: int) -> list[distributed_state.Change]:
+    from distributed_state.store.archive_alone import ArchiveAlone
+    from distributed_state.values.model import Ref
+
+    if isinstance(store, ArchiveAlone):
+        changes = store.history(Ref(scope, id), last)
+        if not changes:
+            raise NotFound(f"there is no {scope} {id!r} in the archive")
+        return changes
+    record = record_of(store, scope, id)
+    version = record.version()
+    if not version:
+        raise NotFound(f"there is no {scope} {id!r}")
+    return record.history(after=max(0, version - last))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from distributed_state.programs.cli.auditing import span
-from distributed_state.programs.cli.shell import app, err, open_store
+from distributed_state.programs.cli.shell import app, err, open_to_tidy
 
 
 @app.command()
@@ -19,7 +19,7 @@ def compact(
 
     Example: [cyan]distributed-state --archive postgresql://host/agents compact --older-than 7d[/]
     """
-    with open_store(context) as store, err.status("looking") as status:
+    with open_to_tidy(context) as store, err.status("looking") as status:
         done = store.compact(
             older_than=span("--older-than", older_than), progress=lambda records: status.update(f"{records} records")
         )
@@ -69,7 +69,7 @@ def purge(
     seconds = {name: None if age is None else span(f"--{name.replace('_', '-')}", age) for name, age in ages.items()}
     if not yes:
         typer.confirm("Remove it for good?", abort=True, err=True)
-    with open_store(context) as store, err.status("purging"):
+    with open_to_tidy(context) as store, err.status("purging"):
         done = store.purge(**seconds, keep_changes=keep_changes, keep_messages=keep_messages)
     typer.echo(
         f"removed {done['changes']} changes, {done['messages']} messages and {done['events']} events of "

@@ -10,7 +10,7 @@ import typer
 import distributed_state
 from distributed_state.programs.cli.looking import plain
 from distributed_state.programs.cli.running import named
-from distributed_state.programs.cli.shell import app, err, open_existing, open_store, out, print_json
+from distributed_state.programs.cli.shell import app, err, open_store, open_to_list, out, print_json
 
 _HOW = "How it is searched: a Search of your program, as shop.settings:search. By default as the index was made."
 How = Annotated[str | None, typer.Option("--search", metavar="MODULE:NAME", help=_HOW)]
@@ -61,7 +61,7 @@ def search(
 
     Example: [cyan]distributed-state search "weekend Oslo" --user u1[/]
     """
-    with open_existing(context, **_given(how)) as store:
+    with open_to_list(context, **_given(how)) as store:
         hits = store.search(query, scope=scope, prefix=prefix, user=user, limit=limit, fresh=True)
     if json_:
         print_json([asdict(hit) for hit in hits])

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -135,11 +135,25 @@ def require_existing(context: typer.Context) -> None:
 
 
 @contextmanager
-def open_to_list(context: typer.Context) -> Iterator[Any]:
+def open_to_list(context: typer.Context, **settings: Any) -> Iterator[Any]:
     """Open a store to list from; while Redis is away, what the archive alone can list of it, and say so."""
+    missing = "what is not archived yet is missing here"
+    with _opened_or_archive(context, open_existing(context, **settings), missing) as store:
+        yield store
+
+
+@contextmanager
+def open_to_tidy(context: typer.Context) -> Iterator[Any]:
+    """Open a store whose archive is kept small; while Redis is away the archive alone, and say so."""
+    with _opened_or_archive(context, open_store(context), "what is not archived yet stays as it is") as store:
+        yield store
+
+
+@contextmanager
+def _opened_or_archive(context: typer.Context, opening: AbstractContextManager[Any], said: str) -> Iterator[Any]:
     with ExitStack() as stack:
         try:
-            store: Any = stack.enter_context(open_existing(context))
+            store: Any = stack.enter_context(opening)
         except WarmUnavailable as error:
             from distributed_state.store.archive_alone import archive_alone
 
@@ -147,8 +161,7 @@ def open_to_list(context: typer.Context) -> Iterator[Any]:
             if settings.archive in (None, "memory"):
                 raise
             store = stack.enter_context(archive_alone(settings, error))
-            missing = f"what is not archived yet is missing here, as Redis is away: {error}"
-            err.print(missing, style="yellow", markup=False, highlight=False)
+            err.print(f"{said}, as Redis is away: {error}", style="yellow", markup=False, highlight=False)
         yield store
 
 

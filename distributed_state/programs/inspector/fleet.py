@@ -14,17 +14,17 @@ from starlette.responses import Response
 from distributed_state.programs.inspector.api import Api, Refused
 from distributed_state.programs.inspector.pages import moment, page
 
-_PARTS = ("replicas", "partitions", "findings")
+_PARTS = ("replicas", "partitions", "findings", "tenants")
 # What a doctor names of a server of Redis, of several with its address before it.
 _WARM = {"server", "version", "role", "eviction", "persistence", "memory", "connections", "cluster", "durability"}
 
 
 async def fleet(request: Request, api: Api) -> Response:
-    """Replicas, partitions and a doctor's findings."""
-    replicas, partitions, findings = await asyncio.gather(*(_part(request, api, each) for each in _PARTS))
+    """Replicas, partitions, a doctor's findings and what tenants ask for."""
+    replicas, partitions, findings, tenants = await asyncio.gather(*(_part(request, api, each) for each in _PARTS))
     rows, found = replicas["rows"], findings["rows"]
     return page(
-        request, "fleet", replicas=replicas, partitions=partitions, findings=findings,
+        request, "fleet", replicas=replicas, partitions=partitions, findings=findings, tenants=tenants,
         tiers=_tiers(rows, found), losses=_losses(rows, found),
     )  # fmt: skip
 

@@ -79,6 +79,8 @@ def operations(events: Serve) -> list[Operation]:
                   answer=fleet.Partitions),
         Operation("GET", f"{PREFIX}/leases", "admin", leases.listing, "List the leases that are held",
                   query=leases.Page, answer=leases.Leases),
+        Operation("GET", f"{PREFIX}/tenants", "admin", fleet.tenants, "List what tenants ask of this worker",
+                  answer=fleet.Tenants),
         Operation("GET", f"{PREFIX}/findings", "admin", fleet.findings, "Examine the servers and the fleet",
                   answer=fleet.Findings),
         Operation("GET", f"{PREFIX}/events", "events", events, "Read events as they come",

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.traffic import Traffic
 
 _WINDOW = 10.0  # seconds whose quota may be used at once
 _TENANTS = 10_000  # remembered; of one that is forgotten nothing was asked for longest
@@ -38,16 +39,18 @@ class _Bucket:
 
 
 class Rates:
-    """The requests and bytes of each tenant in a second; with both 0, nothing is counted."""
+    """The requests and bytes of each tenant in a second; with both 0, nothing is refused. `traffic` counts all."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         given = {"requests": float(limits.tenant_requests), "bytes": float(limits.tenant_bytes)}
         self._rates = {name: rate for name, rate in given.items() if rate}
         self._clock = clock
         self._tenants: OrderedDict[str, dict[str, _Bucket]] = OrderedDict()
+        self.traffic = Traffic(clock)
 
     def ask(self, caller: Caller) -> None:
         """Count one request. Raises HTTPException 429 if the tenant has nothing left."""
+        self.traffic.note(caller.prefix, requests=1)
         if not self._rates:
             return
         buckets = self._buckets(caller)
@@ -62,6 +65,7 @@ class Rates:
 
     def count(self, caller: Caller, size: int) -> None:
         """Count bytes that were read or answered."""
+        self.traffic.note(caller.prefix, size=size)
         if "bytes" in self._rates:
             self._buckets(caller)["bytes"].left -= size
 

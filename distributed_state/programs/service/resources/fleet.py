@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 from starlette.responses import Response
 
-from distributed_state.errors import AccessDenied
+from distributed_state.errors import AccessDenied, Unavailable
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources.shapes import Answer, Values
 from distributed_state.programs.service.routes import Asked
 from distributed_state.store import fleet_checks
+from distributed_state.values.model import escape
+
+_TENANTS = 20  # shown
+_CONVERSATIONS = 10_000  # counted of each
 
 
 class Replicas(Answer):
@@ -56,6 +61,43 @@ class Findings(Answer):
     """What a doctor found of the servers and the fleet."""
 
     findings: list[FindingRow]
+
+
+class TenantRow(Answer):
+    """A tenant by its prefix of ids, "" for callers of all tenants.
+
+    `requests` and `bytes` are those that this worker had since it began, the others those of a second, now.
+    `conversations` are counted once a minute, up to 10,000; null while SQL is away.
+    """
+
+    prefix: str
+    requests: int
+    bytes: int
+    requests_per_second: float
+    bytes_per_second: float
+    conversations: int | None
+
+
+class Tenants(Answer):
+    """The twenty tenants that ask most of this worker now."""
+
+    tenants: list[TenantRow]
+
+
+async def tenants(asked: Asked) -> Response:
+    """What tenants ask of this worker, and how many conversations they have."""
+    _of_all_tenants(asked)
+    tiers, traffic = asked.store.tiers(), asked.rates.traffic
+    rows = []
+    for each in traffic.busiest(_TENANTS):
+        begin = escape(each.prefix)
+        count = partial(tiers.port.sql, tiers.cold.count, "session", begin, _CONVERSATIONS)
+        try:
+            found: int | None = await traffic.conversations(each.prefix, count)
+        except Unavailable:
+            found = None
+        rows.append(asdict(each) | {"conversations": found})
+    return answer({"tenants": rows})
 
 
 async def partitions(asked: Asked) -> Response:
