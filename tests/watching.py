@@ -75,11 +75,13 @@ class Fleet:
         within(60, lambda: status(f"http://127.0.0.1:{ops}/readyz") == 200, self.text(name))
 
     def unready(self, name: str, **settings: str) -> int:
-        """Another worker, with these settings, which is not waited for; its port."""
+        """Another worker, with these settings; its port. It is waited for until it listens, or has ended."""
         port, ops = free_port(), free_port()
         self.start(name, "serve", "--insecure", "--port", str(port), "--ops-port", str(ops), **settings)
         self.ops["worker"].append(ops)
         self._name_targets()
+        url, process = f"http://127.0.0.1:{ops}/healthz", self.processes[name]
+        within(60, lambda: status(url) == 200 or process.poll() is not None, self.text(name))
         return port
 
     def archiver(self, name: str = "archiver") -> None:
@@ -151,6 +153,19 @@ class Fleet:
         whole = (self.folder / f"{name}.log").read_text()
         lines = [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines()]
         return [each for each in lines[after:] if each["level"] in ("WARNING", "ERROR", "CRITICAL")]
+
+    def malformed(self, name: str, after: int = 0) -> list[str]:
+        """The lines of a log from this one on that do not say when, how bad, from where and whose, and all noise."""
+        whole = (self.folder / f"{name}.log").read_text()
+        lines = whole[: whole.rfind("\n") + 1].splitlines()[after:]
+        said = {"time", "level", "logger", "message"}
+        # Errors that nobody took, as asyncio, threads and the interpreter tell of them
+        noise = re.compile("never retrieved|never awaited|Exception in thread|Exception ignored|unclosed")
+        return [
+            line
+            for line in lines
+            if noise.search(line) or not line.startswith("{") or not (said | {"replica"}) <= json.loads(line).keys()
+        ]
 
     def doctor(self, settings: dict[str, str] | None = None) -> tuple[int, list[str]]:
         """Its exit code, and what it says of what is not well, if need be with other settings than the fleet's."""

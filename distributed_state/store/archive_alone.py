@@ -124,7 +124,7 @@ class ArchiveAlone:
         asked = querying.checked(query, "all", scope, KINDS, prefix, user, None, limit, 0)
         if not asked.words:
             return []
-        found = self._cold.search.search(asked, self._cold.clock_us() // 1000, made["language"], None, 0, stored)
+        found = self._cold.search.search(asked, self._cold.clock_us() // 1000, made["language"], None, 0, stored, False)
         return [querying.row_shown(row, asked.words) for row in found.rows[:limit]] if found else []
 
     def compact(self, *, older_than: float, progress: Callable[[int], None]) -> dict[str, int]:

@@ -237,6 +237,7 @@ def test_every_instrument_names_the_fault(name: str, scene_of: Callable[[Fault |
         fault.begin(scene)
         wanted = {"doctor": fault.doctor, "page": fault.doctor, "log": fault.log}
         found = named(scene.fleet, wanted | {"metric": fault.metric, "alert": fault.alert}, began, past)
+        assert not scene.fleet.malformed("worker", past)
     report(name, found)
 
 
@@ -250,8 +251,8 @@ def test_a_worker_that_cannot_start_is_named(name: str, scene_of: Callable[[Faul
     within(10, lambda: not fleet.alerts(), fleet.alerts)  # Prometheus has seen a healthy fleet
     assert not fleet.page()
     settings = fault.settings(scene)
-    began = time.monotonic()
     port = fleet.unready("second", **settings)
+    began = time.monotonic()  # how long a process takes to load says nothing of the instruments
     wanted = {"doctor": fault.said, "page": fault.own or fault.said, "log": fault.said}
     found = named(
         fleet, wanted | {"metric": fault.metric, "alert": fault.alert}, began, 0, log="second",
@@ -275,6 +276,7 @@ def test_nothing_is_named_while_all_is_well(scene_of: Callable[[Fault | None], S
             code, said = fleet.doctor()
             assert (code, said, fleet.page(), fleet.alerts(), fleet.holds(wrong)) == (0, [], [], set(), [])
             assert not fleet.logged("worker", past)
+            assert not fleet.malformed("worker", past)
     assert set(answered) <= {200, 201}, answered
 
 

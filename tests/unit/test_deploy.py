@@ -110,6 +110,11 @@ def test_what_stays_up_has_a_healthcheck(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
 
 
+def test_no_image_says_how_wide_a_line_is() -> None:
+    """Logs of containers are a line of JSON each, and tables are as wide as they need to be."""
+    assert "COLUMNS" not in ALL_TEXTS + (DEPLOY / "Dockerfile").read_text() + BASE.joinpath("worker.yaml").read_text()
+
+
 def test_the_order_of_the_start() -> None:
     for name in ("worker", "archiver"):
         waits = SERVICES[name]["depends_on"]

@@ -75,6 +75,9 @@ def serve(
     tenant_bytes: Annotated[
         float, _option("TENANT_BYTES", "Bytes a second of its bodies and answers; 0: any number.", min=0)
     ] = 0.0,
+    tenant_metrics: Annotated[
+        int, _option("TENANT_METRICS", "Tenants that have metrics of their own; all others together are one.", min=0)
+    ] = 0,
     tenant_conversations: Annotated[
         int, _option("TENANT_CONVERSATIONS", "Conversations of one tenant, about; 0: any number.", min=0)
     ] = 0,
@@ -138,8 +141,8 @@ def serve(
         connections=max_connections, per_address=max_per_address, in_flight=max_in_flight, body=max_body,
         depth=max_depth, values=max_values, fields=max_fields, messages=max_messages, answer=max_answer,
         tenant_requests=tenant_requests, tenant_bytes=tenant_bytes, tenant_conversations=tenant_conversations,
-        request=timeout, busy=busy, requests=max_requests, streams=max_streams, heartbeat=heartbeat, slow=slow,
-        notice=notice, drain=drain,
+        tenant_metrics=tenant_metrics, request=timeout, busy=busy, requests=max_requests, streams=max_streams,
+        heartbeat=heartbeat, slow=slow, notice=notice, drain=drain,
     )  # fmt: skip
 
     claims = jwt_issuer or jwt_audience or jwt_keys

@@ -84,6 +84,8 @@ class Service:
             streams=lambda: len(self._streams),
             ready=lambda: self.store is not None and not self.draining,
         )
+        if self.limits.tenant_metrics:
+            self.measures.by_tenant(self.limits.tenant_metrics)
         self.operations = operations(self._events)
         self._described = Described(self.operations)
         self._more = more
@@ -157,6 +159,8 @@ class Service:
             response = refusal(error, request)
         if (caller := getattr(request.state, "caller", None)) is not None:
             self._rates.count(caller, len(response.body))
+            size = len(getattr(request.state, "body", b"")) + len(response.body)
+            self.measures.of_tenant(caller.prefix, response.status_code, size)
             response.headers.update(self._rates.headers(caller))
         took = time.perf_counter() - began
         self.measures.answered(request.method, operation.path, response.status_code, took)

@@ -37,6 +37,7 @@ class Limits:
     # Of a tenant, 0: any number. Of this worker, as each counts for itself.
     tenant_requests: float = 0.0  # a second, and ten seconds' worth at once; more are answered 429
     tenant_bytes: float = 0.0  # a second, of bodies and answers; likewise
+    tenant_metrics: int = 0  # so many tenants have metrics of their own, those that come first
     tenant_conversations: int = 0  # counted in the archive once a minute, so about; more are answered 429
 
     # Of event streams.
