@@ -112,8 +112,8 @@ class Encryption:
     always. A stored value that must be encrypted and is not raises DecryptionFailed, except while `accept_plaintext` is
     set, for the time of a migration; writes always encrypt. An event that was written before is read as it is. Not
     encrypted are ids, names of fields, types and subjects of events, phases, owners, actors, labels, request ids,
-    times, sizes and numbers of messages, and what replicas report of themselves. The hot tier of a process keeps small
-    values decrypted in its memory.
+    names of tools and models, times, sizes and numbers of messages, and what replicas report of themselves. The hot
+    tier of a process keeps small values decrypted in its memory.
     """
 
     keys: KeyRing

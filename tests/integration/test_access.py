@@ -388,7 +388,8 @@ UNASKED: dict[str, dict[str, str]] = {
     "TURN": dict.fromkeys(
         ("version", "token", "epoch", "lost", "suspends", "repeated", "request_id", "session"), OPENING
     )
-    | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written", "answered_version"), OWN),
+    | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written", "answered_version"), OWN)
+    | dict.fromkeys(("model", "tool", "times", "reported"), OWN),
     "BATCH": {"on": WRITING, "versions": OWN},
     "CHANGES": dict.fromkeys(
         ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),

@@ -123,9 +123,8 @@ def test_what_is_noted_is_read_back(turn: TurnClock, clock: Clock) -> None:
 )  # fmt: skip
 def test_what_cannot_be_read_is_no_reason_to_refuse_the_change_beside_it(data: bytes) -> None:
     assert turn_times.read(TIMES + data) is None
-    assert turn_times.read(TIMES + b'{"total":1,"of_a_later_release":[2]}') == TurnTimes(total=1), (
-        "the negative control"
-    )
+    later = turn_times.read(TIMES + b'{"total":1,"of_a_later_release":[2]}')
+    assert later == TurnTimes(total=1), "the negative control"
 
 
 def test_what_a_client_ran_before_it_sent_the_turn_counts_to_it(turn: TurnClock, clock: Clock) -> None:
