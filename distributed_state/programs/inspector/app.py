@@ -40,6 +40,7 @@ class _Change(Convertor[str]):
 
 register_url_convertor("change", _Change())
 PATH = "/inspect"
+_ONE = "/conversations/{id}"
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 _STATIC = {
     each.name: each.read_bytes() for each in files("distributed_state.programs.inspector").joinpath("static").iterdir()
@@ -51,7 +52,6 @@ Page = Callable[[Request, Api], Awaitable[Response]]
 def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     """The pages of this service's store, to be mounted at PATH. For a ticket of `tickets` there is a key to it."""
     api = Api(service)
-    one = "/conversations/{id}"
 
     def route(path: str, shown: Page, method: str = "GET") -> Route:
         async def serve(request: Request) -> Response:
@@ -74,10 +74,10 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     pages = Starlette(
         routes=[
             route("/", finding.find),
-            route(one, conversation.read),
-            route(one + "/difference", conversation.difference),
-            route(one + "/{what:change}", conversation.ask),
-            route(one + "/{what:change}", conversation.do, "POST"),
+            route(_ONE, conversation.read),
+            route(_ONE + "/difference", conversation.difference),
+            route(_ONE + "/{what:change}", conversation.ask),
+            route(_ONE + "/{what:change}", conversation.do, "POST"),
             route("/live", _live),
             Route("/live/events", _Events(api), methods=["GET"]),
             route("/fleet", fleet.fleet),
