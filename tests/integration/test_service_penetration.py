@@ -10,11 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 from tenants import Served, opened
 
 from distributed_state.cold import search_query
 from distributed_state.errors import NotFound, WarmUnavailable
 from distributed_state.programs.inspector import PATH, inspector
+from distributed_state.programs.inspector.access import form
+from distributed_state.programs.inspector.api import Refused
 from distributed_state.programs.service import Access, answers, fairness, leasing, readiness
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.running import mount
@@ -104,6 +108,18 @@ async def test_a_log_does_not_show_a_lease_that_somebody_holds(caplog: pytest.Lo
     refused = [each for each in caplog.messages if "not held any more" in each]
     assert refused, "a control: it is logged, as what was held"
     assert not [each for each in caplog.messages if held.rpartition(".")[2] in each]
+
+
+async def test_a_form_that_does_not_come_whole_is_no_fault_to_be_logged() -> None:
+    """Anybody, without a token, had a trace of it written to the log for each."""
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    sent = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
+    headers = [(name.encode(), value.encode()) for name, value in sent.items()]
+    with pytest.raises(Refused, match="not all here"):
+        await form(Request({"type": "http", "method": "POST", "headers": headers}, gone))
 
 
 async def test_no_request_is_led_to_a_host_that_it_names_itself() -> None:

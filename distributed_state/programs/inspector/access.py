@@ -9,7 +9,7 @@ import secrets
 from hmac import compare_digest
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
 from distributed_state.programs.inspector.api import COOKIE, Api, Refused
@@ -41,10 +41,13 @@ async def form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise Refused(415, "a form is application/x-www-form-urlencoded")
     data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > _LONGEST_FORM:
-            raise Refused(413, f"a form is at most {_LONGEST_FORM} bytes")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > _LONGEST_FORM:
+                raise Refused(413, f"a form is at most {_LONGEST_FORM} bytes")
+    except ClientDisconnect:
+        raise Refused(400, "the form is not all here") from None  # a fault of nobody's here, for no log
     try:
         return {name: values[-1] for name, values in parse_qs(data.decode(), keep_blank_values=True).items()}
     except ValueError as error:
