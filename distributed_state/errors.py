@@ -186,7 +186,12 @@ class Unavailable(StateError):
 
 
 class WarmUnavailable(Unavailable):
-    """Redis did not answer. A write may or may not have been applied; repeating it with `set` is safe."""
+    """Redis did not answer. A write may or may not have been applied; repeating it with `set` is safe.
+
+    `demoted` if it did, and said that it is a replica.
+    """
+
+    demoted = False
 
 
 class ColdUnavailable(Unavailable):

@@ -17,7 +17,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from distributed_state.errors import CorruptState, StateError, TooLarge
+from distributed_state.errors import CorruptState, StateError, TooLarge, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
 from distributed_state.values import codec
@@ -256,4 +256,4 @@ def _version() -> str:
 
 
 def _reason(error: StateError) -> str:
-    return "replica" if "READONLY" in str(error) else "away"
+    return "replica" if isinstance(error, WarmUnavailable) and error.demoted else "away"
