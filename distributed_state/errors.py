@@ -237,8 +237,12 @@ class Unavailable(StateError):
 class WarmUnavailable(Unavailable):
     """Redis did not answer. A write may or may not have been applied; repeating it with `set` is safe.
 
+    `demoted` if it did, and said that it is a replica.
+
     Remedy: start Redis, or wait until another primary is elected; then repeat.
     """
+
+    demoted = False
 
 
 class ColdUnavailable(Unavailable):

@@ -50,8 +50,11 @@ def translate(error: BaseException, place: str) -> StateError:
         return ConfigurationError(f"{place}: a server of a cluster, which has database 0 alone")
     if word == "TRYAGAIN":
         return WarmUnavailable(f"{place}: the keys are on their way to another server of the cluster ({text})")
-    if isinstance(error, LOST) or word in _AWAY:
-        return WarmUnavailable(f"{place}: {text or type(error).__name__}")
+    demoted = isinstance(error, driver.ReadOnlyError) or word == "READONLY"  # the driver's text is without the word
+    if demoted or isinstance(error, LOST) or word in _AWAY:
+        away = WarmUnavailable(f"{place}: {text or type(error).__name__}")
+        away.demoted = demoted
+        return away
     return ConfigurationError(f"{place}: {type(error).__name__}: {text}")
 
 

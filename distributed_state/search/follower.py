@@ -17,13 +17,12 @@ from typing import NamedTuple
 
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.errors import StateError
-from distributed_state.port import Job
 from distributed_state.search.documents import removed
 from distributed_state.search.round import CLAIM_SECONDS, Round
 from distributed_state.search.setting import Setting
 from distributed_state.search.user_functions import call_user
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.workers import Worker
+from distributed_state.tiers.workers import JobWorker
 from distributed_state.values.search import Indexed
 
 log = logging.getLogger(__name__)
@@ -42,29 +41,20 @@ class Moved(NamedTuple):
     more: bool
 
 
-class Follower(Worker):
+class Follower(JobWorker):
     """Follows the archive: in the background, for the partitions that this replica archives, or when asked to."""
 
+    job_name = "distributed-state-index"
+
     def __init__(self, tiers: Tiers, setting: Setting) -> None:
+        super().__init__(tiers.port)
         self._tiers = tiers
-        self._port = tiers.port
         self._setting = setting
-        self._job: Job | None = None
         self._search: SearchStore = tiers.cold.search
         self.indexed = 0
         self.behind: int | None = None  # records, as last counted; None: nobody counted, or search is off
         self.failure = ""  # why the last round failed, "" if it did not
         self.left_out: dict[str, None] = {}  # documents that `embed` refuses, the last few
-
-    def begin(self) -> None:
-        """Follow in the background."""
-        self._job = self._port.spawn(self._run, "distributed-state-index")
-
-    async def close(self) -> None:
-        """Stop following."""
-        if self._job is not None:
-            await self._job.stop()
-            self._job = None
 
     async def round(self, some: Sequence[int] | None, claimer: str) -> Moved:
         """Bring up what has waited longest in these partitions, or all, and what nobody else is at."""

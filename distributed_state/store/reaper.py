@@ -18,13 +18,13 @@ from typing import Any
 
 from distributed_state.cold.values import Erasure, Mortal
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, StateError, Unavailable
-from distributed_state.port import Call, Job
+from distributed_state.port import Call
 from distributed_state.records import deletion, erasure
 from distributed_state.store.due_looks import DueLooks
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.workers import Worker
+from distributed_state.tiers.workers import JobWorker
 from distributed_state.values import field_ttl
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME, Ref, log_fields
@@ -52,29 +52,20 @@ class Due:
     now_ms: int
 
 
-class Reaper(Worker):
+class Reaper(JobWorker):
     """Looks after some partitions, or all of them; several on one partition are harmless, only wasteful."""
 
+    job_name = "distributed-state-reaper"
+
     def __init__(self, tiers: Tiers) -> None:
+        super().__init__(tiers.port)
         self._tiers = tiers
-        self._port = tiers.port
-        self._job: Job | None = None
         self._empty: dict[int, float] = {}
         self._looks = DueLooks(self._port.monotonic, tiers.archiver.resting.since)
         self._leases = HeldLeases(tiers.port, tiers.keys, tiers.clock)
         self._prune_at = self._erase_at = 0.0
         self._unfinished: set[Erasure] = set()
         self.expired = 0
-
-    def begin(self) -> None:
-        """Sweep in the background, what this replica archives."""
-        self._job = self._port.spawn(self._run, "distributed-state-reaper")
-
-    async def close(self) -> None:
-        """Stop sweeping."""
-        if self._job is not None:
-            await self._job.stop()
-            self._job = None
 
     async def _run(self) -> None:
         # With a fifth to spare, so that what a sweep takes does not make the end late.

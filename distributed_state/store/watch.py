@@ -16,13 +16,12 @@ from typing import Generic, TypeVar
 
 from distributed_state.cold.inspection import RECENT
 from distributed_state.errors import StateError
-from distributed_state.port import Job
 from distributed_state.store import failed_starts
 from distributed_state.store.doctor import server_info
 from distributed_state.store.filling import Filling
 from distributed_state.store.fleet_checks import Journals, look
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.workers import Worker
+from distributed_state.tiers.workers import JobWorker
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,26 +44,17 @@ class Seen:
     connections: float | None
 
 
-class Watch(Worker, Generic[T]):
+class Watch(JobWorker, Generic[T]):
     """What `look` saw last, and when that was."""
 
+    job_name = "distributed-state-watch"
+
     def __init__(self, tiers: Tiers, look: Callable[[Tiers], Awaitable[T]], every: float) -> None:
+        super().__init__(tiers.port)
         self._tiers = tiers
-        self._port = tiers.port
         self._look = look
         self._every = every
-        self._job: Job | None = None
         self._seen: tuple[T, float] | None = None
-
-    def begin(self) -> None:
-        """Look again and again, in the background."""
-        self._job = self._port.spawn(self._run, "distributed-state-watch")
-
-    async def close(self) -> None:
-        """Look no more."""
-        if self._job is not None:
-            await self._job.stop()
-            self._job = None
 
     @property
     def seen(self) -> T | None:

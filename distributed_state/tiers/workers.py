@@ -6,9 +6,9 @@ Design: section 16.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
-from distributed_state.port import Signal
+from distributed_state.port import Job, Port, Signal
 
 
 class Worker(ABC):
@@ -21,6 +21,30 @@ class Worker(ABC):
     async def erased(self) -> None:
         """SQL has erased something: what must have forgotten it before the erasure is complete does so here."""
         return
+
+
+class JobWorker(Worker):
+    """What one job does from `begin` to `close`: `_run`, under the name `job_name`."""
+
+    job_name: ClassVar[str]
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._job: Job | None = None
+
+    def begin(self) -> None:
+        """Begin in the background."""
+        self._job = self._port.spawn(self._run, self.job_name)
+
+    async def close(self) -> None:
+        """End it, and return when it has ended. Harmless if it never began."""
+        if self._job is not None:
+            await self._job.stop()
+            self._job = None
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Go on until the job is asked to end."""
 
 
 class HandlerWorker(Worker):

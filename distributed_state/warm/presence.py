@@ -17,7 +17,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from distributed_state.errors import CorruptState, StateError, TooLarge
+from distributed_state.errors import CorruptState, StateError, TooLarge, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
 from distributed_state.values import codec
@@ -261,4 +261,4 @@ def release() -> str:
 
 
 def _reason(error: StateError) -> str:
-    return "replica" if "READONLY" in str(error) else "away"
+    return "replica" if isinstance(error, WarmUnavailable) and error.demoted else "away"

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import redis.exceptions as driver
 
 from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.port import Script, Words, callers, topology
 from distributed_state.port.addresses import read_address
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.errors import ReplyError, translate
 from distributed_state.port.lives import Packer
 from distributed_state.port.routing import Router
 from distributed_state.port.shared import SharedPort
@@ -324,3 +325,18 @@ async def test_with_one_connection_that_turns_out_to_be_lost_all_free_ones_are_c
     assert port._free[A] == []
     assert [each.closed for each in free[:2]] == [True, True]
     await port.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "demoted"),
+    [
+        (ReplyError("READONLY You can't write against a read only replica."), True),
+        (driver.ReadOnlyError("You can't write against a read only replica."), True),
+        (ReplyError("LOADING it says READONLY somewhere else"), False),
+        (driver.ConnectionError("gone"), False),
+    ],
+)
+def test_a_server_that_became_a_replica_is_known_by_what_it_raises(error: Exception, demoted: bool) -> None:
+    found = translate(error, "place")
+    assert isinstance(found, WarmUnavailable)
+    assert found.demoted is demoted

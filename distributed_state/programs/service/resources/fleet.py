@@ -84,6 +84,12 @@ class Tenants(Answer):
     tenants: list[TenantRow]
 
 
+def _of_all_tenants(asked: Asked) -> None:
+    """Raise AccessDenied where nothing of the store is asked that would ask its policy."""
+    if asked.caller.prefix:
+        raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")
+
+
 async def tenants(asked: Asked) -> Response:
     """What tenants ask of this worker, and how many conversations they have."""
     _of_all_tenants(asked)
@@ -120,15 +126,9 @@ async def partitions(asked: Asked) -> Response:
 
 async def findings(asked: Asked) -> Response:
     """What a doctor finds of the servers and the fleet."""
-    _of_all_tenants(asked)
     found = await asked.store.doctor()
     rows = [{"name": each.name, "ok": each.ok, "found": each.found, "advice": each.advice} for each in found]
     return answer({"findings": rows})
-
-
-def _of_all_tenants(asked: Asked) -> None:
-    if asked.caller.prefix:
-        raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")
 
 
 async def replicas(asked: Asked) -> Response:
