@@ -338,9 +338,9 @@ class ColdStore:
             return listing.listing(connection, self.namespace, wanted, late)
 
     def forked(self, record: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
-        """What was forked from a record, the newest first; see `listing.forked`."""
+        """What was forked from a record, the newest first; see `inspection.forked`."""
         with self._database.read() as connection:
-            return listing.forked(connection, self.namespace, record, limit)
+            return inspection.forked(connection, self.namespace, record, limit)
 
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
         """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""
