@@ -1,4 +1,4 @@
-"""What is shown of an archive: quarantined entries, and facts for a doctor. Law: it only reads.
+"""What is shown of an archive: quarantined entries, forks of a record, and facts for a doctor. Law: it only reads.
 
 Design: section 9.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Table, func, select
 
-from distributed_state.cold import epochs, schema
+from distributed_state.cold import change_reading, epochs, schema
 from distributed_state.cold.tables import branches, cursors, erasures, quarantine, records
 from distributed_state.cold.values import Quarantined
+from distributed_state.values.journal import unpack
+from distributed_state.values.model import PARENT
 
 _CONNECTIONS = """
 select (select count(*) from pg_stat_activity where backend_type = 'client backend'), setting
@@ -27,6 +29,19 @@ def quarantined(connection: Connection, namespace: str) -> list[Quarantined]:
     names = [q.id, q.partition, q.epoch, q.offset, q.event, q.record, q.version, q.reason, q.data, q.time_ms]
     rows = connection.execute(select(*names).where(q.namespace == namespace).order_by(q.id))
     return [Quarantined(*row) for row in rows]
+
+
+def forked(connection: Connection, namespace: str, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
+    """The records that were forked from one, the newest first: the version of it, when that was, whether deleted."""
+    r = records.c
+    query = select(r.record, r.created_ms, r.deleted).where(r.namespace == namespace, r.parent == source)
+    found = []
+    for record, created_ms, deleted in connection.execute(query.order_by(r.key.desc()).limit(limit)):
+        rows = change_reading.outlines(connection, namespace, record, 0, 2, 1)
+        names = {name: value for row in rows for _, name, value in unpack(row.data)}
+        version = names.get(PARENT, b"").rpartition(b"@")[2]
+        found.append((record, int(version) if version.isdigit() else None, created_ms, deleted))
+    return found
 
 
 def count(connection: Connection, namespace: str, table: Table) -> int:

@@ -21,15 +21,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, tuple_
 
-from distributed_state.cold import branch_reading, change_reading, record_index, tagging
+from distributed_state.cold import branch_reading, record_index, tagging
 from distributed_state.cold.bulk import among, chunks
 from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
 from distributed_state.cold.tables import layers, records, shares, tags
 from distributed_state.cold.values import Batch, Listed, Mortal, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
-from distributed_state.values.journal import unpack
-from distributed_state.values.model import PARENT
 
 _UNNUMBERED = 2**62  # from here on: places of records that have no number yet
 _MORE = 1000  # rows of SQL that are read at once beyond a page, as the journals may have changed their records
@@ -290,19 +288,6 @@ def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dic
             queries.append(sharers.where(s.namespace == namespace, among(connection, s.source, chunk)).distinct())
         for query in queries:
             found.update((record, partition) for record, partition in connection.execute(query))
-    return found
-
-
-def forked(connection: Connection, namespace: str, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
-    """The records that were forked from one, the newest first: the version of it, when that was, whether deleted."""
-    r = records.c
-    query = select(r.record, r.created_ms, r.deleted).where(r.namespace == namespace, r.parent == source)
-    found = []
-    for record, created_ms, deleted in connection.execute(query.order_by(r.key.desc()).limit(limit)):
-        rows = change_reading.outlines(connection, namespace, record, 0, 2, 1)
-        names = {name: value for row in rows for _, name, value in unpack(row.data)}
-        version = names.get(PARENT, b"").rpartition(b"@")[2]
-        found.append((record, int(version) if version.isdigit() else None, created_ms, deleted))
     return found
 
 

@@ -357,9 +357,9 @@ class ColdStore:
             return listing.listing(connection, self.namespace, wanted, late)
 
     def forked(self, record: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
-        """What was forked from a record, the newest first; see `listing.forked`."""
+        """What was forked from a record, the newest first; see `inspection.forked`."""
         with self._database.read() as connection:
-            return listing.forked(connection, self.namespace, record, limit)
+            return inspection.forked(connection, self.namespace, record, limit)
 
     def count(self, scope: str, prefix: str, most: int) -> int:
         """How many records of a scope begin so, up to `most`; deleted ones are not counted."""
