@@ -33,7 +33,7 @@ HI = {"role": "user", "content": "hi"}
 
 OPERATIONS = {f"{each.method} {each.path}": each for each in Service().operations}
 OF_ALL_TENANTS = {
-    "GET /v1/replicas", "GET /v1/partitions", "GET /v1/findings", "GET /v1/branches",
+    "GET /v1/replicas", "GET /v1/partitions", "GET /v1/findings", "GET /v1/branches", "GET /v1/tenants",
     "POST /v1/maintenance/compact", "POST /v1/maintenance/purge",
 }  # fmt: skip
 BODIES: dict[str, Any] = {

@@ -54,14 +54,18 @@ def _tiers(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> li
     )
     silent = sum("link_silence_ms" in each["stats"] and not each["stats"]["link_up"] for each in replicas)
     answered = f"{hits / (hits + misses):.0%} of {hits + misses} reads answered, " if hits + misses else ""
-    hot = Tier("Hot, in the replicas", silent, f"{answered}{records} records, {size / 2**20:.1f} MiB")
+    hot = Tier(
+        "Hot, in the replicas", silent, f"{answered}{records} record{'s' * (records != 1)}, {size / 2**20:.1f} MiB"
+    )
     cold = [each for each in findings if each["name"].startswith("sql") or each["name"] in ("branches", "index")]
     warm = [each for each in findings if each not in cold and each["name"].rpartition(" ")[2] in _WARM]
     return [hot, _tier("Warm, Redis", warm), _tier("Cold, SQL", cold)] if findings else [hot]
 
 
 def _tier(name: str, findings: list[dict[str, Any]]) -> Tier:
-    facts = (f"{each['name'].removeprefix('sql ')}: {each['found']}" for each in findings)
+    # Where SQL is stands below, with all that was looked at.
+    shown = [each for each in findings if each["name"] != "sql database"]
+    facts = (f"{each['name'].removeprefix('sql ')}: {each['found']}" for each in shown)
     return Tier(name, sum(not each["ok"] for each in findings), "; ".join(facts))
 
 
