@@ -376,7 +376,8 @@ class AsyncTurn(Transaction):
             raise
         finally:
             self._clock.stop()
-            self._tiers.telemetry.turn(self._clock.parts)
+            if self._tiers.telemetry.measures:
+                self._tiers.telemetry.turn(self._clock.parts)
         await self._lease.__aexit__(kind, error, trace)
 
     async def _commit(self) -> None:

@@ -8,9 +8,8 @@ Design: section 13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from distributed_state.errors import InvalidValue
 from distributed_state.values.turn_times import MOST_RUNS, Ran, TimedRun, TurnTimes
@@ -43,25 +42,15 @@ class TurnClock:
             self._measured = max(waited, self._clock() - self._began)
             self._lock, self._read = waited, self._measured - waited
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Inside, Redis or SQL are asked."""
-        began = self._enter()
-        try:
-            yield
-        finally:
-            self._read += self._leave(began)
+        return _Measured(self, None, "")
 
-    @contextmanager
-    def running(self, kind: Ran, name: str) -> Iterator[None]:
+    def running(self, kind: Ran, name: str) -> AbstractContextManager[None]:
         """Inside, a tool or a model works."""
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"the name of a {kind} is a non-empty str, not {name!r:.80}")
-        began = self._enter()
-        try:
-            yield
-        finally:
-            self._note(TimedRun(kind, name, self._leave(began)))
+        return _Measured(self, kind, name)
 
     def reported(self, seconds: float, runs: Sequence[TimedRun]) -> None:
         """What a client says that it ran, within so many seconds before it sent the turn."""
@@ -105,25 +94,45 @@ class TurnClock:
         parts = {"lock": known.lock, "read": known.read, "elsewhere": known.elsewhere, **self._ran}
         return parts if known.commit is None else parts | {"commit": known.commit}
 
-    def _enter(self) -> float:
+    def enter(self) -> float:
+        """Something that is measured begins; when."""
         now = self._clock()
         if not self._running:
             self._since = now
         self._running += 1
         return now
 
-    def _leave(self, began: float) -> float:
+    def leave(self, began: float, kind: Ran | None, name: str) -> None:
+        """It ends: of a kind, or a read."""
         now = self._clock()
         self._running -= 1
         if not self._running:
             self._measured += now - self._since
-        return now - began
+        if kind is None:
+            self._read += now - began
+        else:
+            self._note(TimedRun(kind, name, now - began))
 
     def _note(self, run: TimedRun) -> None:
         self._ran[run.kind] = self._ran.get(run.kind, 0.0) + run.seconds
         self._runs.append(run)
         if len(self._runs) > MOST_RUNS:
-            quickest = min(self._runs, key=attrgetter("seconds"))
-            self._runs.remove(quickest)
+            seconds = [each.seconds for each in self._runs]
+            quickest = self._runs.pop(seconds.index(min(seconds)))
             self._more += 1
             self._more_seconds += quickest.seconds
+
+
+class _Measured(AbstractContextManager[None]):
+    """The `with` around one thing that is measured; a generator's would cost more than it measures."""
+
+    __slots__ = ("_began", "_clock", "_kind", "_name")
+
+    def __init__(self, clock: TurnClock, kind: Ran | None, name: str) -> None:
+        self._clock, self._kind, self._name = clock, kind, name
+
+    def __enter__(self) -> None:
+        self._began = self._clock.enter()
+
+    def __exit__(self, *error: object) -> None:
+        self._clock.leave(self._began, self._kind, self._name)

@@ -20,6 +20,7 @@ from distributed_state.values.model import TIMES
 
 Ran = Literal["tool", "model"]
 MOST_RUNS = 12  # that are kept one by one
+_DIGITS = 4  # of seconds
 _NAME = 40  # characters of a name that are written
 
 
@@ -58,12 +59,17 @@ _KINDS: dict[str, Ran] = {"t": "tool", "m": "model"}
 
 def step_of(times: TurnTimes) -> Step:
     """The step that notes them; what is zero or unknown is left out."""
-    known = {name: _rounded(getattr(times, name)) for name in _PARTS}
-    noted: dict[str, Any] = {name: seconds for name, seconds in known.items() if seconds or name == "total"}
+    noted: dict[str, Any] = {"total": round(times.total, _DIGITS)}
+    if lock := round(times.lock, _DIGITS):
+        noted["lock"] = lock
+    if asked := round(times.read, _DIGITS):
+        noted["read"] = asked
+    if elsewhere := round(times.elsewhere, _DIGITS):
+        noted["elsewhere"] = elsewhere
     if times.runs:
-        noted["runs"] = [[each.kind[:1], each.name[:_NAME], _rounded(each.seconds)] for each in times.runs]
+        noted["runs"] = [[each.kind[:1], each.name[:_NAME], round(each.seconds, _DIGITS)] for each in times.runs]
     if times.more:
-        noted["more"] = [times.more, _rounded(times.more_seconds)]
+        noted["more"] = [times.more, round(times.more_seconds, _DIGITS)]
     return b"d", TIMES + codec.encode(noted), b""
 
 
@@ -91,8 +97,3 @@ def _seconds(given: Any) -> float:
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{seconds} seconds")
     return seconds
-
-
-def _rounded(seconds: float) -> float:
-    """To tenths of milliseconds."""
-    return round(seconds, 4)

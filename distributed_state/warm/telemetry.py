@@ -124,11 +124,10 @@ class Telemetry:
 
     def turn(self, parts: Mapping[str, float]) -> None:
         """Note where the time of a turn went: seconds by part."""
-        if self.measures:
-            for part, seconds in parts.items():
-                if part not in self.turn_parts:
-                    self.turn_parts[part] = Times(TURN_BUCKETS)
-                self.turn_parts[part].add(seconds)
+        for part, seconds in parts.items():
+            if part not in self.turn_parts:
+                self.turn_parts[part] = Times(TURN_BUCKETS)
+            self.turn_parts[part].add(seconds)
 
     def totals(self) -> dict[str, int]:
         """How many operations there were, how long all took, and how many of them were slow; empty without times."""
