@@ -30,7 +30,6 @@ EXPECTED = {
     "Deleted": 410, "TooLarge": 413, "InvalidValue": 422, "Locked": 423, "LockTimeout": 423, "Backpressure": 503,
     "Fenced": 503, "Unavailable": 503, "WarmUnavailable": 503, "ColdUnavailable": 503,
     "UnknownStep": 503, "RecoveryInProgress": 503, "DurabilityUnknown": 503,
-    "ConfigurationError": 501,
 }  # fmt: skip
 
 

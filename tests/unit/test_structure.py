@@ -63,6 +63,7 @@ CORE = set(HEIGHT) - {"errors", "settings", "__init__", "__main__", "adapters", 
 LONG = {
     "agents.base_agent": "the whole public face of an agent in one place",
     "errors": "every error with its cause and its remedy in one place",
+    "cold.tables": "every table of the archive in one place",
     "cold.store": "the whole face of the archive in one place",
     "conversation.session": "the whole public face of a session in one place",
     "conversation.turn": "the whole public face of a turn in one place",
