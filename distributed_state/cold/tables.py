@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("1", "2")
+REVISIONS = ("1", "2", "3")
 HEAD = REVISIONS[-1]
 # Of layouts that came before the first release: what they hold is carried over by `export` and `import`.
 UNRELEASED = ("0001", "0002", "0003")
@@ -263,6 +263,7 @@ Index("events_by_type", events.c.namespace, events.c.type, events.c.time_ms)
 
 # Records that are to be erased, or are and may still be in Redis: from the request until nothing is left anywhere.
 # `version` is the last one that was erased here, 0 while the rows are still there; `forks`: those go too.
+# `actor`: who asked for it, whoever completes it.
 erasures = Table(
     "erasures",
     metadata,
@@ -272,6 +273,7 @@ erasures = Table(
     Column("owner", TEXT, nullable=True),
     Column("forks", Boolean, nullable=False),
     Column("version", BigInteger, nullable=False),
+    Column("actor", TEXT, nullable=False, server_default=""),  # a release that knows no actor leaves it out
 )
 
 # Of the service's callers. `digest` is all that is kept of a token; `rights` are names with commas between them.
