@@ -38,7 +38,7 @@ def pending(
 ) -> list[Erasure]:
     """The erasures that are not complete: of these records, for this user, in these partitions."""
     e = erasures.c
-    query = select(e.record, e.partition, e.owner, e.forks, e.version).where(e.namespace == namespace)
+    query = select(e.record, e.partition, e.owner, e.forks, e.version, e.actor).where(e.namespace == namespace)
     if names is not None:
         query = query.where(among(connection, e.record, names))
     if owner is not None:
@@ -48,13 +48,15 @@ def pending(
     return [Erasure(*row) for row in connection.execute(query.order_by(e.record).limit(limit))]
 
 
-def request_owned(connection: Connection, namespace: str, user: str) -> list[Erasure]:
+def request_owned(connection: Connection, namespace: str, user: str, actor: str) -> list[Erasure]:
     """Note all records of a user, and all their forks, as to be erased; what is pending for the user."""
     locked: dict[str, Head] = {}
     # Until there is no other: a fork of a locked record is not archived before this is committed, and noted then.
     while new := set(owned(connection, namespace, user)) - locked.keys():
         locked |= branch_reading.heads(connection, namespace, new) | lock(connection, namespace, new)
-    _note(connection, namespace, [Erasure(each, row["partition"], user, True, 0) for each, row in locked.items()])
+    _note(
+        connection, namespace, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()]
+    )
     _note_forgotten(connection, namespace, user)
     return pending(connection, namespace, owner=user)
 
@@ -70,10 +72,10 @@ def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
     record_index.put(connection, [row | {"key": there["key"]} if there else row])
 
 
-def request(connection: Connection, namespace: str, record: str) -> list[Erasure]:
+def request(connection: Connection, namespace: str, record: str, actor: str) -> list[Erasure]:
     """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
     rows = branch_reading.heads(connection, namespace, [record]) | lock(connection, namespace, [record])
-    _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0) for each, row in rows.items()])
+    _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0, actor) for each, row in rows.items()])
     return pending(connection, namespace, names=[record])
 
 
@@ -89,7 +91,7 @@ def _note(connection: Connection, namespace: str, wanted: Sequence[Erasure]) -> 
         before = known.get(each.record, each)
         # Whose it is and whether forks go, too, stays known: who noted it first may have asked for more.
         rows[each.record] = (namespace, each.record, each.partition, each.owner or before.owner,
-                             each.forks or before.forks, 0)  # fmt: skip
+                             each.forks or before.forks, 0, each.actor or before.actor)  # fmt: skip
     put(connection, erasures, list(rows.values()), [(namespace, record) for record in known])
 
 
@@ -133,10 +135,10 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
 
 def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]) -> None:
     wanted: dict[str, Erasure] = {}
-    for owner in {each.owner for each in noted}:
-        sources = [each.record for each in noted if each.owner == owner]
+    for owner, actor in {(each.owner, each.actor) for each in noted}:
+        sources = [each.record for each in noted if (each.owner, each.actor) == (owner, actor)]
         for record, partition in forks(connection, namespace, sources).items():
-            wanted[record] = Erasure(record, partition, owner, True, 0)
+            wanted[record] = Erasure(record, partition, owner, True, 0, actor)
     # Those that are noted already, and not erased yet, stay as they are.
     for each in noted:
         wanted.pop(each.record, None)
@@ -178,7 +180,8 @@ def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed]
         if entry.kind in (FORGET, ERASE):
             known = existing.get(entry.record)
             owner = known["owner"] if known else item.owner
-            wanted[entry.record] = Erasure(entry.record, item.partition, owner, entry.kind == FORGET, 0)
+            whole = entry.kind == FORGET
+            wanted[entry.record] = Erasure(entry.record, item.partition, owner, whole, 0, entry.actor)
         elif item.parent is not None:
             made.setdefault(item.parent, []).append((item, item.parent_version))
         elif entry.kind == "rollback" and entry.record not in existing:
@@ -192,8 +195,9 @@ def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed]
         for source in chunk:
             for item, version in made[source]:
                 if source in noted or version <= erased.get(source, -1):
-                    owner = noted[source].owner if source in noted else item.owner
+                    by = noted.get(source)
+                    owner, actor = (item.owner, "") if by is None else (by.owner, by.actor)
                     record = item.entry.record
-                    wanted[record] = Erasure(record, item.partition, owner, True, 0)
+                    wanted[record] = Erasure(record, item.partition, owner, True, 0, actor)
     if wanted:
         _note(connection, namespace, list(wanted.values()))

@@ -386,15 +386,15 @@ class ColdStore:
         with self._database.read() as connection:
             return listing.owned(connection, self.namespace, user)
 
-    def request_owned(self, user: str) -> list[Erasure]:
+    def request_owned(self, user: str, actor: str = "") -> list[Erasure]:
         """Note what `owned` finds as to be erased; what is pending for the user, from earlier requests too."""
         with self._database.write() as connection:
-            return erasure.request_owned(connection, self.namespace, user)
+            return erasure.request_owned(connection, self.namespace, user, actor)
 
-    def request(self, record: str) -> list[Erasure]:
+    def request(self, record: str, actor: str = "") -> list[Erasure]:
         """Note a record as to be erased if there is anything of it here; what is pending for it."""
         with self._database.write() as connection:
-            return erasure.request(connection, self.namespace, record)
+            return erasure.request(connection, self.namespace, record, actor)
 
     def pending(
         self,

@@ -277,6 +277,7 @@ Index("events_by_type", events.c.namespace, events.c.type, events.c.time_ms)
 
 # Records that are to be erased, or are and may still be in Redis: from the request until nothing is left anywhere.
 # `version` is the last one that was erased here, 0 while the rows are still there; `forks`: those go too.
+# `actor`: who asked for it, whoever completes it.
 erasures = Table(
     "erasures",
     metadata,
@@ -286,6 +287,7 @@ erasures = Table(
     Column("owner", TEXT, nullable=True),
     Column("forks", Boolean, nullable=False),
     Column("version", BigInteger, nullable=False),
+    Column("actor", TEXT, nullable=False, server_default=""),  # a release that knows no actor leaves it out
 )
 
 # Of the service's callers. `digest` is all that is kept of a token; `rights` are names with commas between them.

@@ -174,7 +174,8 @@ class Mortal:
 class Erasure:
     """A record that is to be erased everywhere, with its `forks` or without.
 
-    `version` is the last one that was erased in SQL, 0 while its rows are there; Redis may still hold it.
+    `version` is the last one that was erased in SQL, 0 while its rows are there; Redis may still hold it. `actor` asked
+    for it, as stored, '' if nobody said.
     """
 
     record: str
@@ -182,6 +183,7 @@ class Erasure:
     owner: str | None
     forks: bool
     version: int
+    actor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from functools import partial
 from distributed_state.cold.values import Erasure
 from distributed_state.errors import Conflict, DurabilityUnknown, StateError
 from distributed_state.records import deletion
+from distributed_state.tiers import actors
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -37,7 +38,7 @@ async def forget(tiers: Tiers, owner: str) -> int:
     for _ in range(_ROUNDS):
         # Whatever was acknowledged before this look is found by it.
         await tiers.archiver.drain()
-        noted = await tiers.port.sql(tiers.cold.request_owned, owner)
+        noted = await tiers.port.sql(tiers.cold.request_owned, owner, actors.present())
         if not noted:
             return len(found)
         await finish(tiers, noted)
@@ -50,7 +51,7 @@ async def erase(
 ) -> bool:
     """Erase one record; False if there was nothing of it. `hooks` are awaited if it is there and not deleted.
 
-    `actor` is that of the handle, escaped: its tombstone says so, unless another replica carries this through.
+    `actor` is that of the handle, escaped: its tombstone says so, whichever replica carries this through.
     """
     text = names.ref.text
     found = False
@@ -60,24 +61,24 @@ async def erase(
             await hook(names.ref)
     # Of the other partitions too: a fork that was made before this was asked for is erased as well.
     await tiers.archiver.drain()
-    noted = await tiers.port.sql(tiers.cold.request, text)
+    noted = await tiers.port.sql(tiers.cold.request, text, actor or actors.present())
     for _ in range(_ROUNDS):
         if not noted:
             return found
         found = True
-        await finish(tiers, noted, actor)
+        await finish(tiers, noted)
         # A rollback that had read what it brings back is noted when it is archived.
         await write_path.reach(tiers, names)
         noted = await tiers.port.sql(partial(tiers.cold.pending, names=[text]))
     raise Conflict(f"{text[:200]}: is erased, and brought back all the time: end that and repeat it")
 
 
-async def finish(tiers: Tiers, noted: Sequence[Erasure], actor: str = "") -> None:
+async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> None:
     """Carry these erasures through from wherever they were left. Raises the first error when all were tried."""
     errors: list[StateError] = []
     for at in range(0, len(noted), _AT_ONCE):
         some = noted[at : at + _AT_ONCE]
-        buried = await _bury(tiers, [each for each in some if not each.version], errors, actor)
+        buried = await _bury(tiers, [each for each in some if not each.version], errors)
         if buried:
             await tiers.port.sql(tiers.cold.erase, buried)
         names = [each.record for each in some]
@@ -92,13 +93,13 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure], actor: str = "") -> Non
         raise errors[0]
 
 
-async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError], actor: str = "") -> list[str]:
+async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]) -> list[str]:
     """Put tombstones on these records and archive them; those for which that was possible."""
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
         draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
-        draft.actor = actor
+        draft.actor = each.actor
         draft.deleted = (
             "revive"  # one that is deleted already gets another: replicas that are away learn of the end by it
         )

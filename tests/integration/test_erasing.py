@@ -205,7 +205,7 @@ async def test_a_request_for_a_record_that_is_erased_already_ends(opener: Any) -
     await a_person(store, MARK)
     cold, noted = core(store)._lifecycle.cold, []
     request = cold.request_owned
-    cold.request_owned = lambda user: noted.append(request(user)) or noted[-1]
+    cold.request_owned = lambda user, actor: noted.append(request(user, actor)) or noted[-1]
     await store.forget(MARK)
     # As the other one, which read what was noted, goes on now.
     await run(store, erasure.finish(tiers(store), noted[0]))
@@ -236,6 +236,24 @@ async def test_the_doctor_tells_what_is_half_erased(opener: Any) -> None:
     assert (found.ok, found.found) == (False, "3 pending")
     await store.forget(MARK)
     assert (await finding()).ok
+
+
+async def test_who_asked_is_named_whoever_completes_it(opener: Any) -> None:
+    """The one who asked died behind its first step; a replica that archives the partition goes on."""
+    store = await quiet(opener, beat=0)
+    heard: list[Any] = []
+    store.on("conversation.deleted", heard.append)
+    for id in "a", "b":
+        await store.session(id, user="u").append(said("hi"))
+    await run(store, tiers(store).archiver.drain())
+    cold = core(store)._lifecycle.cold
+    with store.acting_as("somebody else"):
+        await run(store, erasure.finish(tiers(store), cold.request("session:a", "asked for a")))
+        await run(store, erasure.finish(tiers(store), cold.request_owned("u", "asked for all")))
+    await until(lambda: len(heard) == 2)
+    assert [(each.subject, each.actor) for each in heard] == [
+        ("session:a", "asked for a"), ("session:b", "asked for all")
+    ]  # fmt: skip
 
 
 # One record
