@@ -45,6 +45,9 @@ class Site:
         self.root = root
         self.pages = {path: self._looked(path.read_text()) for path in sorted(root.rglob("*.html"))}
 
+        index = root / "search" / "search_index.json"
+        self.search: dict[str, Any] = json.loads(index.read_text())
+
     def _looked(self, text: str) -> Looked:
         page = Looked()
         page.feed(text)
@@ -86,8 +89,7 @@ class Site:
 
     def found(self) -> dict[str, dict[str, Any]]:
         """What the search can find: by the place that it leads to."""
-        docs = json.loads((self.root / "search" / "search_index.json").read_text())["docs"]
-        return {each["location"]: each for each in docs}
+        return {each["location"]: each for each in self.search["docs"]}
 
 
 def _elsewhere(address: str) -> bool:

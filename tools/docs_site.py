@@ -15,6 +15,7 @@ from typing import Any
 
 from docs_blocks import Block, all_fences, blocks
 from docs_faces import OnOneFace, in_blocking_words
+from docs_python import PAGES
 from docs_reference import pages
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -22,6 +23,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 OUTSIDE = "repository"  # the folder of the site for pictures of the repository that lie outside docs/
 LINK = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<to>[^)\s]+)\)")
+# Of what the search finds, these pages come before others that say the same words.
+FIRST = {"errors", "events", "settings", *(page.place for page in PAGES)} - {"remote", "typed-records"}
 # Pages that are made of files outside docs/, unless docs/ has one of that name.
 TAKEN = {"index.md": "README.md", "contributing.md": ".github/CONTRIBUTING.md"}
 
@@ -32,7 +35,8 @@ def on_files(files: Files, config: Any) -> Files:
         if files.get_file_from_path(place) is None and (ROOT / source).exists():
             files.append(File.generated(config, place, content=(ROOT / source).read_text()))
     for place, content in pages():
-        files.append(File.generated(config, f"reference/{place}.md", content=content))
+        first = "---\nsearch: {boost: 2}\n---\n" if place in FIRST else ""
+        files.append(File.generated(config, f"reference/{place}.md", content=first + content))
     left = {file.src_uri for file in files.documentation_pages()} - set(_named(config["nav"]))
     config["nav"] = _expanded(config["nav"], left)
     return files
@@ -141,7 +145,7 @@ def on_post_build(config: Any) -> None:
     path = Path(config["site_dir"]) / "search" / "search_index.json"
     index = json.loads(path.read_text())
     for each in index["docs"]:
-        *_, owner, name = [".", ".", *each["location"].partition("#distributed_state.")[2].split(".")]
-        if owner[:1].isupper():
-            each["title"] = f"{owner}.{name}"
+        method = re.search(r"#distributed_state\..*\.([A-Z]\w*\.\w+)$", each["location"])
+        if method:
+            each["title"] = method[1]
     path.write_text(json.dumps(index, separators=(",", ":")))
