@@ -20,6 +20,7 @@ from below import until
 from serving import JSON, served
 
 from distributed_state import AsyncStateStore, RemoteStore
+from distributed_state.cold.store import ColdStore
 from distributed_state.errors import AccessDenied, WarmUnavailable
 from distributed_state.programs import logs
 from distributed_state.programs.servers import redis_server
@@ -58,6 +59,17 @@ def said(response: httpx.Response) -> tuple[int, str]:
 
 def wait_for(condition: Callable[[], Any]) -> Any:
     return asyncio.run(until(condition, 20, every=0.02))
+
+
+def test_an_export_that_cannot_go_on_is_no_whole_file(
+    http: httpx.Client, id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = http.get(f"/v1/conversations/{id}/export")
+    assert [json.loads(line).get("version") for line in whole.text.splitlines()] == [1, 1]
+    monkeypatch.setattr(ColdStore, "history", lambda *_, **__: [])
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        http.get(f"/v1/conversations/{id}/export")
+    assert [each.levelname for each in caplog.records if "cut off" in each.getMessage()] == ["WARNING"]
 
 
 def test_what_is_logged_of_a_request_names_it(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Design: section 28.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from urllib.parse import quote
@@ -13,6 +14,7 @@ from urllib.parse import quote
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from distributed_state.errors import StateError
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.limits import Limits
@@ -50,10 +52,15 @@ class Download(Response):
                     await send({"type": "http.response.body", "body": block, "more_body": True})
                 async with copying(self._tenant):
                     self._lines = await self._export.following()
-        except TimeoutError:
-            log.info("a client read nothing of its export for %g s and was disconnected", self._limits.slow)
+        except (TimeoutError, StateError) as error:
+            slow = f"the client read nothing for {self._limits.slow:g} s"
+            log.warning("an export was cut off: %s", slow if isinstance(error, TimeoutError) else error)
             connection = scope.get("state", {}).get(CONNECTION)
-            if connection is not None:
-                connection.abort()
+            if connection is None:
+                raise
+            connection.abort()  # an answer that ends as it should would be taken for a whole file
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):  # or uvicorn would log the response as incomplete
+                    await receive()
             return
         await send({"type": "http.response.body", "body": b""})
