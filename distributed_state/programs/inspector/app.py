@@ -75,9 +75,6 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
     async def sign_out(request: Request, _: Api) -> Response:
         return await access.sign_out(request)
 
-    async def sign_in_page(request: Request, _: Api) -> Response:
-        return access.sign_in_page(request)
-
     return Starlette(
         routes=[
             route("/", finding.find),
@@ -90,7 +87,7 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
             route(lease, live.ask),
             route(lease, live.do, "POST"),
             route("/fleet", fleet.fleet),
-            route("/sign-in", sign_in_page),
+            route("/sign-in", _sign_in_page),
             route("/sign-in", access.sign_in, "POST"),
             route("/sign-out", sign_out, "POST"),
             Route("/enter", enter),
@@ -98,6 +95,10 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
         ],
         exception_handlers={HTTPException: _unknown},
     )
+
+
+async def _sign_in_page(request: Request, _: Api) -> Response:
+    return access.sign_in_page(request)
 
 
 class _Events:
