@@ -12,7 +12,7 @@ from docs_tables import code, table
 
 from distributed_state.programs.service.app import Service
 from distributed_state.store.figures import BY_PARTITION, FIGURES
-from distributed_state.store.metrics import LOCK_WAITS, OPERATIONS, PREFIX
+from distributed_state.store.metrics import HISTOGRAMS, PREFIX
 
 OBSERVE = Path(__file__).parents[1] / "deploy" / "observe"
 Row = tuple[str, str, str, str]
@@ -57,14 +57,14 @@ def store_metrics() -> Iterator[Row]:
     for figure in FIGURES + BY_PARTITION:
         name = PREFIX + figure.name + ("_total" if figure.kind == "counter" else "")
         yield name, figure.kind, ", ".join(figure.labels), figure.help
-    for name, text, labels in (OPERATIONS, LOCK_WAITS):
+    for name, text, labels in HISTOGRAMS:
         yield PREFIX + name, "histogram", ", ".join(labels), text
 
 
 def request_metrics() -> Iterator[Row]:
     """Those of a worker's requests; their labels as the manual has them, since without requests there are none."""
     labels = dict(re.findall(r"^\| `(\w+)` \| \w+ \| ([\w, ]*) \|", _manual(), re.MULTILINE))
-    for family in Service().registry.collect():
+    for family in Service().measures.registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         yield name, family.type, labels.get(name, "").strip(), family.documentation
 

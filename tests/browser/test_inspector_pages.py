@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from clocks import moved_by_hand
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from serving import served
 
@@ -35,6 +36,7 @@ PAGES = {
     "graph": f"{PLACE}/graph",
     "large": f"{PATH}/conversations/large",
     "found": f"{PATH}/?phase=planning&newer=1&held=true",
+    "turn": f"{PATH}/conversations/a-slow-turn",
     "difference": f"{PLACE}/difference?from=2&to=9",
     "rollback": f"{PLACE}/rollback?version=2",
     "erase": f"{PLACE}/erase",
@@ -72,6 +74,15 @@ def fill(store: StateStore) -> None:
     store.session("trip-to-tromso").set("city", "Tromso")
     store.session("large").create({"city": "Oslo", "report": "x" * 3_000_000})
     store.session("planned").transition("new_task")
+    slow = store.session("a-slow-turn", user="ada").turn(wait=1)
+    go_on = moved_by_hand(slow._twin)
+    with slow:
+        with slow.model("gpt-5"):
+            go_on(0.6)
+        with slow.tool("search_hotels"):
+            go_on(3.2)
+        go_on(0.2)
+        slow.append({"role": "assistant", "content": "There are two hotels that fit."})
 
 
 class Held:
@@ -204,7 +215,7 @@ def test_each_page_is_usable_by_everybody_and_loads_nothing_from_others(
     found = Axe().run(watched.page)
     assert found.violations_count == 0, found.generate_report()
     assert watched.wrong == []
-    if scheme == "light" and name in ("find", "conversation", "graph", "difference", "fleet"):
+    if scheme == "light" and name in ("find", "conversation", "graph", "turn", "difference", "fleet"):
         picture(watched.page, name)
     watched.page.context.close()
 
