@@ -47,11 +47,11 @@ def _operation(method: str, path: str, each: dict[str, Any]) -> Iterator[str]:
     yield f"{each['summary']}\n\n{each['description']}"
     if each["parameters"]:
         rows = (
-            (code(one["name"]) + (" (required)" if one.get("required") else ""), one["in"], kind(one["schema"]),
-             one.get("description") or one["schema"].get("description", ""))
+            (code(one["name"]) + (" (required)" if one.get("required") else ""),
+             one.get("description") or one["schema"].get("description", ""), one["in"], kind(one["schema"]))
             for one in each["parameters"]
         )  # fmt: skip
-        yield table(("parameter", "in", "type", "what it is"), rows)
+        yield table(("parameter", "what it is", "in", "type"), rows)
     if "requestBody" in each:
         yield f"Body: {_content(each['requestBody']['content'])}"
     answers = (

@@ -132,6 +132,25 @@ def python_pages() -> Iterator[tuple[str, str]]:
     yield "frameworks", "\n\n".join(parts)
 
 
+def overview() -> str:
+    """Every public name, by the page that it is on."""
+    parts = [
+        "# Python",
+        "Each class is there on both faces: `AsyncRecord` for asyncio, `Record` for blocking code, with the same "
+        "methods. All of these names are the package's own: `from distributed_state import StateStore`.",
+    ]
+    for page in PAGES:
+        names = [name for name in page.names.split() if "." not in name]
+        parts += [f"## [{page.title}]({page.place}.md)", page.about, ", ".join(map(_reference, names)) + "."]
+    parts += ["## [Errors](errors.md)", ", ".join(map(_reference, errors())) + "."]
+    parts += ["## [Settings](settings.md)", "`Settings`, which `open()` takes as keyword arguments."]
+    return "\n\n".join([*parts, "## [Frameworks](frameworks.md)", f"Adapters for {', '.join(ADAPTERS)}."])
+
+
+def _reference(name: str) -> str:
+    return f"[`{name}`][{homes()[name]}]"
+
+
 def _described(name: str) -> str:
     """What mkdocstrings reads: a name of the package's own, or one by its module."""
     made_by_us = name not in SUBCLASSED and name in {*WRITTEN, *WRITTEN.values()}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from docs_commands import command_page
 from docs_http import http_pages
 from docs_metrics import metric_page
-from docs_python import python_pages
+from docs_python import overview, python_pages
 from docs_servers import key_page, script_page, sql_page
 from docs_tables import error_page, events, settings
 
@@ -27,6 +27,7 @@ def pages() -> Iterator[tuple[str, str]]:
         ("sql", sql_page()),
     ]
     yield "index", _index(python, others)
+    yield "python", overview()
     yield from python
     yield from others
 
@@ -39,7 +40,7 @@ def _index(python: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
         "# Reference",
         "Made from the source: what stands here is what the code says of itself. Each class of Python is there on both "
         "faces, the asyncio one first; a search for its name, or for one of its methods, leads to it.",
-        "## Python",
+        "## [Python](python.md)",
         "\n".join(f"{lines[place]}: {about[place]}" for place, _ in python),
         "## Beside it",
         "\n".join(lines[place] for place, _ in others if place in lines),
