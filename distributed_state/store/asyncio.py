@@ -867,7 +867,7 @@ class AsyncStateStore:
         Example::
 
             for lease in await store.leases(scope="session"):
-                if store.time() - lease.since > 600:
+                if await store.time() - lease.since > 600:
                     await store.end_lease(lease.record_id, lease.token)
 
         Its holder is refused when it writes (Interrupted, Fenced), and the first who waits has the record. A turn that
