@@ -89,6 +89,7 @@ _HTTP = {
     421: "UnknownHost",
     429: "TooManyRequests",
     501: "NotImplemented",
+    503: "Unavailable",
 }
 _DETAIL = 500  # characters
 PROBLEM = "application/problem+json"
