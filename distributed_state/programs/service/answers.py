@@ -91,6 +91,7 @@ _HTTP = {
     421: "UnknownHost",
     429: "TooManyRequests",
     501: "NotImplemented",
+    503: "Unavailable",
 }
 _DETAIL = 500  # characters
 _QUIET = 60.0  # seconds between two lines of a log about one thing that is not set up

@@ -168,7 +168,7 @@ class Service:
 
     async def _served(self, operation: Operation, request: Request) -> Response:
         if self.store is None:
-            raise Unavailable(f"this worker is starting: it is waiting for {self.awaited}")
+            raise HTTPException(503, f"this worker is starting: it is waiting for {self.awaited}")
         caller = await self.authentication.caller(request)
         request.state.caller = caller
         self._rates.ask(caller)
