@@ -22,7 +22,6 @@ from distributed_state.cold.engine import Database
 from distributed_state.cold.record_index import following
 from distributed_state.cold.tables import change_blocks, changes, message_blocks, messages, records
 from distributed_state.cold.values import Compacted
-from distributed_state.values.portions import portions
 
 _PAGE = 500  # records that are looked at in one read
 _ROWS = 1000  # changes in one transaction
@@ -36,7 +35,7 @@ def compact_page(database: Database, namespace: str, before_ms: int, after: int)
     total = Compacted(0, 0, 0)
     with database.long_read() as connection:
         counts, following = _candidates(connection, namespace, before_ms, after)
-    for some in portions(counts.items(), _ROWS):
+    for some in _portions(counts):
         left = sum(counts[key] for key in some)
         while left > 0:
             with database.long_write() as connection:
@@ -56,6 +55,18 @@ def _candidates(
     count = select(c.record, func.count().label("rows")).where(old).group_by(c.record).having(func.count() > _LEAST)
     found = {row.record: int(row.rows) for row in connection.execute(count.order_by(c.record))}
     return found, keys[-1] if len(keys) == _PAGE else None
+
+
+def _portions(counts: Mapping[int, int]) -> Iterator[list[int]]:
+    """The records in lists of about so many rows; one that has more is alone."""
+    some: list[int] = []
+    for key, count in counts.items():
+        if some and sum(counts[each] for each in some) + count > _ROWS:
+            yield some
+            some = []
+        some.append(key)
+    if some:
+        yield some
 
 
 def compact(connection: Connection, some: Sequence[int], before_ms: int) -> Compacted:
@@ -96,7 +107,7 @@ def _rows(connection: Connection, last: Mapping[int, int]) -> dict[int, list[Cha
     c = changes.c
     query = _upto(connection, select(c.record, *CHANGE), c.record, c.version, last).where(c.label.is_(None))
     if len(last) == 1:
-        query = query.order_by(c.version).limit(_ROWS)  # of several there are no more, see `portions`
+        query = query.order_by(c.version).limit(_ROWS)  # of several there are no more, see `_portions`
     # Sorted here: asked for the first so many of several records, PostgreSQL walks all of `changes` in that order.
     rows = sorted(map(tuple, connection.execute(query)), key=itemgetter(0, 1))
     return {record: [ChangeRow(*row) for _, *row in group] for record, group in groupby(rows, itemgetter(0))}

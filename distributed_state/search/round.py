@@ -6,7 +6,7 @@ Design: section 21.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +21,6 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.codec import decode_key
 from distributed_state.values.journal import Segment
 from distributed_state.values.model import log_fields
-from distributed_state.values.portions import portions
 from distributed_state.values.search import Row
 
 log = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ class Round:
         self._note(Write(one, remove=gone, done=(one.epoch, one.version)))
 
     async def _page(self, one: Due, pieces: Sequence[Piece], existing: dict[Name, bytes], seen: set[Name]) -> None:
-        for some in portions(((piece, len(piece.data or b"")) for piece in pieces), _BYTES):
+        for some in _portions(pieces):
             write = Write(one)
             self._add(write, some, one.version, existing, seen)
             # What lies above it in the line may say otherwise of an item that the index has by now.
@@ -180,6 +179,20 @@ class Round:
         self._left_out[name] = None
         while len(self._left_out) > _NAMED:
             del self._left_out[next(iter(self._left_out))]
+
+
+def _portions(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """The same in turn, as many together as are of a transaction's size."""
+    some: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece.data or b"")
+        if size >= _BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _described(one: Due, name: Name) -> str:
