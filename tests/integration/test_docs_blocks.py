@@ -26,9 +26,10 @@ from docs_pages import (
 
 
 def cases() -> Iterator[Any]:
-    """Each page on each of its faces; those that start processes only with `--wide`."""
+    """Each page on each of its faces: those that a newcomer reads first, if they start no process; with `--wide` all."""
     for page, face, found in runs(frameworks=False):
-        marks = [pytest.mark.wide] if takes_long(found) else []
+        first = page.parent in (ROOT, ROOT / "docs", ROOT / "docs" / "start")
+        marks = [] if first and not takes_long(found) else [pytest.mark.wide]
         yield pytest.param(face, found, id=f"{page.relative_to(ROOT)}-{face}", marks=marks)
 
 
