@@ -26,7 +26,7 @@ from docs_pages import (
 
 
 def cases() -> Iterator[Any]:
-    """Each page on each of its faces: those that a newcomer reads first, if they start no process; with `--wide` all."""
+    """Each page on each of its faces: what newcomers read first, if it starts no process; with `--wide` all."""
     for page, face, found in runs(frameworks=False):
         first = page.parent in (ROOT, ROOT / "docs", ROOT / "docs" / "start")
         marks = [] if first and not takes_long(found) else [pytest.mark.wide]
