@@ -65,10 +65,10 @@ class ArchiveAlone:
         after: str | None,
         scope: str,
         fresh: bool,
-        phase: str | None,
-        changed_since: float | None,
-        changed_before: float | None,
-        larger_than: int | None,
+        phase: str | None = None,
+        changed_since: float | None = None,
+        changed_before: float | None = None,
+        larger_than: int | None = None,
     ) -> list[SessionInfo]:
         """One page of records. Raises WarmUnavailable if what is not archived is wanted."""
         if fresh:

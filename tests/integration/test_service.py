@@ -33,7 +33,7 @@ from distributed_state.programs.servers import RedisServer, postgres_server, red
 from distributed_state.values import access_tokens
 from distributed_state.warm.scripts import COMMIT
 
-LISTED = {"id", "user", "version", "created", "updated", "deleted", "cursor"}
+LISTED = {"id", "user", "version", "created", "updated", "deleted", "cursor", "phase", "size"}
 
 
 JSON = {"Content-Type": "application/json"}
