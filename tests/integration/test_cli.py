@@ -637,6 +637,7 @@ def test_replicas_are_listed(run: Run, fleet: tuple[str, ...]) -> None:
     assert run(*fleet, "replicas", "--json").out == "", "it left"
 
 
+@pytest.mark.wide
 def test_leases_are_listed_and_ended(run: Run, fleet: tuple[str, ...]) -> None:
     with shared(fleet) as store:
         session = store.session("c\x1b[2J")
@@ -722,6 +723,7 @@ def test_a_reader_that_leaves_ends_it(fleet: tuple[str, ...]) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.wide
 def test_a_config_is_given_to_the_fleet_or_to_one_agent(run: Run, archive: str, tmp_path: Path) -> None:
     file = tmp_path / "agents.yaml"
     file.write_text("poll_interval: 5\n")

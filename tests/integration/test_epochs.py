@@ -79,6 +79,7 @@ async def test_one_that_began_is_a_loss_also_where_nothing_was_archived_and_its_
     assert (await epochs(later)).ok, "then it is history"
 
 
+@pytest.mark.wide
 async def test_one_of_an_older_release_may_have_begun(opener: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = await opener(archiver=False)
     assert tiers(store).cold.mint(names(store, "s").partition, None)
@@ -87,6 +88,7 @@ async def test_one_of_an_older_release_may_have_begun(opener: Any, caplog: pytes
     assert len(warned(caplog)) == 1, "nobody knows, so it is told"
 
 
+@pytest.mark.wide
 async def test_a_worker_of_the_release_before_goes_on_writing(opener: Any) -> None:
     """As it names its columns: what it does not know of stays empty, and means that nobody noted it."""
     store = await opener(archiver=False)

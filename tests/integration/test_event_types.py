@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import distributed_state
 from distributed_state import AsyncStateStore
 from distributed_state.events.types import TYPES
@@ -31,6 +33,7 @@ def published() -> set[str]:
     return found
 
 
+@pytest.mark.wide
 def test_what_is_published_is_in_the_table_and_nothing_else() -> None:
     assert published() == set(KNOWN) - {"resync"}, "a resync is made by who hears it"
     assert len(KNOWN) == len(TYPES)

@@ -68,7 +68,7 @@ def test_what_must_not_grow_has_its_smallest_for_a_goal() -> None:
     assert not flat("n", "ms", "of", [1, 2], [2.0, 3.1]).reached
 
 
-@pytest.mark.parametrize("count", [1, 4, 23])
+@pytest.mark.parametrize("count", [4, *(pytest.param(n, marks=pytest.mark.wide) for n in (1, 23))])
 def test_every_curve_has_a_place_in_the_picture(count: int) -> None:
     pytest.importorskip("matplotlib")
     shown = [Curve(f"n{n}", "us", "things", [10, 1000], [0.0, n], 5.0) for n in range(count)]

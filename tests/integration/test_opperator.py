@@ -321,6 +321,7 @@ async def test_an_agent_of_asyncio_is_served_too(opener: Any) -> None:
     await in_thread(talk)
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.only(face="asyncio", warm="real", cold=("sqlite", "postgres"))
 async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:

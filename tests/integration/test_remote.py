@@ -307,6 +307,7 @@ async def test_items(opens: Opens, id: str) -> None:
         assert (await session.items("others").list()).items == ()
 
 
+@pytest.mark.wide
 async def test_items_change_together_with_what_is_beside_them(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id)
