@@ -131,6 +131,7 @@ def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "index.md").write_text("# Welcome\n\n[Other](other.md#there)\n")
     (folder / "other.md").write_text("# Other\n\n## There\n")
+    (folder / "contributing.md").write_text("# Contributing\n")  # else that of .github, which links to other pages
     return folder
 
 
