@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -96,6 +97,10 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "settings"
+            if first["type"] == "extra_forbidden":
+                near = get_close_matches(place, cls.model_fields, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigurationError(f"{place}: there is no such setting{meant}") from error
             # Of the rest nothing is repeated: a URL holds a password, and so may what was misspelt.
             shown = place in cls.model_fields and place not in _SECRET
             said = f" (given {first.get('input')!r:.80})" if shown else ""

@@ -84,7 +84,7 @@ def sanitizer(options: Sanitizing, clean: Clean | None, clean_messages: CleanMes
     messages = [hook for hook in (options.get("clean_messages"), clean_messages) if hook is not None]
     unknown = options.keys() - Sanitizing.__annotations__.keys()
     if unknown:
-        raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
+        raise TypeError(f"a handle has no option {', '.join(sorted(unknown))}")
     for hook in (*fields, *messages):
         if not callable(hook) or inspect.iscoroutinefunction(hook):
             raise InvalidValue(f"a clean hook is a plain function, not {hook!r:.80}")

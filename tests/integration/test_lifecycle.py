@@ -514,6 +514,8 @@ async def test_what_json_cannot_hold_is_an_error_unless_chosen_otherwise(store: 
             await session.set("x", hopeless)
     with pytest.raises(InvalidValue, match="on_invalid"):
         store.session("s", on_invalid="ignore")
+    with pytest.raises(TypeError, match="a handle has no option uesr"):
+        store.session("s", uesr="u1")
 
 
 json_values = st.recursive(
