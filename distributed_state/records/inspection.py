@@ -143,8 +143,8 @@ def _outline(entry: JournalEntry) -> ChangeOutline:
             said += 1
         elif kind in (b"p", b"q"):
             items += 1
-        elif name == TIMES:
-            found["times"] = turn_times.read(value)
+        elif kind == b"d" and name.startswith(TIMES):
+            found["times"] = turn_times.read(name)
         elif kind == b"l":
             found["label"] = value.decode("utf-8", "surrogatepass")
         elif name == PHASE:
