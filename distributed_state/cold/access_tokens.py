@@ -8,6 +8,7 @@ Design: section 17.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
@@ -86,13 +87,27 @@ class AccessTokenStore:
     def revoke(self, id: str) -> AccessToken:
         """Refuse a token from now on, and all that were made with it. Raises NotFound if there is none of this id."""
         with self._database.write() as connection:
-            made = [id]
-            while made:
-                # One statement after the other: what somebody was just making is there once its maker is ours.
-                self._revoke(connection, made)
-                these = self._here, among(connection, _c.made_by, made)
-                made = [*connection.execute(select(_c.id).where(*these)).scalars()]
+            made: set[str] = set()
+            # One statement after the other: what somebody was just making is there once its maker is ours.
+            while more := self._made_with(connection, id) - made:
+                self._revoke(connection, more)
+                made |= more
             return self._one(connection, id)
+
+    def _made_with(self, connection: Connection, id: str) -> set[str]:
+        """This token and those that were made with it, at however many removes.
+
+        All that were made with any are read: level by level, a chain of ten thousand took SQLite from others for 40 s.
+        """
+        query = select(_c.id, _c.made_by).where(self._here, _c.made_by.is_not(None))
+        by_maker = defaultdict(list)
+        for made, maker in connection.execute(query):
+            by_maker[maker].append(made)
+        found, level = {id}, [id]
+        while level:
+            level = [made for maker in level for made in by_maker[maker] if made not in found]
+            found.update(level)
+        return found
 
     def revoke_alone(self, id: str) -> AccessToken:
         """Refuse a token from now on, and none that was made with it. Raises NotFound."""

@@ -1,14 +1,15 @@
 """Which epochs of a partition SQL knows, when they were minted, and which of them began. Law: it only reads and notes.
 
 Minting is in SQL first. Whoever dies before Redis is told leaves an epoch that never began: under it nobody can have
-been acknowledged anything, so that its end is no loss.
+been acknowledged anything, so that its end is no loss. That it begins is in SQL before Redis is told, too: noted behind
+that, a worker that dies in between, or SQL that is away, would make a silent loss of all that was acknowledged since.
 
 Design: section 14.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, update
 
 from distributed_state.cold.tables import cursors
 from distributed_state.cold.values import Cursor, Minted
@@ -41,10 +42,18 @@ def last_begun(connection: Connection, namespace: str, partition: int, epoch: st
 
 
 def begin(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
-    """Note that Redis was told of an epoch."""
+    """Note that Redis is told of an epoch now."""
+    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True))
+
+
+def never_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+    """Note that Redis did not take it."""
+    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=False))
+
+
+def _here(namespace: str, partition: int, epoch: str) -> ColumnElement[bool]:
     c = cursors.c
-    here = and_(c.namespace == namespace, c.partition == partition, c.epoch == epoch)
-    connection.execute(update(cursors).where(here).values(begun=True))
+    return and_(c.namespace == namespace, c.partition == partition, c.epoch == epoch)
 
 
 def any_begun(connection: Connection, namespace: str, partition: int) -> bool:

@@ -165,9 +165,14 @@ class ColdStore:
             return epochs.last_begun(connection, self.namespace, partition, epoch)
 
     def begin(self, partition: int, epoch: str) -> None:
-        """Note that Redis was told of an epoch."""
+        """Note that Redis is told of an epoch now."""
         with self._database.write() as connection:
             epochs.begin(connection, self.namespace, partition, epoch)
+
+    def never_begun(self, partition: int, epoch: str) -> None:
+        """Note that Redis did not take it."""
+        with self._database.write() as connection:
+            epochs.never_begun(connection, self.namespace, partition, epoch)
 
     def any_begun(self, partition: int) -> bool:
         """Whether an epoch of the partition ever began: else Redis cannot have lost any of it."""

@@ -221,8 +221,9 @@ class Recovery:
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
         before = cursor
-        # Else an epoch was minted, and who minted it died before Redis was told.
-        had = before is not None and not self._embedded and await self._port.sql(self._cold.any_begun, partition)
+        # Else one was minted, and its finder died before Redis was told. One that Redis shows began, whatever is noted.
+        had = before is not None and not self._embedded
+        had = had and (seen != "" or await self._port.sql(self._cold.any_begun, partition))
         fits = False
         saved = _Saved()
         if brought is not None and seen:
@@ -240,10 +241,12 @@ class Recovery:
         await self._leave_mark()
         # Behind the mint: from here on nothing gets into SQL but what an import brings, which looks at the epoch there.
         texts = await self._port.sql(self._cold.known_names, partition)
+        if not self._embedded:
+            await self._port.sql(self._cold.begin, partition, minted.epoch)
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor, texts=texts)
         lost = had and brought is None  # an embedded one begins empty at each start
-        if word == "ok":
-            await self._note_begun(minted)
+        if word != "ok":
+            await self._take_back(minted)
         if word == "ok" and lost:
             await self._diverged(saved.kept)
             self.count += 1
@@ -255,14 +258,12 @@ class Recovery:
             _tell_begin(minted, former, began=word == "ok", repaired=brought is not None)
         return word != "lost"
 
-    async def _note_begun(self, minted: Cursor) -> None:
-        """Note in SQL that Redis was told: from here on an end of this epoch is a loss."""
-        if self._embedded:
-            return
+    async def _take_back(self, minted: Cursor) -> None:
+        """Note in SQL that this epoch did not begin after all: another replica was first."""
         try:
-            await self._port.sql(self._cold.begin, minted.partition, minted.epoch)
+            await self._port.sql(self._cold.never_begun, minted.partition, minted.epoch)
         except StateError as error:
-            log.debug("partition %d: %s; what is archived first notes that it began", minted.partition, error)
+            log.debug("partition %d: %s; its next epoch is told as a loss that was none", minted.partition, error)
 
     async def _put_together(
         self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, saved: _Saved

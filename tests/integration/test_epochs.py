@@ -11,7 +11,9 @@ from below import names, redis_of, tiers, until
 from scraping import Scrape
 from sqlalchemy import create_engine
 
+from distributed_state.errors import StateError
 from distributed_state.store import watch
+from distributed_state.warm.partitions import Partitions
 
 pytestmark = [pytest.mark.brief("servers"), pytest.mark.only(warm="single", cold=("sqlite", "postgres"))]
 LOSS = "Redis was emptied|began another life"
@@ -77,6 +79,69 @@ async def test_one_that_began_is_a_loss_also_where_nothing_was_archived_and_its_
     sql(opener, "UPDATE cursors SET minted_ms = minted_ms - 601000")
     await until(lambda: scrape("epochs_minted") == 0)
     assert (await epochs(later)).ok, "then it is history"
+
+
+async def test_whoever_dies_as_redis_is_told_hides_no_loss(
+    opener: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis took the epoch, others were acknowledged what they wrote under it, and then it was emptied."""
+    store = await opener(archiver=False)
+    install = Partitions.install
+
+    async def dies(*given: Any, **more: Any) -> str:
+        await install(*given, **more)
+        raise StateError("this process has died")
+
+    monkeypatch.setattr(Partitions, "install", dies)
+    with pytest.raises(StateError):
+        await store.session("s").set("n", 1)
+    monkeypatch.undo()
+    await store.session("s").set("n", 1)
+    empty(store)
+    await store.session("s").set("n", 2)
+    assert len(warned(caplog)) == 1
+    assert tiers(store).recovery.count == 1
+
+
+async def test_an_epoch_that_redis_shows_began_whatever_is_noted(opener: Any, caplog: pytest.LogCaptureFixture) -> None:
+    store = await opener(archiver=False)
+    at = names(store, "s")
+    await store.session("s").set("n", 1)
+    tiers(store).cold.never_begun(at.partition, tiers(store).cold.cursor(at.partition).epoch)
+    with redis_of(store) as client:
+        noted = client.hget(at.meta, "journal").split(b" ")
+        client.hset(at.meta, mapping={"life": "another", "journal": b" ".join([*noted[:5], b"another", *noted[6:]])})
+    await store.session("s").set("n", 2)
+    assert len(warned(caplog)) == 1
+
+
+async def test_an_epoch_whose_answer_was_lost_began(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await opener(archiver=False)
+    install, words = Partitions.install, []
+
+    async def twice(*given: Any, **more: Any) -> str:
+        await install(*given, **more)
+        words.append(await install(*given, **more))
+        return words[-1]
+
+    monkeypatch.setattr(Partitions, "install", twice)
+    await store.session("s").set("n", 1)
+    assert words == ["ok"]
+    assert tiers(store).cold.any_begun(names(store, "s").partition)
+
+
+async def test_an_epoch_that_came_too_late_did_not_begin(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await opener(archiver=False)
+    install, mine = Partitions.install, []
+
+    async def too_late(self: Any, keys: Any, token: str, *given: Any, **more: Any) -> str:
+        mine.append(await install(self, keys, token if mine else "another", *given, **more))
+        return mine[-1]
+
+    monkeypatch.setattr(Partitions, "install", too_late)
+    await store.session("s").set("n", 1)
+    assert mine == ["lost", "ok"]
+    assert tiers(store).recovery.count == 0, "of the first nobody was told"
 
 
 @pytest.mark.wide

@@ -8,8 +8,10 @@ from typing import Any
 
 from below import names, redis_of, until
 from clocks import moved_by_hand
+from tenants import Served, opened
 
 from distributed_state import Message, TimedRun, tool
+from distributed_state.programs.service import Access
 from distributed_state.values.model import TIMES
 
 
@@ -117,3 +119,18 @@ async def test_a_copy_brings_the_times_along(store: Any) -> None:
     assert copied.times == change.times
     assert isinstance(copied.times.runs[0], TimedRun)
     assert await store.export("copy") == [line.replace('"id":"s"', '"id":"copy"') for line in lines]
+
+
+async def test_the_timeline_of_a_conversation_shows_them_as_its_versions_do() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine = await served.token("acme:", "read")
+        async with store.session("acme:c").turn() as turn:
+            with turn.model("gpt-5"):
+                turn["n"] = 1
+        await store.session("acme:c").set("n", 2)
+        plain, timed = (await served.ask("GET", "/v1/conversations/acme:c/timeline", mine)).json()["versions"]
+        first = (await served.ask("GET", "/v1/conversations/acme:c/versions", mine)).json()["versions"][0]
+        assert plain["times"] is None
+        assert timed["times"]["runs"][0]["name"] == "gpt-5"
+        assert timed["times"] == first["times"]
