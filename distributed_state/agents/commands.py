@@ -81,7 +81,7 @@ class Command:
                 raise InvalidValue(f"{self.name}: {error}") from error
         if values:
             known = ", ".join(found) or "none"
-            raise InvalidValue(f"{self.name}: takes no argument {next(iter(values))!r:.80}; it takes {known}")
+            raise InvalidValue(f"{self.name}: takes no argument {next(iter(values))!r:.80}; it takes {known}, by the `arguments=` it was registered with")
         return found
 
     async def run(self, port: Port, arguments: dict[str, Any], progress: Progress | None) -> Any:
