@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -67,8 +68,12 @@ class Noting:
     async def _note(self, why: str) -> None:
         seconds, _ = await self._port.command_with(self._port.node_of(self._key), b"TIME")
         card = {"pid": os.getpid(), "version": release(), "time": int(seconds), "why": why[:_LETTERS]}
+        # A container has another name each time: while one fails every few minutes, the hash as a whole never expires.
+        words = await self._port.command(b"HGETALL", self._key)
+        over = [host for host, note in _pairs(words) if _read("", note, float(seconds)) is None]
         await self._port.exchange(
             [
+                (b"HDEL", self._key, platform.node(), *over),
                 (b"HSET", self._key, platform.node(), codec.encode(card, "start")),
                 (b"PEXPIRE", self._key, int(_KEPT * 1000)),
             ]
@@ -79,14 +84,21 @@ async def lately(tiers: Tiers) -> list[FailedStart]:
     """The hosts where a replica could not start, and none has since."""
     words = await tiers.port.command(b"HGETALL", tiers.keys.failed_starts)
     now = tiers.clock.now()
-    found = (_read(words[at].decode(), words[at + 1], now) for at in range(0, len(words), 2))
-    return [each for each in found if each is not None and each.ago < _KEPT]
+    found = (_read(host.decode(), note, now) for host, note in _pairs(words))
+    return [each for each in found if each is not None]
+
+
+def _pairs(words: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(words[::2], words[1::2], strict=True)
 
 
 def _read(host: str, card: bytes, now: float) -> FailedStart | None:
+    """A host's note; None if that is too long ago, or cannot be read."""
     try:
         stated = codec.decode(card, "start")
         ago = max(0.0, now - stated["time"])
+        if ago >= _KEPT:
+            return None
         return FailedStart(host, int(stated["pid"]), str(stated["version"]), ago, str(stated["why"]))
     except (CorruptState, KeyError, TypeError, ValueError) as error:
         log.debug("the note of host %s cannot be read: %s", host, error)

@@ -90,8 +90,15 @@ class JournalWatch(Watch[Seen]):
         if self.seen is not None and self.age is not None:
             journals = carried_on(journals, self.seen.journals, self.age - (self._port.monotonic() - asked), mine)
         self._filling.note(journals.places)
-        failed = await failed_starts.lately(tiers)
-        return Seen(journals, self._filling.seconds_left(), len(failed), *await _shares(tiers))
+        return Seen(journals, self._filling.seconds_left(), await self._failed_starts(), *await _shares(tiers))
+
+    async def _failed_starts(self) -> int:
+        """How many hosts failed; as many as before, while the one server that has their notes is away."""
+        try:
+            return len(await failed_starts.lately(self._tiers))
+        except StateError as error:
+            log.debug("who could not start is not known: %s", error)
+            return 0 if self.seen is None else self.seen.failed_starts
 
 
 def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection[int]) -> Journals:
