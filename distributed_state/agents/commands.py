@@ -80,8 +80,8 @@ class Command:
             except InvalidValue as error:
                 raise InvalidValue(f"{self.name}: {error}") from error
         if values:
-            known = ", ".join(found) or "none"
-            raise InvalidValue(f"{self.name}: takes no argument {next(iter(values))!r:.80}; it takes {known}, by the `arguments=` it was registered with")
+            known = f"it takes {', '.join(found)}" if found else "it was registered without `arguments=`"
+            raise InvalidValue(f"{self.name}: takes no argument {next(iter(values))!r:.80}; {known}")
         return found
 
     async def run(self, port: Port, arguments: dict[str, Any], progress: Progress | None) -> Any:

@@ -613,6 +613,8 @@ async def test_commands_run_on_the_conversation_with_checked_arguments(store: An
         ):
             with pytest.raises(InvalidValue, match=words):
                 await ask(agent, "run_command", "add", args)
+        with pytest.raises(InvalidValue, match="list: takes no argument 'n'; it was registered without `arguments=`"):
+            await ask(agent, "run_command", "list", {"n": 1})
         with pytest.raises(NotFound, match="there are add, list"):
             await ask(agent, "run_command", "remove")
         with pytest.raises(CommandFailed, match="LookupError: nothing there") as caught:
