@@ -203,13 +203,17 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings = [Finding("layout", True, layout)]  # compared with Redis and SQL when the store was opened
     try:
         findings += await _warm(tiers, embedded=embedded)
+        replicas, unknown = await fleet_checks.present(tiers)  # once: each time that nobody answers takes `retry_for`
+        findings += unknown or (fleet_checks.here(tiers) if embedded else await fleet_checks.fleet(tiers, replicas))
+        diverged = await fleet_checks.diverged(tiers, replicas)
     except StateError as error:
         findings.append(away(error))
-    return findings + await _diverged(tiers) + await _archive(tiers) + await _index(tiers)
+        diverged = dict(tiers.archiver.diverged)
+    return findings + _diverged(diverged) + await _archive(tiers) + await _index(tiers)
 
 
 async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
-    """What is seen of Redis, and in it."""
+    """What is seen of Redis."""
     findings = (
         [Finding("server", True, "embedded in this process")]
         if embedded
@@ -225,8 +229,7 @@ async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings += [await _durability(tiers), *await _times(tiers)]
     if any(finding.name == "cluster" for finding in findings):
         findings += await _failover(tiers)
-    findings += await fleet_checks.lag(tiers)
-    return findings + (fleet_checks.here(tiers) if embedded else await fleet_checks.fleet(tiers))
+    return findings + await fleet_checks.lag(tiers)
 
 
 def away(error: StateError) -> Finding:
@@ -234,9 +237,8 @@ def away(error: StateError) -> Finding:
     return Finding("server", False, str(error), "start it, or let a replica take over")
 
 
-async def _diverged(tiers: Tiers) -> list[Finding]:
+def _diverged(found: Mapping[int, str]) -> list[Finding]:
     """The partitions of which nothing is archived, because journal and archive do not fit."""
-    found = await fleet_checks.diverged(tiers, await fleet_checks.present(tiers))
     advice = "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
     return [Finding(f"partition {each}", False, why, advice) for each, why in sorted(found.items())]
 

@@ -28,12 +28,16 @@ def here(tiers: Tiers) -> list[Finding]:
     return [Finding("archiver", False, failure, _STOPPED)] if failure else []
 
 
-async def fleet(tiers: Tiers) -> list[Finding]:
-    """Who archives, whether one of them fails, and whether all run the same release."""
+async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
+    """The replicas that are there; or none, and what is to be said if nobody can tell."""
     try:
-        replicas = await tiers.presence.replicas()
+        return await tiers.presence.replicas(), []
     except StateError as error:
-        return [Finding("replicas", False, str(error), "see the message: nobody knows who is there")]
+        return [], [Finding("replicas", False, str(error), "see the message: nobody knows who is there")]
+
+
+async def fleet(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
+    """Who archives, whether one of them fails or could not start, and whether all run the same release."""
     return [*_archivers(tiers, replicas), *await _unstarted(tiers), *_lost(tiers, replicas), _versions(replicas)]
 
 
@@ -98,14 +102,6 @@ class Journals:
     def behind(self) -> dict[int, PartitionState]:
         """Those of which something waits."""
         return {each: place for each, place in self.places.items() if place.offset > place.archived}
-
-
-async def present(tiers: Tiers) -> list[Replica]:
-    """The replicas that are there; none if nobody can tell, which is named elsewhere."""
-    try:
-        return await tiers.presence.replicas()
-    except StateError:
-        return []
 
 
 async def diverged(tiers: Tiers, replicas: Iterable[Replica]) -> dict[int, str]:

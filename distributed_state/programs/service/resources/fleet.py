@@ -111,7 +111,8 @@ async def partitions(asked: Asked) -> Response:
     _of_all_tenants(asked)
     tiers = asked.store.tiers()
     looked = await fleet_checks.look(tiers)
-    diverged = await fleet_checks.diverged(tiers, await fleet_checks.present(tiers))
+    there, _ = await fleet_checks.present(tiers)
+    diverged = await fleet_checks.diverged(tiers, there)
     rows = [
         {
             "partition": each, "epoch": place.epoch, "offset": place.offset,
