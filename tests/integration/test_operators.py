@@ -313,8 +313,13 @@ def test_replicas_come_with_what_they_do_and_in_pages(run: Run, place: dict[str,
     with StateStore.open(**place, archiver=False) as one, StateStore.open(**place, archiver=False) as other:
         one.announce(role="service")
         other.announce(agents=["notes"])
+
+        def announced() -> bool:
+            found = one.replicas()
+            return len(found) == 2 and all(each.status for each in found)
+
+        wait_until(announced, "both announced", seconds=30)
         ids = [each.id for each in one.replicas()]
-        wait_until(lambda: all(each.status for each in one.replicas()), "both announced", seconds=30)
         roles = {one.replica: "service", other.replica: "agents"}
         assert {each.id: each.role for each in one.replicas()} == roles
         _, out, err = run(*options(place), "replicas", "--json", "--limit", "1")
