@@ -38,7 +38,8 @@ def every_name(keys: Keys, ref: Ref, *, shared: bool = True) -> set[bytes]:
 KEYLESS = {"TIME", "PING", "INFO", "CONFIG", "CLUSTER", "WAIT", "WAITAOF", "SCRIPT"}
 FIRST = {
     "GET", "SET", "HGET", "HSET", "HMGET", "HGETALL", "HDEL", "PEXPIRE", "PTTL", "TTL", "TYPE", "EXISTS", "XRANGE",
-    "XREVRANGE", "XLEN", "ZADD", "ZREM", "ZCARD", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE", "HLEN", "HSTRLEN", "STRLEN", "SPUBLISH",
+    "XREVRANGE", "XLEN", "ZADD", "ZREM", "ZCARD", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE", "HLEN", "HSTRLEN", "STRLEN",
+    "SPUBLISH",
 }  # fmt: skip
 ALL = {"DEL", "MGET", "UNLINK"}
 
