@@ -87,8 +87,9 @@ async def test_a_replica_is_sent_its_types_alone(opener: Any, monkeypatch: pytes
     await store.emit("family.member", {"n": 1000}, subject="s")
     await until(lambda: len(heard) == len(expected) + 1)
     assert numbers(heard) == [*expected, 1000]
+    # Each was published to it, and nothing else; a look at positions may have read one from the stream before it came.
     assert len(found) == len(heard)
-    assert feed(store).replayed == feed(store).resyncs == 0, "nothing had to be read from the stream"
+    assert feed(store).resyncs == 0
 
 
 @real
