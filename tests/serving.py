@@ -10,17 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 
 from distributed_state import AsyncStateStore
 from distributed_state.programs.service import Limits, Service
+from distributed_state.programs.service.connections import Connections
+from distributed_state.programs.service.running import Server, config_of
 
 JSON = {"Content-Type": "application/json"}
-
-
-class _Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """None: it runs beside the main thread."""
 
 
 @contextmanager
@@ -29,9 +25,11 @@ def served(
 ) -> Iterator[httpx.Client]:
     """A client of a service on this store."""
     service = service or Service(Limits(busy=0.3))
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(service.app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=2)
-    server = _Server(config)
+    # The protocol is named: without it asyncio sets no TCP_NODELAY, and an answer with a body takes 40 ms.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    server = Server(config_of(service.app, Connections(service.limits)))
     failed: list[BaseException] = []
 
     async def run() -> None:
