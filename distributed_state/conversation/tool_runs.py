@@ -21,17 +21,15 @@ from distributed_state.port import Port
 from distributed_state.values import codec
 
 Arguments = dict[str, Any] | str | None
+Inject = Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]]
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ToolRuns:
     """Runs the tools of a turn, and knows what came of them."""
 
-    def __init__(
-        self, port: Port, inject: Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]], clock: TurnClock
-    ) -> None:
+    def __init__(self, port: Port, clock: TurnClock) -> None:
         self._port = port
-        self._inject = inject
         self._clock = clock
         self._calls: dict[str, ToolCall] = {}
 
@@ -40,8 +38,10 @@ class ToolRuns:
         """The calls, in order."""
         return tuple(self._calls.values())
 
-    async def call(self, tool: Tool | str, arguments: Arguments, call_id: str, tools: Iterable[Tool]) -> ToolCall:
-        """Run a tool, or say why not."""
+    async def call(
+        self, tool: Tool | str, arguments: Arguments, call_id: str, tools: Iterable[Tool], inject: Inject
+    ) -> ToolCall:
+        """Run a tool, or say why not. What it wants of the turn, `inject` makes."""
         try:
             it = chosen(tool, tools)
         except NotFound as error:
@@ -60,10 +60,11 @@ class ToolRuns:
             bound = it.bind(given)
         except Exception as error:  # noqa: BLE001 - the model sees it, and may try something else
             return self._failed(it.name, given, error, call_id)
-        return await self._run(it, given, bound, call_id)
+        return await self._run(it, given, bound, call_id, await inject(it.wants))
 
-    async def _run(self, it: Tool, given: dict[str, Any], bound: dict[str, Any], call_id: str) -> ToolCall:
-        injected = await self._inject(it.wants)
+    async def _run(
+        self, it: Tool, given: dict[str, Any], bound: dict[str, Any], call_id: str, injected: Mapping[str, Any]
+    ) -> ToolCall:
         states = [each for each in injected.values() if isinstance(each, Scratch)]
         began = self._port.monotonic()
         result = None

@@ -107,7 +107,7 @@ class AsyncTurn(Transaction):
         self._pending: list[Message] = []
         self._moved: list[str] = []
         self._clock = TurnClock(self._tiers.port.monotonic)
-        self._calls = ToolRuns(self._tiers.port, self._injected, self._clock)
+        self._calls = ToolRuns(self._tiers.port, self._clock)
         self._state: AgentState | None = None
         self._summary: bytes | None = None
         self._session = session
@@ -276,7 +276,7 @@ class AsyncTurn(Transaction):
         arguments that are no object or do not fit, an id that another call has. Errors of the store itself are raised.
         """
         self._workspace.open()
-        return await self._calls.call(tool, arguments, call_id, tools)
+        return await self._calls.call(tool, arguments, call_id, tools, self._injected)
 
     def model(self, name: str) -> AbstractContextManager[None]:
         """Measure a call of a model: `with turn.model("gpt-5"):` around it, on either face. Shown in `times`."""

@@ -74,15 +74,15 @@ class Preconditions:
 
     async def send(self, draft: Draft) -> Committed:
         """Apply a change that is signed if they hold, else raise Conflict. `sent` is the change as it was applied."""
-        for _ in range(self._context.store.settings.conflict_retries):
+        left = self._context.store.settings.conflict_retries
+        while True:
+            left -= 1
             self.sent = self.on(draft)
             try:
                 return await self._context.send(self.sent)
             except Conflict as conflict:
-                refused = conflict
-                if not self.learn(conflict):
-                    break
-        raise refused
+                if not self.learn(conflict) or left < 1:
+                    raise
 
     def learn(self, conflict: Conflict) -> bool:
         """Take over from a refusal how equal values are stored; whether it is worth to ask once more."""

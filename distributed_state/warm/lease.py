@@ -93,6 +93,7 @@ class Leases:
     def drop(self, lease: AsyncLease) -> None:
         """Renew no more."""
         self._renewal.drop(lease.holder)
+        lease.owner = None  # a task whose error leads back to here would wait for the garbage collector
         self._end_span(lease, "lost" if lease.lost else "ok")
         mine = dict(_held.get({}))
         if mine.get((id(self), lease.text)) is lease:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from distributed_state.errors import Unavailable
@@ -32,7 +33,7 @@ class Work:
         over = loop.create_future()
         self._tasks.add(task)
         self._waiting.add(over)
-        task.add_done_callback(lambda _: self._done(task, over))
+        task.add_done_callback(partial(self._done, over))
         timer = loop.call_later(seconds, _settle, over)
         try:
             await over
@@ -45,9 +46,13 @@ class Work:
             raise Unavailable(
                 f"abandoned after {seconds:g} s or as the worker stops; a turn with a request_id may be repeated"
             )
-        return task.result()
+        try:
+            return task.result()
+        finally:
+            # What it raised leads to this frame, and all that its request had would wait for the garbage collector.
+            del task
 
-    def _done(self, task: asyncio.Task[Any], over: asyncio.Future[None]) -> None:
+    def _done(self, over: asyncio.Future[None], task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         _settle(over)
         if not task.cancelled():
