@@ -74,6 +74,9 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
 
 def _written(message: BaseMessage) -> dict[str, Any]:
     """A message in the package's own fields, and under one more what LangChain says besides."""
+    if not isinstance(message, BaseMessage):
+        kind = type(message).__name__
+        raise InvalidValue(f"a history takes LangChain's messages, such as HumanMessage(...), not a {kind}")
     said = message_to_dict(message)
     rest = said["data"]
     try:

@@ -46,6 +46,7 @@ from distributed_state.values.turn_times import TimedRun, TurnTimes, step_of
 
 BUSY = ("wait", "reject", "interrupt")
 _NOT_OPEN = "this transaction is over; nothing can be changed through it any more"
+_NOT_BEGUN = "this turn has not begun: it is open inside `with session.turn(...) as turn:`, or `async with`"
 
 
 class AsyncTurn(Transaction):
@@ -92,7 +93,7 @@ class AsyncTurn(Transaction):
     ) -> None:
         # `slot`: the name under which the answered request is remembered, if it is not its own
         super().__init__(Workspace(CachedRecord(context.codec, "", 0, {}, {}), context.changes(), context.allow))
-        self._workspace.closed = _NOT_OPEN
+        self._workspace.closed = _NOT_BEGUN
         self._entered = False
         self._context = context
         self._expected = preconditions(context, expect, expect_exists)

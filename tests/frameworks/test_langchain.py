@@ -149,6 +149,9 @@ async def test_what_no_json_holds_is_refused_as_a_whole(store: Any) -> None:
     with pytest.raises(InvalidValue, match="artifact"):
         await history.aadd_messages([HumanMessage("x"), ToolMessage("y", tool_call_id="c", artifact=object())])
     assert history.messages == []
+    with pytest.raises(InvalidValue, match=r"such as HumanMessage\(\.\.\.\), not a str"):
+        history.add_messages([HumanMessage("x"), "y"])  # type: ignore[list-item]
+    assert history.messages == []
 
 
 async def test_a_chain_goes_on_with_its_history(store: Any) -> None:

@@ -323,6 +323,16 @@ def test_namespaces_that_hold_nothing_are_not_listed(settings: dict[str, Any]) -
         assert len(directory.list().items) == 4
 
 
+@pytest.mark.parametrize("named", [{}, {"thread_id": None}])
+def test_runs_that_name_no_thread_are_refused_and_not_one_thread(settings: dict[str, Any], named: Any) -> None:
+    """`str(None)` is a name like any other: whoever forgot the id would read what others said who forgot it."""
+    with StateStore.open(**settings) as store:
+        graph = graph_on(DistributedStateSaver(store))
+        with pytest.raises(InvalidValue, match="'thread_id'"):
+            graph.invoke({"log": ["one"]}, {"configurable": {"a": 1, **named}})
+        assert list(store.sessions(fresh=True)) == []
+
+
 def test_a_run_that_begins_a_thread_says_whose_it_is(settings: dict[str, Any]) -> None:
     with StateStore.open(**settings) as store, StateStore.open(**settings) as other:
         graph = graph_on(DistributedStateSaver(store, user="user_id"))

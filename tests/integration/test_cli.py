@@ -157,6 +157,14 @@ def test_an_error_is_one_line_on_stderr(run: Run, words: tuple[str, ...], said: 
     assert lines(done.err) == 1
 
 
+@pytest.mark.parametrize("words", [("inspect", "--url", "x"), ("adopt", "openai", "x", "--archive", "y")])
+def test_an_option_of_all_commands_behind_one_is_told_where_it_stands(run: Run, words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.code == 2
+    assert "it stands before the command" in " ".join(done.err.split())
+    assert "before the command" not in run("inspect", "--ulr", "x").err
+
+
 def test_the_name_of_a_record_is_shown_as_it_is(run: Run, tmp_path: Path) -> None:
     """Not as the pictures that `:a:` and the like may stand for."""
     run("set", "a", "x", "1")

@@ -418,6 +418,8 @@ async def test_a_turn_that_never_yields_is_given_up_as_well(store: Any) -> None:
 async def test_a_turn_is_entered_once(store: Any) -> None:
     session = store.session("s")
     turn = session.turn()
+    with pytest.raises(InvalidValue, match=r"has not begun: .* `with session\.turn"):
+        turn.append(said("too early"))
     async with turn:
         turn.append(said("once"))
         with pytest.raises(InvalidValue, match="entered once"):

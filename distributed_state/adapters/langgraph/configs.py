@@ -9,10 +9,15 @@ from typing import Any
 
 from langgraph.checkpoint.base import get_checkpoint_id
 
+from distributed_state import InvalidValue
+
 
 def thread_of(config: Any) -> str:
-    """The thread's id, as text."""
-    return str(config["configurable"]["thread_id"])
+    """The thread's id, as text. Raises InvalidValue if there is none: all runs that forgot it would be one thread."""
+    id = config["configurable"].get("thread_id")
+    if id is None:
+        raise InvalidValue("a run says in config['configurable']['thread_id'] which thread it is of")
+    return str(id)
 
 
 def namespace_of(config: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 import distributed_state
 from distributed_state.errors import ColdUnavailable, InvalidValue, NotFound, StateError, WarmUnavailable
@@ -30,7 +31,24 @@ _HELP = (
 log = logging.getLogger(__name__)
 _WIDE = 200
 _PEEK = 2.0  # seconds for SQL to say whether there is a namespace; while it is away Redis knows
+
+
+class _Commands(TyperGroup):
+    """The commands: who writes an option of all of them behind one is told where it stands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # click's NoSuchOption, which recent releases of typer have a copy of
+            name = getattr(error, "option_name", None)
+            if type(error).__name__ == "NoSuchOption" and any(name in each.opts for each in self.params):
+                error.message += f"; it stands before the command: distributed-state {name} ..."  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     help=_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
