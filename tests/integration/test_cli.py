@@ -212,6 +212,36 @@ def test_sessions_are_listed_by_prefix_and_tags(run: Run, archive: str) -> None:
     assert (refused.code, "write it as name=value" in refused.err) == (1, True)
 
 
+def test_sessions_are_listed_by_phase_size_and_when_they_changed(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store:
+        store.session("small").write(set={"a": 1}, phase="booking")
+        store.session("large").write(set={"a": "x" * 5000}, phase="paying")
+
+    def found(*options: str) -> set[str]:
+        listed = run("sessions", *options)
+        assert listed.code == 0, listed.err
+        return {name for name in ("small", "large") if name in listed.out}
+
+    assert found("--phase", "booking") == {"small"}
+    assert found("--larger-than", "4000") == {"large"}
+    assert found("--changed-since", "1h") == {"small", "large"}
+    assert found("--changed-before", "1h") == set()
+    refused = run("sessions", "--changed-since", "yesterday")
+    assert (refused.code, "--changed-since is an age" in refused.err) == (1, True)
+
+
+def test_a_history_says_where_a_turn_spent_its_time(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store:
+        with store.session("s").turn() as turn:
+            with turn.tool("search_hotels"):
+                time.sleep(0.05)
+            turn["n"] = 1
+        replica = store.replica
+    (line,) = [line for line in run("history", "s").out.splitlines() if "took" in line]
+    assert re.search(r"took 0\.\d+ s, \d+% of it tool search_hotels", line)
+    assert replica in run("history", "s").out
+
+
 def test_branches_are_listed_and_forked(run: Run, archive: str) -> None:
     with StateStore.open(archive=archive) as store:
         store.session("s\x1b[2J", actor="agent[bold]").set("city", "Oslo")

@@ -18,7 +18,7 @@ from distributed_state.programs.cli.shell import app, err, open_to_list, out
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_WHEN = "an age, such as 10m, 2h or 7d, or a date and time in ISO 8601, local unless it has an offset"
+WHEN = "an age, such as 10m, 2h or 7d, or a date and time in ISO 8601, local unless it has an offset"
 
 
 @app.command()
@@ -31,7 +31,7 @@ def audit(
     type_: Annotated[
         str | None, typer.Option("--type", help="Type of event, such as conversation.deleted or conversation.*")
     ] = None,
-    since: Annotated[str | None, typer.Option(help=f"Events from then on: {_WHEN}.")] = None,
+    since: Annotated[str | None, typer.Option(help=f"Events from then on: {WHEN}.")] = None,
     until: Annotated[str | None, typer.Option(help="Events before then.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events; without --after, the newest.")] = 100,
     after: Annotated[str | None, typer.Option(help="Continue after this cursor, or start from the 'oldest'.")] = None,
@@ -73,7 +73,7 @@ def moment(option: str, text: str | None, now: float) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError) as error:
-        raise InvalidValue(f"{option} is {_WHEN}, not {text!r:.80}") from error
+        raise InvalidValue(f"{option} is {WHEN}, not {text!r:.80}") from error
 
 
 def span(option: str, text: str) -> float:

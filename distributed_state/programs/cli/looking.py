@@ -25,6 +25,7 @@ from distributed_state.programs.cli.shell import (
     print_json,
     record_of,
 )
+from distributed_state.programs.turn_parts import spent
 
 _PAGE = 1000
 
@@ -69,17 +70,17 @@ def history(
     scope: Scope = "session",
     last: Annotated[int, typer.Option(min=1, help="How many changes to show.")] = 50,
 ) -> None:
-    """List a record's changes: version, when, by whom, what.
+    """List a record's changes: version, when, by whom, on which worker, under which lease, what; of a turn its time.
 
     Example: [cyan]distributed-state history user-123 --last 10[/]
     """
     with open_to_list(context) as store:
         changes = _changes_of(store, scope, id, last)
-    table = Table("version", "time", "kind", "by", "token", "what")
+    table = Table("version", "time", "kind", "by", "worker", "token", "what")
     for change in changes:
         token = str(change.token) if change.token else ""
-        row = (str(change.version), when(change.time), change.kind, plain(change.actor), token, _what(change))
-        table.add_row(*row)
+        who = plain(change.actor), plain(change.replica)
+        table.add_row(str(change.version), when(change.time), change.kind, *who, token, _what(change))
     out.print(table)
 
 
@@ -97,50 +98,6 @@ def _changes_of(store: Any, scope: str, id: str, last: int) -> list[distributed_
     if not version:
         raise NotFound(f"there is no {scope} {id!r}")
     return record.history(after=max(0, version - last))
-
-
-@app.command()
-def sessions(
-    context: typer.Context,
-    user: Annotated[str | None, typer.Option(help="Only sessions of this user.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Only those whose ids begin so, in order of their ids.")] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option(help="Only those with this tag, as name=value; may be given several times.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Also what is not archived yet.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 50,
-    after: Annotated[
-        str | None, typer.Option(help="Continue after this cursor, which the previous page printed.")
-    ] = None,
-    scope: Scope = "session",
-) -> None:
-    """List sessions, the most recently archived change first, to the minute.
-
-    Example: [cyan]distributed-state sessions --user u1 --tag run=r1[/]
-    """
-    tags = _tags(tag or [])
-    with open_to_list(context) as store:
-        rows = store.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
-    table = Table("id", "user", "version", "created", "updated", "")
-    for row in rows:
-        deleted = "deleted" if row.deleted else ""
-        table.add_row(
-            plain(row.id), plain(row.user or ""), str(row.version), when(row.created), when(row.updated), deleted
-        )
-    out.print(table)
-    if len(rows) == limit:
-        err.print(f"more may follow: --after {rows[-1].cursor}", markup=False, highlight=False)
-
-
-def _tags(given: list[str]) -> dict[str, list[str]]:
-    """What `--tag name=value` asks for: each name with all of its values."""
-    tags: dict[str, list[str]] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidValue(f"{text!r:.80} is no tag: write it as name=value")
-        tags.setdefault(name, []).append(value)
-    return tags
 
 
 @app.command()
@@ -261,4 +218,11 @@ def _what(change: distributed_state.Change) -> str:
     parts += [f"+ {_said(message)}" for message in change.appended]
     parts += [f"phase {change.phase}"] if change.phase else []
     parts += [f"label {change.label}"] if change.label else []
+    parts += _took(change.times)
     return "\n".join(plain(part if len(part) <= 100 else part[:97] + "...") for part in parts)
+
+
+def _took(times: distributed_state.TurnTimes | None) -> list[str]:
+    """How long a turn took, and what of it the most; nothing of what no turn did."""
+    it = spent(None if times is None else asdict(times))
+    return [] if it is None else [f"took {it.total:.3f} s, {it.most.share:.0%} of it {it.most.name}"]

@@ -16,8 +16,8 @@ from distributed_state.programs.inspector.access import form
 from distributed_state.programs.inspector.api import Api, Found, Refused, quoted
 from distributed_state.programs.inspector.messages import shown
 from distributed_state.programs.inspector.pages import HEADERS, page
-from distributed_state.programs.inspector.times import spent
 from distributed_state.programs.inspector.trees import trees
+from distributed_state.programs.turn_parts import spent
 
 _MESSAGES = 30
 _VERSIONS = 20
