@@ -197,7 +197,8 @@ class Database:
         try:
             engine = create_engine(url, **options)
         except ImportError as error:
-            raise ConfigurationError(f"{self.name}: the driver is not installed: {error}") from error
+            hint = ": pip install 'distributed-state[postgres]'" if url.drivername == "postgresql+psycopg" else ""
+            raise ConfigurationError(f"{self.name}: the driver is not installed: {error}{hint}") from error
         except (exc.ArgumentError, TypeError) as error:
             raise ConfigurationError(f"{self.name}: {error}") from error
         if engine.dialect.is_async:

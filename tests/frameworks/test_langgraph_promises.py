@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import redis
-from frameworks.langgraph_crew import config_of, graph_on
+from frameworks.langgraph_crew import State, config_of, graph_on
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import StateGraph
 from langgraph.store.base import GetOp, PutOp
 
 from distributed_state import Conflict, StateStore
@@ -84,6 +85,28 @@ def test_of_two_first_turns_in_one_process_one_is_refused_or_both_stay(saver: An
         assert acknowledged, "one of them began the thread"
         assert acknowledged <= set(log)
         assert len(acknowledged) == 1
+
+
+@pytest.mark.parametrize(("durability", "kept"), [("exit", False), ("sync", True)])
+def test_a_run_that_was_overtaken_has_saved_nothing_if_it_saves_at_its_exit(
+    saver: Any, durability: Any, kept: bool
+) -> None:
+    """Saved step by step, its input stays: running it again adds it a second time, as the page says."""
+    config, quick = config_of("t"), graph_on(saver)
+
+    def meanwhile(state: dict[str, Any]) -> dict[str, Any]:
+        quick.invoke({"log": ["quick"]}, config)
+        return {"log": ["slow answer"]}
+
+    builder = StateGraph(State)
+    builder.add_node("answer", meanwhile)
+    builder.add_edge("__start__", "answer")
+    with pytest.raises(Conflict):
+        builder.compile(checkpointer=saver).invoke({"log": ["slow"]}, config, durability=durability)
+    log = quick.get_state(config).values["log"]
+    assert "re:" in log[-1]
+    assert ("slow" in log) is kept
+    assert "slow answer" not in log
 
 
 class _Meeting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -546,6 +547,16 @@ async def test_settings_that_are_wrong_are_named(face: str, given: dict[str, Any
     given = dict(given) if complaint == "archive" else {"archive": "memory"} | given
     with pytest.raises(ConfigurationError, match=complaint):
         await open_store(face, given.pop("url", None), **given)
+
+
+@faces
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+async def test_a_driver_that_is_not_installed_is_named_with_the_extra_that_brings_it(
+    face: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigurationError, match=r"psycopg.*pip install 'distributed-state\[postgres\]'"):
+        await open_store(face, None, archive=f"{scheme}://h/d")
 
 
 @faces
