@@ -165,8 +165,8 @@ class Thread(ThreadReading):
             self.recent.begun(self.id)
             raise Conflict(
                 f"thread {self.id!r:.80} went on while this run was under way: its newest checkpoint is {head}, and "
-                f"this run goes on from {parent}. Run it again on what is there now, or hold the thread with "
-                "`saver.turn(config)` around each run"
+                f"this run goes on from {parent}. Hold the thread with `saver.turn(config)` around each run; or run it "
+                'again on what is there now, with durability="exit", as else what it saved before stays'
             ) from error
         return head
 
