@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ async def test_defaults_that_cannot_be_stored_set_nothing(store: Any) -> None:
     assert not await session.initialize({"n": 1})
 
 
-async def begin_together(opener: Any, rounds: int) -> list[tuple[int, int]]:
+async def begin_together(opener: Any, rounds: int) -> AsyncIterator[tuple[int, int]]:
     """For each round: how many of the replicas did it, and how many values of others were overwritten."""
     stores = [await opener(archiver=False) for _ in range(3)]
 
@@ -123,18 +124,16 @@ async def begin_together(opener: Any, rounds: int) -> list[tuple[int, int]]:
             await session.set("set", "mine")
         return bool(await session.initialize({"by": number, "set": "default"}))
 
-    found = []
     for step in range(rounds):
         sessions = [store.session(f"s{step}") for store in stores]
         did = await asyncio.gather(*(one(store, sessions[n], n) for n, store in enumerate(stores)))
         state = await sessions[0].get_all(fresh=True)
-        found.append((sum(did), int(state["set"] != "mine")))
-    return found
+        yield sum(did), int(state["set"] != "mine")
 
 
 @pytest.mark.replicas
 async def test_of_many_replicas_one_sets_the_defaults(opener: Any) -> None:
-    assert await begin_together(opener, 30) == [(1, 0)] * 30
+    assert [each async for each in begin_together(opener, 30)] == [(1, 0)] * 30
 
 
 @pytest.mark.replicas
@@ -142,7 +141,10 @@ async def test_without_the_guard_of_the_version_several_would(opener: Any) -> No
     """The negative control."""
     guard = "local mismatch = expected ~= '' and expected ~= (version or '0')"
     with sabotage("commit", guard, "local mismatch = false"):
-        assert await begin_together(opener, 30) != [(1, 0)] * 30
+        async for each in begin_together(opener, 2000):  # whether they meet is chance
+            if each != (1, 0):
+                return
+    raise AssertionError("the guard was never needed")
 
 
 # Backup
