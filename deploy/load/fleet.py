@@ -1,4 +1,7 @@
-"""A fleet of processes on this machine. Law: what was started here is ended here, and a worker that dies comes back."""
+"""A fleet of processes on this machine.
+
+Law: what was started here ends with us, also when we are killed, and a worker that dies comes back.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from pathlib import Path
 from deploy.load.client import TOKEN_FILE
 from deploy.load.crew import GENERATOR
 from deploy.load.warm_tiers import WarmTier, warm_tier
-from distributed_state.programs.servers import PostgresServer, free_port, postgres_server
+from distributed_state.programs.servers import PostgresServer, free_port, postgres_server, warden
 
 _ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-m", "distributed_state"]
@@ -35,15 +38,27 @@ class Child:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             # Its own session: a Ctrl-C in the terminal is for us, who then end it.
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*_COMMAND, *self._words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=_environment() | self._urls,
             )  # fmt: skip
+        warden.begin(process.pid)
+        return process
 
     def begin_again(self) -> None:
         """Start it if it has ended."""
         if self.process.poll() is not None:
+            warden.over(self.process.pid)
             self.process = self._started()
+
+    def end(self, deadline: float) -> None:
+        """Wait until then for it to end in order, or else kill it."""
+        try:
+            self.process.wait(max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        warden.over(self.process.pid)
 
     def log_tail(self) -> str:
         """What it said last."""
@@ -181,11 +196,7 @@ class LocalFleet:
             child.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 8
         for child in (*self.workers, self.archiver):
-            try:
-                child.process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+            child.end(deadline)
 
 
 def _environment() -> dict[str, str]:

@@ -19,7 +19,6 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import time
 import uuid
 from contextlib import ExitStack
@@ -43,6 +42,7 @@ from deploy.load.thresholds import Thresholds
 from deploy.load.verifying import Source
 from distributed_state.errors import StateError
 from distributed_state.programs.replay.conversations import read_conversations
+from distributed_state.programs.servers import working_folder
 
 _KNEE_P99 = 0.25
 _SHARE_OF_KNEE = 0.6
@@ -134,11 +134,7 @@ def main(
         try:
             fleet: Any = None
             if local:
-                folder = Path(
-                    stack.enter_context(
-                        tempfile.TemporaryDirectory(prefix="distributed-state-load-", ignore_cleanup_errors=True)
-                    )
-                )
+                folder = stack.enter_context(working_folder(None))
                 folder.chmod(0o755)  # PostgreSQL may run as another user
                 with console.status("starting Redis, PostgreSQL and workers"):
                     fleet = stack.enter_context(local_fleet(workers, folder, "load", warm, notice))

@@ -5,7 +5,7 @@ from distributed_state.programs.servers.binaries import postgres_binaries, redis
 from distributed_state.programs.servers.cluster import RedisCluster, redis_cluster
 from distributed_state.programs.servers.cluster_node import ClusterNode
 from distributed_state.programs.servers.postgres import PostgresServer, postgres_server
-from distributed_state.programs.servers.process import free_port, wait_until
+from distributed_state.programs.servers.process import free_port, wait_until, working_folder
 from distributed_state.programs.servers.redis import RedisServer, redis_server
 from distributed_state.programs.servers.resharding import begin_move, end_move, move_keys
 from distributed_state.programs.servers.sentinel import RedisSentinel, SentinelServer, redis_sentinel
@@ -30,4 +30,5 @@ __all__ = [
     "redis_sentinel",
     "redis_server",
     "wait_until",
+    "working_folder",
 ]
