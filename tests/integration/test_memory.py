@@ -254,7 +254,9 @@ async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: An
         assert all(written[event] == entry for event, entry in found.items())
         # Under load the first answer may have come too late as well, and SQL was asked for it.
         home = tiers(store)
-        lacking = await home.port.sql(home.cold.lacking, 0, home.epoch(0), list(written.values()))
+        keys = home.keys.partition(0)
+        epoch = (await home.warm.partitions.states([keys]))[0].epoch
+        lacking = await home.port.sql(home.cold.lacking, 0, epoch, list(written.values()))
         assert lacking <= found.keys()
 
 
