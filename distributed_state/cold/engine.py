@@ -10,13 +10,12 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event, exc
+from sqlalchemy import Connection, Engine, StaticPool, create_engine, event, exc
 from sqlalchemy.engine import URL
 
 from distributed_state.cold import dialects
@@ -26,7 +25,6 @@ from distributed_state.cold.patience import Patience, sign_of_postgresql
 from distributed_state.cold.urls import MEMORY_URLS, display_name, driver_arguments, parse_url, places
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
 
-_LAST_SECONDS = 5.0
 # While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
 # say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
 _REFUSED = re.compile(
@@ -154,20 +152,13 @@ class Database:
         return bool(row[0] == 0)
 
     def close(self) -> None:
-        """Close every connection, those that are still at work when they are done."""
+        """Close every connection. What is still at work closes its own when it is done: see `_transaction`."""
         self._closed = True
         if self.memory:
             with self._gate:
                 self._engine.dispose()
             return
-        pool = self._engine.pool
-        deadline = time.monotonic() + _LAST_SECONDS
-        pool.dispose()
-        # A thread whose task was cancelled goes on to the end of its transaction.
-        while isinstance(pool, QueuePool) and pool.checkedout() and time.monotonic() < deadline:
-            time.sleep(0.005)
-            pool.dispose()
-        pool.dispose()
+        self._engine.pool.dispose()
         if self._patience:
             self._patience.end()
 
