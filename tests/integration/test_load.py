@@ -210,25 +210,16 @@ def test_a_run_that_is_killed_leaves_nobody() -> None:
     line, environment = command("--local", "--seconds", "60", "--rate", "20", "--processes", "1")
     with subprocess.Popen(line, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
-        while len(began := commands_of(process.pid)) < 3:  # two workers and an archiver
+        began: list[int] = []
+        while len(began) < 3:  # two workers and an archiver
             assert time.monotonic() < deadline
             time.sleep(0.05)
+            began = [pid for word in ("\0serve\0", "\0archiver") for pid in fleet._family(process.pid, word)[1:]]
         folder = next(Path(f"/proc/{pid}/fd/1").readlink().parent for pid in began)
         process.kill()
         process.wait()
     left = [folder, *(Path(f"/proc/{pid}") for pid in began)]
     wait_until(lambda: not any(each.exists() for each in left), "to be gone")
-
-
-def commands_of(parent: int) -> list[int]:
-    """The children of a process that serve or archive."""
-    found = []
-    for children in Path(f"/proc/{parent}/task").glob("*/children"):
-        for pid in children.read_text().split():
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"distributed_state" in words and {b"serve", b"archiver"} & set(words):
-                found.append(int(pid))
-    return found
 
 
 @pytest.mark.wide
