@@ -168,7 +168,10 @@ def test_each_server_has_a_password_of_its_own() -> None:
 
 
 def test_negative_control_a_password_in_a_command_line_is_seen() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()", WORD], stdin=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", "input('begun\\n')", WORD], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"  # a moment after it is made it has no command line yet
         assert WORD.encode() in command_lines()
         process.kill()
 
