@@ -161,7 +161,7 @@ class _Plan:
         # Not a parent that SQL knows: it would be taken for a fork that is made only now, and erased if its source was.
         steps += [(b"s", each, value) for each, value in fields.items() if each != PARENT or old.get(each) != value]
         steps += [op for op in unpack(same.data) if op.kind == b"l"] if same else []
-        carried.append(self._entry(name, version, steps, fields, whole.time_ms, same))
+        carried.append(self._entry(name, version, steps, fields, whole.time_ms, carried, same))
 
     def _leave_out(self, name: str, newer: Loaded, carried: list[JournalEntry]) -> None:
         """Add a change after which it shows its messages without those that are nowhere."""
@@ -186,7 +186,7 @@ class _Plan:
             shown = message_ranges.shown(message_ranges.without(runs, message_ranges.joined(lost)), fields)
             version = newer.state.version + 1
             steps: list[Step] = [(b"s", each, value) for each, value in shown.items()]
-            carried.append(self._entry(name, version, steps, fields, newer.time_ms, None))
+            carried.append(self._entry(name, version, steps, fields, newer.time_ms, carried, None))
 
     def _entry(
         self,
@@ -195,11 +195,14 @@ class _Plan:
         steps: list[Step],
         fields: Mapping[bytes, bytes],
         time_ms: int,
+        carried: Sequence[JournalEntry],
         same: JournalEntry | None,
     ) -> JournalEntry:
-        """A change of ours, or in the place of the `same` one in the journal."""
+        """A change of ours, behind those that are `carried` of the record, or in the place of the `same` one."""
+        # Not before those, as they are taken in the order of their offsets: SQL's head would stay at an older version.
+        behind = max([self._held.archived, *(entry.offset for entry in carried)])
         return JournalEntry(
-            offset=same.offset if same else self._held.archived,
+            offset=same.offset if same else behind,
             event=same.event if same else f"{REPAIR}.{version}.{self._held.epoch.rpartition('-')[2]}",
             record=name,
             version=version,

@@ -164,6 +164,31 @@ def test_messages_that_neither_has_are_named_and_the_others_shown(server: RedisS
         assert healthy(store)
 
 
+def test_a_commit_after_a_repair_that_left_out_lost_messages_is_archived(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql, recent_messages=5) as store:
+        session = store.session("s")
+        for n in range(5):
+            session.append(message(str(n)))
+        store.archive()
+        sql.back_up()
+        for n in range(5, 20):
+            session.append(message(str(n)))
+        store.archive()
+        sql.restore()
+    with opened(server, sql, recent_messages=5) as store:
+        for n in range(20, 30):
+            store.session("s").append(message(str(n)))
+        (lost,) = store.repair().lost
+        version = store.session("s").append(message("next"), durability="archived")
+        assert store.session("s").append(message("last"), durability="archived") == version + 1
+        assert lost.first == 5
+        shown = [*map(str, [*range(5), *range(lost.last + 1, 30)]), "next", "last"]
+        assert texts(store, "s") == shown
+        evict(server, store, "s")
+        assert texts(store, "s") == shown
+        assert [each.version for each in store.session("s").history()][-2:] == [version, version + 1]
+
+
 def items_of(store: StateStore, id: str, where: str = "x") -> dict[str, Any]:
     return {each.key: each.value for each in store.session(id).items(where).list(limit=1000).items}
 
@@ -380,6 +405,10 @@ def test_what_was_deleted_read_from_the_backup_and_written_is_deleted_again(serv
         assert texts(store, "s") == []
         assert not store.session("s").exists()
         assert store.session("s").at(version=2).fields == {"n": 1}
+        with store.durable("archived"):
+            assert store.session("s").create({"n": 2}) == 4
+        evict(server, store, "s")
+        assert store.session("s").get_all() == {"n": 2}
 
 
 @pytest.mark.wide
