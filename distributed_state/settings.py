@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -128,6 +129,19 @@ def require_files(place: str, options: Mapping[str, str]) -> None:
             open(path, "rb").close()
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"{place}: {name}: {error}") from error
+
+
+def absolute(path: str) -> str:
+    """Resolve a path against the current folder now: a program may change its folder while it has a store open.
+
+    Raises ConfigurationError if the path is relative and the current folder does not exist any longer.
+    """
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{path}: is relative, and the current folder was deleted; give a whole path"
+        ) from None
 
 
 def without_password(url: str) -> str:

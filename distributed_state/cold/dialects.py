@@ -96,15 +96,19 @@ def _limits(statement: float, idle: float, lock: float) -> dict[str, int | str]:
 
 def prepare_sqlite(engine: Engine, seconds: float) -> None:
     """Set every connection up, and let nobody wait for another process longer than this."""
-    path = engine.url.database or ""
+    path = sqlite_file(engine.url) or ""
+    opened = False
 
     def connecting(*_: Any) -> None:
+        if opened and path and not os.path.exists(path):
+            # SQLite would make an empty database here, and a file that is put back later would have to replace it.
+            raise ColdUnavailable(f"{path}: was deleted since it was opened")
         # SQLite would make it readable for all. To the files beside it it gives the mode that it has.
-        file = sqlite_file(engine.url)
-        if file is not None and engine.url.query.get("mode", "rwc") == "rwc":
-            private_files.create(file)
+        if path and engine.url.query.get("mode", "rwc") == "rwc":
+            private_files.create(path)
 
     def connect(connection: Any, record: Any) -> None:
+        nonlocal opened
         # SQLAlchemy begins and commits (below); the driver's own idea of when to begin must be off.
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -115,6 +119,7 @@ def prepare_sqlite(engine: Engine, seconds: float) -> None:
         cursor.execute("PRAGMA cache_size = -16000")
         cursor.close()
         record.info["file"] = _identity(path)
+        opened = True
 
     def begin(connection: Connection) -> None:
         # A write that begins as a read could not wait for another writer: SQLite refuses at once to raise the lock.

@@ -22,7 +22,7 @@ from distributed_state.cold import dialects
 from distributed_state.cold.forking import GATE
 from distributed_state.cold.opening import Opening
 from distributed_state.cold.patience import Patience, sign_of_postgresql
-from distributed_state.cold.urls import MEMORY_URLS, display_name, driver_arguments, parse_url, places
+from distributed_state.cold.urls import display_name, driver_arguments, is_memory, parse_url, places
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
 
 # While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
@@ -41,9 +41,9 @@ _AWAY = ("25006", "25P03", "25P04", "42P01", "3F000")
 class Database:
     """One SQL database, for any number of threads."""
 
-    def __init__(self, url: str, timeout: float = 10.0) -> None:
-        self.memory = url in MEMORY_URLS
+    def __init__(self, url: str | URL, timeout: float = 10.0) -> None:
         parsed = parse_url(url)
+        self.memory = is_memory(parsed)
         self.name = "memory" if self.memory else display_name(parsed)
         self.opened = self._closed = False
         self.away = ""  # why the last transaction could not be done, "" if it could

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
 from sqlalchemy import Connection, func, select, text
+from sqlalchemy.engine import URL
 
 from distributed_state.cold import private_files
 from distributed_state.cold.engine import Database
@@ -32,7 +33,7 @@ _UNLIMITED = text(
 
 
 @contextmanager
-def file(url: str) -> Iterator[None]:
+def file(url: str | URL) -> Iterator[None]:
     """Have SQLite's file alone; nothing where there is none. Raises ConfigurationError if somebody else has it."""
     path = sqlite_file(parse_url(url))
     if path is None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Unpack
 
+from sqlalchemy.engine import URL
+
 from distributed_state.cold import (
     archive,
     auditing,
@@ -80,7 +82,7 @@ class ColdStore:
     @classmethod
     def open(
         cls,
-        url: str,
+        url: str | URL,
         namespace: str,
         *,
         migrate: bool = True,
@@ -109,7 +111,7 @@ class ColdStore:
 
     @classmethod
     def open_later(
-        cls, url: str, known: Known, *, migrate: bool = True, snapshot_every: int = 100, timeout: float = 10.0
+        cls, url: str | URL, known: Known, *, migrate: bool = True, snapshot_every: int = 100, timeout: float = 10.0
     ) -> ColdStore:
         """Open a database that is away: everything raises ColdUnavailable until it is there.
 

@@ -6,23 +6,31 @@ Design: section 9.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from sqlalchemy import exc, make_url
 from sqlalchemy.engine import URL
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
+from distributed_state.settings import UNREADABLE, absolute, refuse_unescaped, require_files
 
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
 _DIALECTS = ("sqlite", "postgresql")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+_PATHS = (*_FILES, "sslcrldir", "passfile", "servicefile")  # of which libpq can do without the last three
+_YES = ("true", "yes", "on", "y", "t", "1")  # as SQLAlchemy reads uri=
 
 
-def parse_url(url: str) -> URL:
-    """The URL of a database in parts. Raises ConfigurationError if it is wrong, as far as that is seen without I/O."""
+def parse_url(url: str | URL) -> URL:
+    """The URL of a database in parts, its paths absolute, unless it is that already.
+
+    Raises ConfigurationError if it is wrong, as far as that is seen without I/O.
+    """
+    if isinstance(url, URL):
+        return url
     if url in MEMORY_URLS:
         return make_url("sqlite://")
     if url.startswith(("redis:", "rediss:", "unix:")):
@@ -47,7 +55,18 @@ def parse_url(url: str) -> URL:
     if parsed.get_backend_name() == "postgresql":
         files = {name: str(parsed.query[name]) for name in _FILES if name in parsed.query}
         require_files(display_name(parsed), {name: path for name, path in files.items() if path != "system"})
-    return parsed
+    return _with_absolute_paths(parsed)
+
+
+def _with_absolute_paths(url: URL) -> URL:
+    """The same file however the current folder changes: connections are made for as long as a store is open."""
+    if url.get_backend_name() == "postgresql":
+        found = {name: path for name in _PATHS if isinstance(path := url.query.get(name), str) and path != "system"}
+        return url.update_query_dict({name: absolute(path) for name, path in found.items()})
+    path = sqlite_file(url)
+    if path is None or os.path.isabs(path):
+        return url
+    return url.set(database=f"file:{quote(absolute(path))}" if _is_file_url(url) else absolute(path))
 
 
 def display_name(url: URL) -> str:
@@ -55,12 +74,28 @@ def display_name(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
+def is_memory(url: URL) -> bool:
+    """Whether it is a database in this process's memory, with one connection."""
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
 def sqlite_file(url: URL) -> str | None:
     """The path of SQLite's file; None of a database that has none."""
+    if url.get_backend_name() != "sqlite":
+        return None
     path = url.database or ""
-    if path.startswith("file:"):
-        path = unquote(path.removeprefix("file:"))
-    return path if url.get_backend_name() == "sqlite" and path not in ("", ":memory:") else None
+    if _is_file_url(url):
+        if url.query.get("mode") == "memory":
+            return None
+        path = path.removeprefix("file:")
+        # file:///path and file://localhost/path
+        path = unquote("/" + path[2:].partition("/")[2] if path.startswith("//") else path)
+    return None if path in ("", ":memory:") else path
+
+
+def _is_file_url(url: URL) -> bool:
+    """Whether SQLite reads the path as a URL of its own; without uri=true a file may be called "file:a"."""
+    return str(url.query.get("uri", "")).lower() in _YES and (url.database or "").startswith("file:")
 
 
 def places(url: URL) -> list[tuple[str, int]]:

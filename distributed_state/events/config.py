@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from distributed_state.errors import ConfigurationError, InvalidValue, StateError
+from distributed_state.settings import absolute
 from distributed_state.values import codec
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Config:
     def __init__(self, agent: str, model: type[BaseModel] | None, source: Source | None) -> None:
         self._agent = agent
         self._model = model
-        self._path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+        self._path = Path(absolute(os.fspath(source))) if isinstance(source, (str, os.PathLike)) else None
         self._given = None if source is None or self._path else of_fleet(source)
         self._raw: dict[str, Any] = {}
         self._file: dict[str, Any] | None = None  # as last read, good or not

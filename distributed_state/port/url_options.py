@@ -15,9 +15,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from distributed_state.errors import ConfigurationError
+from distributed_state.settings import absolute
 
 SENTINELS_OWN = "sentinel_"
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PATHS = (*_FILES, "ssl_ca_path")
 _DATABASE = re.compile(r"\d{1,9}", re.ASCII)
 _NAME = re.compile(r"[!-~]{1,200}", re.ASCII)
 _YES = ("1", "true", "t", "yes", "y", "on")
@@ -65,7 +67,8 @@ _LOGIN: dict[str, Callable[[str], Any]] = {"username": _text, "password": _text}
 _SERVERS: dict[str, Callable[[str], Any]] = {"db": _database, "client_name": _name}
 _TCP: dict[str, Callable[[str], Any]] = {"socket_keepalive": _yes_or_no}
 _TLS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys((*_FILES, "ssl_ca_path", "ssl_ca_data", "ssl_password", "ssl_ciphers"), _text),
+    **dict.fromkeys(_PATHS, absolute),  # they are read for each connection
+    **dict.fromkeys(("ssl_ca_data", "ssl_password", "ssl_ciphers"), _text),
     "ssl_cert_reqs": _required,
     "ssl_check_hostname": _yes_or_no,
     "ssl_min_version": _tls_version,

@@ -121,7 +121,8 @@ class AsyncStateStore:
             async with AsyncStateStore.open(archive="memory", namespace="shop", recent_messages=100) as store:
                 await store.app("shop").set("open", True)
 
-        Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
+        Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. A
+        relative path is resolved against the current folder of this call. With
         `url` it is shared by all workers that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for
         throwaway use) and `namespace`: redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
         redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.

@@ -70,7 +70,8 @@ class StoreLifecycle:
             face_of=face_of,
         )
         self.connections = Connections(settings.url, settings.timeout, credentials)
-        parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
+        # Before Redis is waited for: an error in it is raised, and a relative path means the folder of this moment.
+        self._archive = parse_url(settings.archive or EMBEDDED_ARCHIVE)
         self.search = Setting(search, lazily=self.connections.embedded is not None, migrate=settings.migrate)
         self.cold: ColdStore | None = None
         self.unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
@@ -133,7 +134,7 @@ class StoreLifecycle:
         """Open the archive, in a thread: it goes on when its caller is cancelled or interrupted."""
         settings = self._settings
         cold = ColdStore.open(
-            settings.archive or EMBEDDED_ARCHIVE,
+            self._archive,
             settings.namespace,
             migrate=settings.migrate,
             snapshot_every=settings.snapshot_every,
@@ -167,7 +168,7 @@ class StoreLifecycle:
             raise error
         self._layout = self._compare(mark, {"layout": LAYOUT, "partitions": settings.partitions})
         self.cold = ColdStore.open_later(
-            settings.archive or EMBEDDED_ARCHIVE,
+            self._archive,
             Known(settings.namespace, str(self._layout.get("archive")), settings.partitions),
             migrate=settings.migrate,
             snapshot_every=settings.snapshot_every,

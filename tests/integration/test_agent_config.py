@@ -162,6 +162,22 @@ async def test_the_fleet_is_told_which_names_of_a_config_changed_and_no_value(st
     assert len({each["digest"] for each in told}) == 3
 
 
+def test_a_relative_file_is_read_again_wherever_the_program_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed_state.events.config import Config
+
+    (tmp_path / "agent.yaml").write_text("a: 1")
+    monkeypatch.chdir(tmp_path)
+    config = Config("x", None, "agent.yaml")
+    config.begin(None)
+    monkeypatch.chdir("/")
+    (tmp_path / "agent.yaml").write_text("a: 23")
+    assert config.touched()
+    assert config.reload() == {"a"}
+    assert config.value == {"a": 23}
+
+
 def test_what_was_given_once_is_not_taken_again_when_the_record_moves_on_for_others() -> None:
     """Else a later file would be overwritten by it."""
     from distributed_state.events.config import Config, Spread

@@ -16,7 +16,7 @@ from below import Worker, redis_of
 from crew import agent
 from faces import Blocking, in_thread
 
-from distributed_state import AsyncStateStore, ConfigurationError, StateStore
+from distributed_state import AsyncStateStore, ConfigurationError, DurabilityUnknown, StateStore
 
 
 def opened(face: str, path: Path, **settings: Any) -> Any:
@@ -92,6 +92,48 @@ async def test_without_any_argument_it_is_a_file_in_the_working_folder(
     async with opening as store:
         assert await store.session("user-123", user="u1").set("user_name", "Alice") == 1
     assert (tmp_path / "distributed-state.db").exists()
+
+
+@faces
+@pytest.mark.parametrize("archive", [None, "sqlite:///a.db", "sqlite:///./a.db", "sqlite:///file:a%2520b.db?uri=true"])
+async def test_a_relative_path_means_the_folder_in_which_the_store_was_opened(
+    face: str, archive: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the program changes its folder. With the asyncio API it is the folder of `open(...)`."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    opening: Any = (
+        AsyncStateStore.open(archive=archive) if face == "asyncio" else Blocking(StateStore.open(archive=archive))
+    )
+    monkeypatch.chdir(elsewhere)
+    async with opening as store:
+        sessions = [store.session(f"s{number}") for number in range(8)]
+        await asyncio.gather(*(each.set("n", 1) for each in sessions))  # over more connections than the first
+        assert [await each.get("n", fresh=True) for each in sessions] == [1] * 8
+    assert list(elsewhere.iterdir()) == []
+    name = {None: "distributed-state.db", "sqlite:///file:a%2520b.db?uri=true": "a b.db"}.get(archive, "a.db")
+    assert {path.name for path in here.iterdir()} == {name, f"{name}.lock"}
+    async with opened(face, here / name) as store:
+        assert await store.session("s7").get("n") == 1
+
+
+@faces
+@pytest.mark.parametrize("name", ["{}/a.db", "file:{}/a.db?uri=true", "file://{}/a.db?uri=true"])
+async def test_a_file_that_was_deleted_is_noticed_and_not_made_again(face: str, name: str, tmp_path: Path) -> None:
+    """However it is named. Once it is back, what was acknowledged is written into it."""
+    async with opened(face, Path(name.format(tmp_path))) as store:
+        await store.session("s").set("n", 1)
+        (tmp_path / "a.db").rename(tmp_path / "moved.db")
+        for _ in range(2):
+            with pytest.raises(DurabilityUnknown, match=r"a\.db: was deleted (or replaced )?since it was opened"):
+                await store.session("s").increment("n")
+        assert not (tmp_path / "a.db").exists()
+        (tmp_path / "moved.db").rename(tmp_path / "a.db")
+        await store.session("s").increment("n")
+    async with opened(face, tmp_path / "a.db") as store:
+        assert await store.session("s").get("n") == 4
 
 
 @faces

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from certificates import signed_certificates
 
+from distributed_state.cold.urls import parse_url
 from distributed_state.errors import ConfigurationError
 from distributed_state.port.addresses import host_and_port, node_name, read_address
 
@@ -87,6 +88,32 @@ def test_a_file_may_be_named_with_or_without_a_database(scheme: str, path: str, 
     address = read_address(f"{scheme}://u:p@h:7{path}?ssl_ca_certs={file}")
     assert address.seeds == ("h:7",)
     assert address.options["ssl_ca_certs"] == str(file)
+
+
+def test_a_relative_file_means_the_folder_in_which_the_url_was_read(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates are read for each connection, and a program may change its folder meanwhile."""
+    monkeypatch.chdir(certificates)
+    address = read_address("rediss+sentinel://h/m?ssl_ca_certs=ca.crt&sentinel_ssl_ca_path=.")
+    archive = parse_url("postgresql://h/d?sslrootcert=ca.crt&passfile=pass")
+    system = parse_url("postgresql://h/d?sslrootcert=system")
+    monkeypatch.chdir("/")
+    assert address.options["ssl_ca_certs"] == str(certificates / "ca.crt")
+    assert address.sentinel_options["ssl_ca_path"] == str(certificates)
+    assert archive.query == {"sslrootcert": str(certificates / "ca.crt"), "passfile": str(certificates / "pass")}
+    assert system.query == {"sslrootcert": "system"}
+
+
+def test_a_relative_path_in_a_folder_that_was_deleted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigurationError, match=r"a\.db: is relative, and the current folder was deleted"):
+        parse_url("sqlite:///a.db")
+    assert parse_url("sqlite:////b/a.db").database == "/b/a.db"
 
 
 def test_sentinels_have_a_login_of_their_own_and_never_that_of_the_servers(certificates: Path) -> None:

@@ -141,12 +141,11 @@ def require_existing(context: typer.Context) -> None:
     """Raise NotFound if there is no store where the options name one."""
     url = context.obj["url"]
     if url is None:
-        from distributed_state.cold.urls import parse_url
+        from distributed_state.cold.urls import parse_url, sqlite_file
         from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE
 
-        archive = parse_url(context.obj["archive"] or EMBEDDED_ARCHIVE)
-        file = archive.database if archive.get_backend_name() == "sqlite" else None
-        if file and not file.startswith("file:") and not Path(file).exists():
+        file = sqlite_file(parse_url(context.obj["archive"] or EMBEDDED_ARCHIVE))
+        if file and not Path(file).exists():
             raise NotFound(f"there is no store in {file}: --url and --archive name another one; `set` begins one here")
     elif not url.lower().startswith(("http://", "https://")):
         _require_namespace(context)
