@@ -14,7 +14,22 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, text, tuple_, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    LargeBinary,
+    Text,
+    TextClause,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    tuple_,
+    update,
+)
 
 from distributed_state.cold import bulk, change_reading, history, item_rows, layers, record_index
 from distributed_state.cold.layers import Layer
@@ -37,9 +52,20 @@ _LISTED = (
     "unnest(CAST(:record AS bigint[]), CAST(:kind AS text[]), CAST(:collection AS bytea[]), CAST(:name AS bytea[]){}) "
     "AS n (record, kind, collection, name{})"
 )
+_TYPES = {
+    "record": BigInteger(), "kind": Text(), "collection": LargeBinary(), "name": LargeBinary(), "version": BigInteger(),
+    "ends_ms": BigInteger(), "digest": LargeBinary(), "text": Text(), "value": LargeBinary(), "vector": Text(),
+}  # fmt: skip
 _SAME = "d.record = n.record AND d.kind = n.kind AND d.collection = n.collection AND d.name = n.name"
-_REMOVE_ALL = text(f"DELETE FROM search_documents d USING {_LISTED.format('', '')} WHERE {_SAME}")
-_PUT_ALL = text(
+
+
+def _of_lists(statement: str, *names: str) -> TextClause:
+    """A statement with a list for each of these parameters."""
+    return text(statement).bindparams(*(bindparam(name, type_=bulk.Array(_TYPES[name])) for name in names))
+
+
+_REMOVE_ALL = _of_lists(f"DELETE FROM search_documents d USING {_LISTED.format('', '')} WHERE {_SAME}", *_NAMES)
+_PUT_ALL = _of_lists(
     "INSERT INTO search_documents (record, kind, collection, name, version, ends_ms, digest, text, value, words) "
     "SELECT record, kind, collection, name, version, ends_ms, digest, '', value, "
     "CASE WHEN :worded THEN to_tsvector(CAST(:language AS regconfig), text) END FROM "
@@ -47,11 +73,14 @@ _PUT_ALL = text(
         ", CAST(:version AS bigint[]), CAST(:ends_ms AS bigint[]), CAST(:digest AS bytea[]), CAST(:text AS text[]), "
         "CAST(:value AS bytea[])",
         ", version, ends_ms, digest, text, value",
-    )
+    ),
+    *_COLUMNS,
 )
-_VECTORS = text(
+_VECTORS = _of_lists(
     "INSERT INTO search_vectors (document, embedding) SELECT d.id, CAST(n.vector AS vector) FROM search_documents d "
-    f"JOIN {_LISTED.format(', CAST(:vector AS text[])', ', vector')} ON {_SAME}"
+    f"JOIN {_LISTED.format(', CAST(:vector AS text[])', ', vector')} ON {_SAME}",
+    *_NAMES,
+    "vector",
 )
 # What these change is not said by the step alone: what the record shows is compared as a whole.
 _VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from below import until
-from searching import MARK, places, said, searching
+from searching import MARK, places, run_sql, said, searching
+from sqlalchemy import make_url
 
-from distributed_state import InvalidValue, TooLarge
+from distributed_state import InvalidValue, PutItem, TooLarge
 from distributed_state.cold import search_query
 from distributed_state.search import querying
 
@@ -49,6 +50,30 @@ async def test_what_a_user_types_is_words_and_never_the_syntax_of_a_query(opener
         assert await places(store, query or " ") == [], query
     with pytest.raises(InvalidValue, match="at most 64 words"):
         await store.search("a " * 65)
+
+
+@pytest.mark.only(cold="postgres")
+@pytest.mark.parametrize("by", ["database", "url"])
+async def test_a_server_that_reads_backslashes_in_its_own_way_finds_the_same(opener: Any, by: str) -> None:
+    """The driver escaped the bytes of a list for a statement's text, and they were sent as a parameter."""
+    if by == "database":
+        name = make_url(opener.archive).database
+        run_sql(opener, f'ALTER DATABASE "{name}" SET standard_conforming_strings = off')
+    else:
+        opener.archive += "?options=-c%20standard_conforming_strings%3Doff"
+    store = await searching(opener)
+    text = "ba\\ck 'slash' \"x\" \\x22"
+    await store.session("c1").write(
+        set={f"k{text}": {"place": MARK, text: text}}, append=[said(f"{MARK} {text}")],
+        items=[PutItem(collection=f"c{text}", key=f"i{text}", value=f"{MARK} {text}")],
+    )  # fmt: skip
+    hits = await store.search(MARK, fresh=True)
+    assert {(hit.kind, hit.collection, hit.key, hit.number) for hit in hits} == {
+        ("field", None, f"k{text}", None), ("item", f"c{text}", f"i{text}", None), ("message", None, None, 0),
+    }  # fmt: skip
+    assert all(text in str(hit.text) for hit in hits)
+    await store.session("c1").write(delete=[f"k{text}"])
+    assert len(await places(store, MARK)) == 2
 
 
 async def test_words_are_found_whatever_their_case_accents_and_script(opener: Any) -> None:
