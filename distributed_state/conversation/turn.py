@@ -414,7 +414,7 @@ class AsyncTurn(Transaction):
             if effect and theirs and error.version:  # else nobody knows whether it is applied: its user is left alone
                 await self._user.follow(effect, theirs, error.version, self.request_id)
             raise
-        self.written = Written(done.version, first_message=done.first_message)
+        self.written = Written(done.version, first_message=done.added(signed.steps))
         if self._state is not None:
             self._state = agent_state_storage.saved(self._state, context.keys, done.epoch, done.version)
         if effect and theirs:

@@ -334,7 +334,7 @@ class AsyncRecord:
         draft = given.sent if given is not None and given.sent is not None else draft
         tiers = self._context.tiers
         sums = await write_path.sums(tiers, self._context.keys, draft, done, changes.sums) if increment else {}
-        return Written(done.version, sums, done.first_message)
+        return Written(done.version, sums, done.added(draft.steps))
 
     async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.

@@ -18,7 +18,8 @@ from distributed_state.values.turn_times import TurnTimes
 class Written:
     """The outcome of a `write` or a turn: the new version, results of increments, the number of its first message.
 
-    That number is None if only SQL remembers it: the commit's reply was lost and asked for again much later.
+    That number is None if no message was added, or if only SQL remembers it: the commit's reply was lost and asked for
+    again much later.
     """
 
     version: int

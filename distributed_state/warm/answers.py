@@ -59,6 +59,7 @@ class Draft:
 class Committed(NamedTuple):
     """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
 
+    `first_message` is the number that a message gets which the write adds, whether it adds one or not: see `added`.
     `time_ms` is None as well if it was repeated; `trailing` is the answer of the script that was sent after it.
     `archived`: up to which offset its partition is archived under this epoch; `text`: all of the answer.
     """
@@ -72,6 +73,10 @@ class Committed(NamedTuple):
     trailing: Any = None
     archived: int = 0
     text: bytes = b""
+
+    def added(self, steps: Iterable[Step]) -> int | None:
+        """The number of the first message that these steps added; None if they added none, or only SQL remembers it."""
+        return self.first_message if any(step == b"m" for step, _, _ in steps) else None
 
     @property
     def begins(self) -> bool:

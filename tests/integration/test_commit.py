@@ -187,6 +187,7 @@ async def test_write_changes_all_at_once_or_nothing(store: Any) -> None:
     assert (done.version, done.results, done.first_message) == (2, {"n": 3, "m": -1}, 0)
     assert await session.get_all(fresh=True) == {"a": 2, "b": [1], "n": 3, "m": -1}
     assert (await session.write(append=[message("z")])).first_message == 2
+    assert (await session.write(set={"b": [1]})).first_message is None, "it added none"
     assert await contents(session) == ["x", "y", "z"]
     assert await session.phase() == "busy"
     change = (await session.history())[1]

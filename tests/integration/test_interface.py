@@ -361,6 +361,35 @@ def test_one_write_takes_items_and_a_lifetime_with_it(http: httpx.Client, id: st
     assert said(http.post(f"/v1/users/{id}/writes", json={"lives": {"idle": 60}})) == (422, "InvalidValue")
 
 
+def test_a_repetition_is_answered_as_the_first_was(http: httpx.Client, id: str) -> None:
+    """Every operation that takes a key, with and without messages; `repeated` alone differs."""
+    one, item = f"/v1/conversations/{id}", {"collection": "notes", "key": "a", "value": 1}
+    writes: list[tuple[str, str, Any]] = [
+        ("POST", "/writes", {"set": {"a": 1}}), ("POST", "/writes", {"append": [HI], "increment": {"n": 2}}),
+        ("POST", "/writes", {"items": [item]}), ("POST", "/writes", {"clear": ["messages"]}),
+        ("POST", "/messages", {"messages": [HI, HI]}), ("POST", "/turns", {"set": {"a": 2}}),
+        ("POST", "/turns", {"messages": [HI]}), ("POST", "/changes", {"key": "n", "add": 1}),
+        ("POST", "/changes", {"key": "l", "extend": [1]}), ("PATCH", "/fields", {"increment": {"n": 1}}),
+        ("PUT", "/fields/b", {"value": 1}), ("DELETE", "/fields/b", None), ("PATCH", "/tags", {"tag": {"k": ["v"]}}),
+        ("PATCH", "/items/notes", {"put": {"b": 1}}), ("PUT", "/lifetime", {"idle": 60}),
+        ("POST", "/checkpoints", {"label": "x"}), ("PUT", "/messages", {"messages": [HI]}),
+        ("DELETE", "/messages/last", None), ("POST", "/rollback", {"steps": 1}), ("POST", "/forks", {"id": f"{id}-f"}),
+    ]  # fmt: skip
+    for number, (method, path, body) in enumerate(writes):
+        content = None if body is None else json.dumps(body)
+        first, second = (
+            http.request(method, one + path, content=content, headers=JSON | {"Idempotency-Key": f"k{number}"})
+            for _ in range(2)
+        )
+        assert first.status_code == second.status_code < 300, (path, first.text, second.text)
+        assert second.json() == first.json() | ({"repeated": True} if "repeated" in first.json() else {}), path
+        if "first_message" in first.json():
+            added = bool(body.get("append") or body.get("messages"))
+            assert (first.json()["first_message"] is not None) is added, path
+            if added:
+                assert http.get(f"{one}/messages/{first.json()['first_message']}").json()["content"] == "hi"
+
+
 def test_a_conversation_ends_by_itself_if_it_is_told_to(http: httpx.Client, id: str) -> None:
     path = f"/v1/conversations/{id}"
     assert http.get(f"{path}/lifetime").json() == {"idle": None, "until": None, "ends": None}

@@ -115,7 +115,7 @@ async def _commit(
     done = await (context if held is None else held).send(draft)
     draft = held.sent if held is not None and held.sent is not None else draft
     results = await write_path.sums(context.tiers, context.keys, draft, done, changes.sums) if changes.sums else {}
-    return Done(done.version, False, results, done.first_message)
+    return Done(done.version, False, results, done.added(draft.steps))
 
 
 async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
