@@ -37,6 +37,7 @@ def served(
             service.begin(store)
             await server.serve(sockets=[listener])
             await service.drain()
+            await service.close()
 
     def main() -> None:
         try:

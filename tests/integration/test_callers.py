@@ -377,6 +377,7 @@ async def test_a_tenant_hears_nothing_of_another_and_a_stream_ends_with_its_toke
         async with asyncio.timeout(10):
             await stream
         await served.service.drain()
+        await served.service.close()
 
 
 # Tokens

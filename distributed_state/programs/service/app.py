@@ -52,7 +52,7 @@ _JOINING = 4  # streams at once: each asks SQL and Redis for the position of eve
 
 
 class Service:
-    """One store, served over HTTP: `begin` with it when it is open, `leave` and `drain` before it closes."""
+    """One store, served over HTTP: `begin` with it when it is open, `leave`, `drain` and `close` before it closes."""
 
     def __init__(
         self,
@@ -140,10 +140,13 @@ class Service:
             await asyncio.sleep(self.limits.notice)
 
     async def drain(self) -> None:
-        """End the streams of events, and wait for the running requests. Call it when no more are accepted."""
+        """End the streams of events, and wait for the running requests. Those that come later have the time left."""
         for stream in [*self._streams]:
             stream.end()
         await self._work.finish(self.limits.drain)
+
+    async def close(self) -> None:
+        """Close what it opened. Call it when the last request was answered."""
         await self.authentication.close()
         for probe in self._probes.values():
             await probe.close()

@@ -9,6 +9,7 @@ Design: section 24.
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from distributed_state.programs.service.connections import CONNECTION, Connections
 
 _HEAD = 16 * 1024  # bytes of a head that has no end yet
+_LAST = 1.0  # seconds for a request that has not begun when the worker stops
 _STATUS = {408: ("Request Timeout", "Timeout"), 503: ("Service Unavailable", "Unavailable")}
 
 
@@ -59,6 +61,7 @@ class Protocol(H11Protocol):
         self._until: float | None = None  # when a head or a body has to be here; None: neither is waited for
         self._kept = 0  # bytes for the request that is served
         self._unread: tuple[float, int] | None = None  # since when the client reads too slowly, and how much it has to
+        self._last = False  # the worker stops: the next request is the last one
 
     @property
     def held(self) -> int:
@@ -98,6 +101,8 @@ class Protocol(H11Protocol):
         if self._until is None and self._complete():
             self._wait(self._limits.head)
         super().data_received(data)
+        if self._last and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def _seen(self, event: Any) -> None:
         """Take note of what h11 has read."""
@@ -191,6 +196,20 @@ class Protocol(H11Protocol):
 
     # The end
 
+    def shutdown(self) -> None:
+        """Serve the request that runs, is here or on its way, and close the connection behind it.
+
+        A connection that is idle after an answer is closed at once. A client that has just connected sends its first
+        request, and one that was closed instead could not know whether it was served.
+        """
+        self._last = True
+        begun = self._until is not None if self._answered else bool(self.conn.trailing_data[0])
+        if not self._complete() or (self._answered and not begun and not _waiting(self.transport)):
+            super().shutdown()
+        elif not begun:
+            end = self.loop.time() + _LAST
+            self._until = end if self._until is None else min(self._until, end)
+
     def end(self, status: int, why: str) -> None:
         """Disconnect the client, with this answer if it waits for one and has read what came before."""
         self._until = None
@@ -220,3 +239,10 @@ def _words(status: int, why: str) -> bytes:
     head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"
     later = "Retry-After: 1\r\n" if status == 503 else ""
     return f"{head}{later}Connection: close\r\n\r\n".encode() + body
+
+
+def _waiting(transport: Any) -> bool:
+    """Whether bytes are here that were not read yet."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))

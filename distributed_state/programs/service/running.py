@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -41,6 +43,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 _OPS = 64  # connections to the port of health and metrics
 _UNSENT = 64 * 1024  # bytes of an answer that the kernel takes ahead of its client
+_ACCEPTING = 0.1  # seconds in which those who are connecting when the worker stops are accepted
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER, see socket(7)
+# In the language of filters (Linux, "Documentation/networking/filter.rst"): load byte 13 of the head of TCP, the flags;
+# drop the packet if SYN is one of them.
+_NO_SYN = b"".join(
+    struct.pack("HBBI", *each) for each in ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (6, 0, 0, 0), (6, 0, 0, 2**32 - 1))
+)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,6 +60,24 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept the clients that have connected before the listeners are closed, which would reset them."""
+        for each in sockets or ():
+            _refuse_more(each)
+        await asyncio.sleep(_ACCEPTING)
+        await super().shutdown(sockets)
+
+
+def _refuse_more(listener: socket.socket) -> None:
+    """Let the kernel drop the first packet of new connections, where it can: their clients are refused soon after."""
+    if sys.platform != "linux":
+        return
+    code = ctypes.create_string_buffer(_NO_SYN)
+    with contextlib.suppress(OSError):  # a sandbox without filters: what connects in the last moment is reset
+        listener.setsockopt(
+            socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", len(_NO_SYN) // 8, ctypes.addressof(code))
+        )
 
 
 def serve(
@@ -163,6 +190,7 @@ async def _run(
                 server.should_exit = True
             await service.drain()
             await serving
+            await service.close()
             for each in watching:
                 each.cancel()
             if store is not None:

@@ -22,6 +22,7 @@ class Work:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Future[None]] = set()
+        self._end: float | None = None  # when all of it has to be over
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,7 +35,8 @@ class Work:
         self._tasks.add(task)
         self._waiting.add(over)
         task.add_done_callback(partial(self._done, over))
-        timer = loop.call_later(seconds, _settle, over)
+        end = loop.time() + seconds
+        timer = loop.call_at(end if self._end is None else min(end, self._end), _settle, over)
         try:
             await over
         finally:
@@ -59,7 +61,8 @@ class Work:
             task.exception()  # marks it as retrieved: the client may have been answered before
 
     async def finish(self, seconds: float) -> None:
-        """Wait for what is running, at most so long; then abandon it."""
+        """Wait for what is running, at most so long; then abandon it. What begins later has as long, and not longer."""
+        self._end = asyncio.get_running_loop().time() + seconds
         await self._ended(seconds)
         for over in list(self._waiting):
             _settle(over)

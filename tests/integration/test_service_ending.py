@@ -1,0 +1,101 @@
+"""The end of a worker as its clients see it: who has connected is answered, and who has not is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from below import ROOT
+
+_ASK = b"GET /v1/caller HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@contextmanager
+def worker(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that serves as the command does, and its port."""
+    place = "--archive", f"sqlite:///{folder}/a.db"
+    command = [sys.executable, "-m", "distributed_state", *place, "serve", "--port", "0"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline().rpartition(":")[2])
+        finally:
+            process.kill()
+
+
+def read(client: socket.socket, end: bytes = b"}") -> bytes:
+    """An answer up to these bytes, or what came before the connection ended."""
+    found = b""
+    while not found.endswith(end) and (more := client.recv(65536)):
+        found += more
+    return found
+
+
+def until_refused(port: int, seen: Counter[str], busy: threading.Barrier) -> None:
+    """Connect and ask again and again. Each connection is answered, until there is none."""
+    busy.wait()
+    while True:
+        try:
+            client = socket.create_connection(("127.0.0.1", port), timeout=30)
+        except ConnectionRefusedError:
+            seen["refused"] += 1
+            return
+        with client:
+            try:
+                client.sendall(_ASK + b"Connection: close\r\n\r\n")
+                seen[read(client)[:12].decode() or "nothing"] += 1
+            except OSError as error:
+                seen[repr(error)] += 1
+
+
+@pytest.mark.parametrize("round", range(3))
+def test_a_worker_that_ends_under_load_loses_no_connection(tmp_path: Path, round: int) -> None:
+    many = 12
+    seen, busy = Counter[str](), threading.Barrier(many + 1)
+    with worker(tmp_path, "--notice", "0") as (process, port):
+        clients = [threading.Thread(target=until_refused, args=(port, seen, busy)) for _ in range(many)]
+        for each in clients:
+            each.start()
+        busy.wait()
+        while seen["HTTP/1.1 200"] < 100:
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        for each in clients:
+            each.join(60)
+        assert (process.wait(30), process.communicate()[1]) == (0, "")
+    assert set(seen) == {"HTTP/1.1 200", "refused"}, seen
+    assert seen["refused"] == many
+
+
+def test_a_worker_that_ends_closes_idle_connections_and_answers_what_has_begun(tmp_path: Path) -> None:
+    with worker(tmp_path, "--notice", "0") as (process, port):
+        idle, begun, again, silent = (socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(4))
+        with idle, begun, again, silent:
+            for client in idle, again:
+                client.sendall(_ASK + b"\r\n")
+                assert read(client).startswith(b"HTTP/1.1 200")
+            for client in begun, again:
+                client.sendall(_ASK)
+            process.send_signal(signal.SIGTERM)
+            assert idle.recv(1) == b"", "closed, and not reset"
+            assert process.poll() is None
+            for client in begun, again:
+                client.sendall(b"\r\n")
+                assert b"connection: close" in (found := read(client)).lower(), found
+                assert found.startswith(b"HTTP/1.1 200")
+                assert client.recv(1) == b""
+            assert silent.recv(1) == b"", "it is not waited for as long as usual"
+        assert (process.wait(30), process.communicate()[1]) == (0, "")
