@@ -31,6 +31,7 @@ from distributed_state.port.replicas import behind_sentinels, in_cluster
 from distributed_state.port.sentinels import SentinelWatch, hear
 from distributed_state.port.sockets import Socket, nothing
 from distributed_state.port.topology import Topology
+from distributed_state.port.words import encode, packed
 
 _ROLE: Filled = (b"ROLE",)
 log = logging.getLogger(__name__)
@@ -64,6 +65,14 @@ async def _answer(connection: Any) -> Any:
         return await connection.read_response()
     except driver.NoPermissionError as error:
         return ReplyError(f"NOPERM {error}")
+
+
+class _Words:
+    """Writes the commands of a handshake; the driver would have hiredis do it, which no signal may interrupt."""
+
+    def pack(self, *words: Any) -> list[bytes]:
+        """The bytes of one command; the driver names some by two words in one text."""
+        return [packed((*encode(words[0]).split(), *words[1:]))]
 
 
 class Connections:
@@ -102,6 +111,7 @@ class Connections:
             "retry": Retry(NoBackoff(), 0),
             "socket_timeout": seconds,
             "socket_connect_timeout": seconds,
+            "command_packer": _Words(),
         }
         if self.address.unix:
             unix: Any = theirs.UnixDomainSocketConnection

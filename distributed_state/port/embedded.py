@@ -19,6 +19,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import EMBEDDED, filled
+from distributed_state.port.words import encode
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class EmbeddedServer:
     def exchange(self, commands: Sequence[Words]) -> list[Any]:
         """Carry these out at once, in order; what a client of RESP2 would see, an error in its place as ReplyError."""
         # All of them first: a word that is none is an error before anything was done.
-        encoded = [encode(filled(words, EMBEDDED.name)) for words in commands]
+        encoded = [list(map(encode, filled(words, EMBEDDED.name))) for words in commands]
         try:
             client = self._free.pop()
         except IndexError:
@@ -94,7 +95,7 @@ class EmbeddedSubscription:
         with self._posting:
             if self._closed:
                 return
-            self._client.answers([encode(words)])
+            self._client.answers([list(map(encode, words))])
         self._server.deliver()
 
     def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
@@ -120,18 +121,3 @@ class EmbeddedSubscription:
             if not self._closed:
                 self._closed = True
                 self._client.leave()
-
-
-def encode(words: Words) -> list[bytes]:
-    """The words as bytes; those of the same types that hiredis can send."""
-    return [word if type(word) is bytes else _encoded(word) for word in words]
-
-
-def _encoded(word: Any) -> bytes:
-    if isinstance(word, str):
-        return word.encode()
-    if type(word) in (int, float):
-        return repr(word).encode()
-    if isinstance(word, bytes | memoryview):
-        return bytes(word)
-    raise TypeError(f"a word of a command is bytes, str, int or float, not {type(word).__name__}")

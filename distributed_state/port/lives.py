@@ -15,10 +15,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from hiredis import pack_command
-
 from distributed_state.port import Filled, Words
 from distributed_state.port.facts import Life
+from distributed_state.port.words import packed, write
 
 log = logging.getLogger(__name__)
 INFO: Filled = (b"INFO", b"server", b"replication")
@@ -78,22 +77,20 @@ class Packer:
 
     def _packed(self, words: Words) -> bytes:
         if type(words) is tuple:
-            return bytes(pack_command(words))
+            return packed(words)
         at = 4 + words[2]  # behind the life
         constants = words[at] if len(words) > at else None
         if type(constants) is not tuple or words[0] != b"EVALSHA":
-            return bytes(pack_command(filled(words, self.life)))
+            return packed(filled(words, self.life))
         name = (words[1], words[2], words[3], constants)
         beginning = self._beginnings.get(name)
         if beginning is None:
             beginning = self._begin(name, (*words[: at - 1], self.life, *constants))
-        rest = pack_command(tuple(words[at + 1 :]))
         count = len(words) - 1 + len(constants)
-        return b"".join((b"*%d\r\n" % count, beginning, memoryview(rest)[rest.index(b"\n") + 1 :]))
+        return b"*%d\r\n%b%b" % (count, beginning, write(words[at + 1 :]))
 
     def _begin(self, name: tuple[Any, ...], words: Filled) -> bytes:
         if len(self._beginnings) >= _KEPT:
             self._beginnings.clear()
-        packed: bytes = pack_command(words)
-        beginning = self._beginnings[name] = packed[packed.index(b"\n") + 1 :]
+        beginning = self._beginnings[name] = write(words)
         return beginning

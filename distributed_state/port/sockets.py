@@ -17,11 +17,12 @@ from functools import partial
 from typing import Any
 
 import redis.exceptions as driver
-from hiredis import Reader, pack_command
+from hiredis import Reader
 
 from distributed_state.errors import WarmUnavailable
 from distributed_state.port.errors import LOST, ReplyError
 from distributed_state.port.lives import Packer
+from distributed_state.port.words import packed
 
 _READ = 65_536
 LATE = 1.0  # seconds without an answer after which another server may have the keys
@@ -199,7 +200,7 @@ class SocketWire:
     def post(self, *words: Any) -> None:
         """Send without waiting for an answer."""
         with self._writing, suppress(*LOST, driver.RedisError):  # the reader meets the same broken socket
-            self._connection.send(pack_command(words))
+            self._connection.send(packed(words))
 
     def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
         """The same, a command for each channel, in one write."""
@@ -233,7 +234,7 @@ class SocketWire:
 
 def for_each(kind: bytes, channels: Sequence[bytes]) -> bytes:
     """The bytes of a command of this kind for each channel."""
-    return b"".join([pack_command((kind, channel)) for channel in channels])  # type: ignore[arg-type]  # a stub of one word
+    return b"".join([packed((kind, channel)) for channel in channels])
 
 
 def message(answer: Any) -> list[Any]:

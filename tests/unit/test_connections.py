@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ import redis.exceptions as driver
 from hiredis import pack_command
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port import Script, sockets
+from distributed_state.port import Script, Words, sockets
 from distributed_state.port import pipe as pipe_module
 from distributed_state.port.background import Stopped
+from distributed_state.port.connections import Connections
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import Packer
 from distributed_state.port.pipe import Pipe
@@ -365,6 +367,58 @@ async def test_answers_out_of_order_end_it(said: bytes) -> None:
             await waiting
         await asyncio.sleep(0)
         assert pipe.broken is not None
+
+
+class Interrupted(float):
+    """A number that a signal handler interrupts whenever its text is asked for."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+    __str__ = __repr__
+
+
+def wire_of(words: Words) -> bytes:
+    """What a subscription sends."""
+    sent: list[bytes] = []
+    connection: Any = SimpleNamespace(send=sent.append)
+    SocketWire(connection, "a server", lambda: None).post(*words)
+    return b"".join(sent)
+
+
+def driver_of(words: Words) -> bytes:
+    """What the driver sends in a handshake."""
+    connection = Connections("redis://127.0.0.1:1", 1.0)._blocking("127.0.0.1:1", {})
+    return b"".join(connection.pack_command(*words))
+
+
+def packer_of(words: Words) -> bytes:
+    return Packer("a-life").pack([words])
+
+
+WRITERS = pytest.mark.parametrize("written", [packer_of, wire_of, driver_of])
+
+
+@WRITERS
+def test_words_are_written_as_hiredis_writes_them(written: Callable[[Words], bytes]) -> None:
+    odd = (b"", b"x" * 999, b"x" * 1000, b"x" * 1001, 0, -1, 2**63, float("inf"), float("nan"), 1e300)
+    words = (b"SET", "t\xe9xt", 5, -(2**70), 0.1, memoryview(b"view"), *odd)
+    assert written(words) == pack_command(words)
+
+
+@WRITERS
+def test_a_word_that_is_none_is_an_error(written: Callable[[Words], bytes]) -> None:
+    """To hiredis, a number that is too long to be written was the end of the interpreter."""
+    for word in ("\ud800", None, True, ["list"], object()):
+        with pytest.raises((TypeError, ValueError)):
+            written((b"SET", b"k", word))
+    with pytest.raises(ValueError, match="digits"):
+        written((b"SET", b"k", 10**5000))
+
+
+@WRITERS
+def test_nothing_is_asked_of_a_word_that_could_raise(written: Callable[[Words], bytes]) -> None:
+    assert written((b"SET", b"k", Interrupted(1.5))) == pack_command((b"SET", b"k", 1.5))
 
 
 def test_the_bytes_of_commands_are_those_of_the_protocol() -> None:

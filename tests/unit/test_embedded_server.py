@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from fakeredis._socket import FakeSocket
-from hiredis import pack_command
 
 from distributed_state import ConfigurationError, WarmUnavailable
 from distributed_state.port.background import Stopped
 from distributed_state.port.blocking import finish
-from distributed_state.port.embedded import EmbeddedServer, encode
+from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.embedded_client import EmbeddedClient, compiled
 from distributed_state.port.embedded_wires import EmbeddedWire
 from distributed_state.port.errors import ReplyError
@@ -182,18 +181,9 @@ def test_a_reader_that_fails_ends_its_subscription_and_harms_nobody_else(
     assert "Event loop is closed" in caplog.text
 
 
-def test_words_are_sent_as_hiredis_sends_them() -> None:
-    words = (b"bytes", "t\xe9xt", 5, -(2**70), 0.1, 1e300, float("inf"), memoryview(b"view"), b"")
-    encoded = encode(words)
-    assert all(type(word) is bytes for word in encoded)
-    assert pack_command(tuple(encoded)) == pack_command(words)
-
-
 @pytest.mark.parametrize("word", [None, True, ["list"], object()])
 def test_a_word_that_is_none_is_refused_before_anything_is_done(server: EmbeddedServer, word: Any) -> None:
-    """It is no word to hiredis either; a number of bytes, say, would be zeros."""
-    with pytest.raises(TypeError):
-        pack_command((word,))
+    """As it is to a server, see test_connections.py; a number of bytes, say, would be zeros."""
     with pytest.raises(TypeError, match="a word of a command"):
         server.exchange([(b"SET", b"k", b"v"), (b"SET", b"k", word)])
     assert server.exchange([(b"GET", b"k")]) == [None]

@@ -282,6 +282,12 @@ def test_functions_are_short(module: Path) -> None:
         assert lines <= FUNCTION_LINES or name in LONG_FUNCTIONS, f"{name} has {lines} lines"
 
 
+@each(MODULES)
+def test_commands_are_written_in_one_place(module: Path) -> None:
+    """Never by hiredis, which a signal handler that raises ends the interpreter in: see port/words.py."""
+    assert not re.search(r"import .*\bpack_command\b", module.read_text())
+
+
 def test_no_file_is_a_drawer_for_anything() -> None:
     drawers = {"utils", "helpers", "common", "base", "misc"}
     assert not drawers & {part for module in MODULES for part in name_of(module).split(".")}

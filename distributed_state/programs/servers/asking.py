@@ -6,7 +6,9 @@ import socket
 from types import TracebackType
 from typing import Any, Self
 
-from hiredis import Reader, pack_command
+from hiredis import Reader
+
+from distributed_state.port.words import packed
 
 _CHUNK = 65_536
 
@@ -39,8 +41,7 @@ class Connection:
 
     def ask(self, *words: str | int) -> Any:
         """Send one command and return its answer. Raises hiredis.ReplyError if it is an error."""
-        command: Any = tuple(str(word).encode("utf-8", "surrogateescape") for word in words)
-        self._socket.sendall(pack_command(command))
+        self._socket.sendall(packed([str(word).encode("utf-8", "surrogateescape") for word in words]))
         while (answer := self._reader.gets()) is False:
             received = self._socket.recv(_CHUNK)
             if not received:
