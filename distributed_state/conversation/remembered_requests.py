@@ -1,7 +1,9 @@
 """Requests that a record remembers, so that none is done twice. Law: a record keeps the last few, in fields of its own.
 
 What a request came to is a list: the version before it, and, in a session, its outcome, its id, and what it changes of
-the session's user (see `user_effects`).
+the session's user (see `user_effects`). A negative version is that of a request which a fork has from its source.
+
+These fields are not part of the state that `rollback`, `restore_state` or `clear` replace.
 
 Design: section 13.
 """
@@ -19,7 +21,7 @@ from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import REQUEST
 
-_VERSION = re.compile(rb"\[(\d+)")  # where what is kept is plain text
+_VERSION = re.compile(rb"\[(-?\d+)")  # where what is kept is plain text
 
 
 def name_of(request_id: str | None) -> bytes | None:
@@ -44,6 +46,11 @@ def find(entry: CachedRecord, request: bytes) -> list[Any] | None:
     stored = entry.fields.get(request)
     found: list[Any] | None = None if stored is None else entry.codec.decode(stored, codec.decode_key(request))
     return found
+
+
+def answered_at(kept: list[Any]) -> int:
+    """The version that a request became; in a fork that has it from its source, the fork's first one."""
+    return max(int(kept[0]), 0) + 1
 
 
 def remember(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:

@@ -313,10 +313,13 @@ class AsyncSession(AsyncRecord):
                     turn.outcome = "Oslo."
 
         Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
-        first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
-        "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
-        After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
-        time counts. Of one `slot` only the last request is remembered, else of each id.
+        first one's `turn.outcome`, also after a `rollback`, `restore_state`, `clear` or import: a session remembers its
+        last 32 requests (`remembered_requests`).
+
+        If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout), "reject" raises LockTimeout at
+        once, "interrupt" takes over and the other one's turn raises Interrupted. After `limit` seconds the turn is
+        given up, however alive: Fenced; inside a `lock()` of this task that lock's time counts. Of one `slot` only the
+        last request is remembered, else of each id.
 
         `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. Of a request
         that was answered before they are not asked.

@@ -348,15 +348,14 @@ class AsyncTurn(Transaction):
         found = None if self._request is None else remembered_requests.find(entry, self._request)
         if found is None:
             return
-        before, outcome, request_id, effect = found
+        _, outcome, request_id, effect = found
         if request_id == self.request_id:
             self.repeated = True
             self._workspace.closed = f"request {request_id!r:.200} was answered already: see `repeated` and `outcome`"
             self._outcome = outcome
-            self._answered = before + 1
+            self._answered = remembered_requests.answered_at(found)
         with self._context.durable(self._durability):
             if self.repeated:
-                # What a fork or an import was given names a version of where it comes from.
                 version = min(self._answered, entry.version)
                 await ensure_version(self._tiers, self._context.keys, entry.epoch, version)
             if effect:

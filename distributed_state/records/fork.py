@@ -1,5 +1,7 @@
 """Starts a record from another one's state. Law: messages are shared by reference, and none is copied.
 
+A fork has the answers to requests that the state which it starts from had. It remembers none that came later.
+
 Design: section 11.
 """
 
@@ -23,7 +25,18 @@ from distributed_state.values import codec, message_ranges
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import State
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import DELETED, ITEMS, LIFETIME, NEXT, PARENT, RESTORED, SEGMENTS, START, Ref
+from distributed_state.values.model import (
+    DELETED,
+    ITEMS,
+    LIFETIME,
+    NEXT,
+    PARENT,
+    REQUEST,
+    RESTORED,
+    SEGMENTS,
+    START,
+    Ref,
+)
 from distributed_state.warm.answers import Draft
 
 
@@ -93,7 +106,9 @@ async def plan(
     own = {SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS, *changes.fields}
     for name, value in fields.items():
         if name not in own:
-            changes.reserved(name, carried(form, to, name, value))
+            answer = name[:2] == REQUEST
+            data = _answer(form, to, name, value, state.version) if answer else carried(form, to, name, value)
+            changes.reserved(name, data)
     if ITEMS in fields:
         # Since its first version it shows those of its source, which are noted by what it was made from.
         changes.reserved(ITEMS, b"1" if items else b"1 0")
@@ -106,6 +121,17 @@ async def plan(
     # Not even a deleted record may be there: its own message numbers would stand between the shared ones.
     draft.expected = 0
     return draft
+
+
+def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> bytes:
+    """What a request came to, as a fork of this version keeps it: as older than all that the fork answers itself.
+
+    Its first number is the version before it. Left as it is, it would seem younger than the fork's own answers, and
+    those would be forgotten first.
+    """
+    key = codec.decode_key(name)
+    before, *rest = form.decode(value, key)
+    return to.encode([before - version, *rest], key)
 
 
 async def _copy_items(

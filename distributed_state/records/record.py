@@ -556,7 +556,9 @@ class AsyncRecord:
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         A step is a commit that changed something of these, a deletion included: one after another, rollbacks of one
         step go 3 -> 2 -> 1, for a rollback is a new version, but no step, nor is a checkpoint. What a rollback took
-        away comes back by `version`. Raises NotFound if there are not so many, Deleted where the record was deleted.
+        away comes back by `version`. Requests that were answered stay answered: the same request again is not applied
+        again, so a caller that wants it once more gives it another id.
+        Raises NotFound if there are not so many, Deleted where the record was deleted.
         """
         return await rollback.rollback(self._context, steps, label, version)
 
@@ -564,7 +566,8 @@ class AsyncRecord:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
-        With the id of a `branch` from that one's state, as `at` reads it; the branch stays.
+        With the id of a `branch` from that one's state, as `at` reads it; the branch stays. Requests that were
+        answered by then are answered in the fork too; later ones are not.
         """
         return await fork.fork(self._context, new_id, version, branch)
 

@@ -1,7 +1,7 @@
 """Makes a record what it was. Law: history is not rewritten; a rollback is a new version.
 
 States form a path. A rollback is no step of it: each says which version's state it is, and the next step back goes on
-from that one.
+from that one. Answered requests are not part of a state: a rollback leaves them as they are.
 
 Design: section 11.
 """
@@ -30,7 +30,6 @@ from distributed_state.values.model import (
     RESTORED,
     SEGMENTS,
     START,
-    Ref,
     is_value,
 )
 from distributed_state.warm.answers import Draft
@@ -85,7 +84,7 @@ async def plan(
     changes.undelete()  # and a change even where nothing differs
     changes.emit("session.rollback", {"version": version})
     if note is not None:
-        note(present, changes)  # behind what is restored, which may be an older note
+        note(present, changes)
     draft = changes.draft("rollback")
     draft.expected = present.version
     draft.epoch = present.epoch
@@ -110,9 +109,8 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
         changes.wipe()
         changes.reserved(SEGMENTS, message_ranges.close(text, target.fields))
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
-    if Ref.parse(text).scope == "user":
-        # What sessions have changed of their user: forgotten, it would be done once more.
-        handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
+    # A request that was answered stays answered: forgotten, it would be applied again when its caller repeats it.
+    handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
     for name in present.fields.keys() - target.fields.keys() - handled:
         changes.reserved(name, None)
     for name, value in target.fields.items():

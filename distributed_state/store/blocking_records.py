@@ -488,7 +488,9 @@ class Record:
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         A step is a commit that changed something of these, a deletion included: one after another, rollbacks of one
         step go 3 -> 2 -> 1, for a rollback is a new version, but no step, nor is a checkpoint. What a rollback took
-        away comes back by `version`. Raises NotFound if there are not so many, Deleted where the record was deleted.
+        away comes back by `version`. Requests that were answered stay answered: the same request again is not applied
+        again, so a caller that wants it once more gives it another id.
+        Raises NotFound if there are not so many, Deleted where the record was deleted.
         """
         return finish(self._twin.rollback(steps=steps, label=label, version=version))
 
@@ -496,7 +498,8 @@ class Record:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
-        With the id of a `branch` from that one's state, as `at` reads it; the branch stays.
+        With the id of a `branch` from that one's state, as `at` reads it; the branch stays. Requests that were
+        answered by then are answered in the fork too; later ones are not.
         """
         return finish(self._twin.fork(new_id, version=version, branch=branch))
 
@@ -890,10 +893,13 @@ class Session(Record):
                     turn.outcome = "Oslo."
 
         Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
-        first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
-        "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
-        After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
-        time counts. Of one `slot` only the last request is remembered, else of each id.
+        first one's `turn.outcome`, also after a `rollback`, `restore_state`, `clear` or import: a session remembers its
+        last 32 requests (`remembered_requests`).
+
+        If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout), "reject" raises LockTimeout at
+        once, "interrupt" takes over and the other one's turn raises Interrupted. After `limit` seconds the turn is
+        given up, however alive: Fenced; inside a `lock()` of this task that lock's time counts. Of one `slot` only the
+        last request is remembered, else of each id.
 
         `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. Of a request
         that was answered before they are not asked.

@@ -204,6 +204,40 @@ def test_a_key_makes_a_write_once_and_remembers_its_body(http: httpx.Client, id:
     assert (found["version"], found["fields"], len(found["messages"])) == (len(asked) + 1, {"n": 3, "a": 1, "b": 1}, 3)
 
 
+def test_a_key_stays_used_when_what_it_did_is_rolled_back(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", "/turns", {"messages": [HI]}),
+        ("PATCH", "/fields", {"increment": {"n": 2}}),
+        ("POST", "/changes", {"key": "n", "add": 1}),
+        ("DELETE", "/messages/last", {}),
+    ]
+    first = [
+        http.request(m, path + rest, json=body, headers={"Idempotency-Key": rest}).json() for m, rest, body in asked
+    ]
+    assert [each["version"] for each in first] == [2, 3, 4, 5]
+    back = {"Idempotency-Key": "back"}
+    assert http.post(f"{path}/rollback", json={"version": 1}, headers=back).json()["version"] == 6
+    for (method, rest, body), known in zip(asked, first, strict=True):
+        again = http.request(method, path + rest, json=body, headers={"Idempotency-Key": rest}).json()
+        assert again["repeated"], rest
+        assert again["version"] == known["version"]
+    assert http.get(path, params={"fresh": "true"}).json()["fields"] == {"n": 1}
+    assert http.post(f"{path}/rollback", json={"version": 2}).json()["version"] == 7
+    assert http.post(f"{path}/rollback", json={"version": 1}, headers=back).json() == {"version": 6, "repeated": True}
+
+
+def test_a_key_stays_used_when_its_record_is_deleted(http: httpx.Client, namespace: str) -> None:
+    """A late repetition of its first request began the conversation again."""
+    key, body = {"Idempotency-Key": "k"}, {"id": namespace, "fields": {"a": 1}}
+    first = http.post("/v1/conversations", json=body, headers=key)
+    assert http.delete(first.headers["location"]).status_code == 200
+    again = http.post("/v1/conversations", json=body, headers=key)
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    assert said(http.get(first.headers["location"], params={"fresh": "true"})) == (410, "Deleted")
+    assert http.post("/v1/conversations", json=body).status_code == 201, "a new request begins it again"
+
+
 def test_a_key_makes_one_conversation_whose_id_is_not_given(http: httpx.Client, namespace: str) -> None:
     key = {"Idempotency-Key": namespace}
     with ThreadPoolExecutor(8) as pool:

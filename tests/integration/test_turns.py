@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, until
+from below import evict, names, own_server, redis_of, until
 from controls import sabotage
 from counting import round_trips
 from faces import core
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from proxy import Proxy
 
-from distributed_state import Deleted, Fenced, Interrupted, InvalidValue, LockTimeout
+from distributed_state import AsyncStateStore, Deleted, Fenced, Interrupted, InvalidValue, LockTimeout, NotFound
 from distributed_state.warm.scripts import COMMIT
 
 
@@ -190,20 +194,128 @@ async def test_outcomes_are_remembered_when_the_record_comes_back_from_sql(store
         assert (turn.repeated, turn.outcome) == (True, "done")
 
 
-async def test_outcomes_are_part_of_the_state(store: Any) -> None:
-    """A rollback forgets the requests that it undoes; a fork and an export know those that they hold."""
+STEPS = st.one_of(
+    st.tuples(st.just("turn"), st.integers(0, 5)),
+    st.tuples(st.just("roll back"), st.integers(1, 4)),
+    st.tuples(st.just("fork"), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["restore", "clear", "evict", "import", "delete"]), st.just(0)),
+)
+
+
+class Answers:
+    """The requests that a conversation must have answered, the last three of them, and those of its versions."""
+
+    def __init__(self, conversation: int = 0) -> None:
+        self.ids = (f"{conversation}.{copy}" for copy in count())
+        self.session_id = next(self.ids)
+        self.known: list[str] = []
+        self.past: dict[int, list[str]] = {}
+        self.served = 0
+        self.outcomes: dict[str, int] = {}
+
+    async def turn(self, store: Any, number: int) -> None:
+        """Send a request, perhaps once more."""
+        request = f"r{number}"
+        async with store.session(self.session_id).turn(request_id=request) as turn:
+            assert turn.repeated == (request in self.known), (request, self.known)
+            if turn.repeated:
+                assert turn.outcome == self.outcomes[request]
+                return
+            self.served += 1
+            turn["n"] = self.served
+            turn.append(said(request))
+            turn.outcome = self.outcomes[request] = self.served
+        self.known = [*(each for each in self.known if each != request), request][-3:]
+
+    async def step(self, store: Any, kind: str, number: int) -> None:
+        """Do to the conversation what may be done to it, and go on with the copy if it makes one."""
+        session = store.session(self.session_id)
+        if kind == "turn":
+            await self.turn(store, number)
+        elif kind == "roll back":
+            with suppress(NotFound, Deleted):
+                await session.rollback(steps=number)
+        elif kind == "fork":
+            version = max(1, await session.version(fresh=True) - number)
+            copy = next(self.ids)
+            with suppress(Deleted):
+                await session.fork(copy, version=version)
+                self.session_id, self.known, self.past = copy, self.past[version], {}
+        elif kind == "restore":
+            await session.restore_state({"n": 0})
+        elif kind == "clear":
+            await session.clear(messages=True, items=True)
+        elif kind == "evict":
+            await evict(store, self.session_id)
+        elif kind == "import":
+            self.session_id = next(self.ids)
+            await store.import_(await store.export(session.id), id=self.session_id)
+        elif kind == "delete":
+            await store.delete(self.session_id)
+            await session.create()
+        after = await store.session(self.session_id).version(fresh=True)
+        for version in range(max(self.past, default=0) + 1, after + 1):
+            self.past[version] = self.known
+
+    async def check(self, store: Any, steps: Any) -> None:
+        """After these steps each request that must be remembered is answered as it was, and none is served again."""
+        await store.session(self.session_id).set("n", 0)
+        self.past[1] = []
+        for kind, number in steps:
+            await self.step(store, kind, number)
+        for request in [*self.known]:
+            await self.turn(store, int(request[1:]))
+        assert self.outcomes == {} or max(self.outcomes.values()) == self.served
+
+
+def test_an_answered_request_stays_answered_whatever_becomes_of_the_state() -> None:
+    conversations = count()
+
+    @given(st.lists(STEPS, min_size=2, max_size=14))
+    @settings(max_examples=40)
+    def check(steps: list[tuple[str, int]]) -> None:
+        runner.run(Answers(next(conversations)).check(store, steps))
+
+    async def opened() -> Any:
+        return await AsyncStateStore.open(archive="memory", remembered_requests=3, archiver=False)
+
+    with asyncio.Runner() as runner:
+        store = runner.run(opened())
+        try:
+            check()
+        finally:
+            runner.run(store.close())
+
+
+async def test_an_answered_request_stays_answered_on_each_server_and_database(opener: Any) -> None:
+    store = await opener(remembered_requests=3)
+    turns = [("turn", 0), ("turn", 1)]
+    await Answers().check(store, [
+        *turns, ("roll back", 1), *turns, ("roll back", 2), ("evict", 0), *turns, ("restore", 0), *turns,
+        ("clear", 0), *turns, ("turn", 2), ("import", 0), *turns, ("roll back", 2), *turns, ("evict", 0), *turns,
+        ("fork", 0), *turns, ("turn", 3), ("turn", 4), ("turn", 3), ("evict", 0), ("turn", 4),
+        ("delete", 0), ("turn", 3),
+    ])  # fmt: skip
+
+
+async def test_a_fork_knows_the_requests_of_the_state_that_it_starts_from(opener: Any) -> None:
+    """It forgets them before those that it answers itself, whose versions are lower."""
+    store = await opener(remembered_requests=2)
     session = store.session("s")
     for number in range(3):
         async with session.turn(request_id=f"r{number}") as turn:
             turn.outcome = number
     await session.fork("f", version=2)
-    await session.rollback(version=1)
-    lines = await store.export("s")
-    await store.import_(lines, id="copy")
-    for id, known in (("s", 1), ("f", 2), ("copy", 1)):
-        for number in range(3):
-            async with store.session(id).turn(request_id=f"r{number}") as turn:
-                assert turn.repeated == (number < known), (id, number)
+    fork = store.session("f")
+    async with fork.turn(request_id="r1") as turn:
+        assert (turn.repeated, turn.outcome, turn.answered_version) == (True, 1, 1)
+    for number in (2, 3):
+        async with fork.turn(request_id=f"r{number}") as turn:
+            assert not turn.repeated, "the session answered it later, and another request is new"
+            turn.outcome = f"of the fork, {number}"
+    for number in (2, 3):
+        async with fork.turn(request_id=f"r{number}") as turn:
+            assert (turn.repeated, turn.outcome) == (True, f"of the fork, {number}")
 
 
 async def test_only_the_latest_requests_are_remembered(opener: Any) -> None:

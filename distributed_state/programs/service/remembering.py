@@ -67,13 +67,13 @@ class OnceOnly:
 
     def answered(self, entry: CachedRecord) -> Answered | None:
         """What came of it, None if nothing yet. Raises InvalidValue if the key is another request's."""
-        kept = None if entry.deleted or self.key is None else remembered_requests.find(entry, self.name)
+        kept = None if self.key is None else remembered_requests.find(entry, self.name)
         if kept is None:
             return None
         outcome = kept[1] if isinstance(kept[1], dict) else {}
         if outcome.get(DIGEST) != self.digest:
             raise _another(self.key)
-        return Answered(kept[0] + 1, outcome)
+        return Answered(remembered_requests.answered_at(kept), outcome)
 
     def remember(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
         """Remember in this change, which is made for that version, what comes of it."""
