@@ -99,7 +99,7 @@ class Journal:
     def flush(self) -> set[int]:
         moved = self.store.archive([self.batch()])
         self.pending.clear()
-        return moved
+        return set(moved)
 
 
 def rows(store: ColdStore, table: Table, **where: Any) -> list[Any]:

@@ -69,11 +69,17 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     return new
 
 
-def archive(connection: Connection, namespace: str, batches: Iterable[Batch], snapshot_every: int) -> set[int]:
-    """Archive the batches whose cursor is where they begin; return their partitions."""
+def archive(
+    connection: Connection, namespace: str, batches: Iterable[Batch], snapshot_every: int
+) -> dict[int, set[str]]:
+    """Archive the batches whose cursor is where they begin; return their partitions, each with what was refused.
+
+    These are the events of entries that went to quarantine: nobody may be told that they are archived.
+    """
     moved = _moved(connection, namespace, [batch for batch in batches if batch.entries])
-    Intake(connection, namespace).take(moved, snapshot_every)
-    return {batch.partition for batch in moved}
+    intake = Intake(connection, namespace)
+    intake.take(moved, snapshot_every)
+    return {batch.partition: intake.quarantined.intersection(e.event for e in batch.entries) for batch in moved}
 
 
 def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> list[Batch]:
@@ -110,6 +116,7 @@ class Intake:
         self.connection = connection
         self.namespace = namespace
         self.refused: list[Parsed] = []
+        self.quarantined: set[str] = set()  # events
         self.keys: dict[str, int] = {}
 
     def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
@@ -152,8 +159,12 @@ class Intake:
                 refuse_long(self.connection, item)
                 parsed.append(item)
             except (ValueError, CorruptState) as error:
-                quarantine(self.connection, self.namespace, entry, batch.partition, batch.epoch, error)
+                self._quarantine(entry, batch.partition, batch.epoch, error)
         return parsed
+
+    def _quarantine(self, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
+        quarantine(self.connection, self.namespace, entry, partition, epoch, error)
+        self.quarantined.add(entry.event)
 
     def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: Mapping[str, record_index.Head]) -> None:
         """Redis lost commits that SQL has, and a new epoch counts on from before them: keep those in quarantine."""
@@ -181,7 +192,7 @@ class Intake:
                 raise
             if len(parsed) == 1:
                 (blamed,) = parsed
-                quarantine(self.connection, self.namespace, blamed.entry, blamed.partition, blamed.epoch, error)
+                self._quarantine(blamed.entry, blamed.partition, blamed.epoch, error)
                 if parsed[0].entry.record:
                     self.refused.append(parsed[0])
                 return []

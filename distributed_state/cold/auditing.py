@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, select, true, tuple_
 
-from distributed_state.cold.tables import events, quarantine
+from distributed_state.cold.tables import events
 from distributed_state.cold.values import Sought
 from distributed_state.values.journal import Happened
 
@@ -30,14 +30,10 @@ def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happen
 
 
 def event_archived(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
-    """Whether this very event, one that was written alone, was archived, or quarantined."""
+    """Whether this very event, one that was written alone, was archived."""
     e = events.c
-    q = quarantine.c
     place = and_(e.namespace == namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)
-    if connection.execute(select(e.id).where(place)).scalar() == id:
-        return True
-    entry = id.removesuffix("0") + "emit"
-    return connection.execute(select(q.id).where(q.namespace == namespace, q.event == entry)).first() is not None
+    return bool(connection.execute(select(e.id).where(place)).scalar() == id)
 
 
 def one(connection: Connection, namespace: str, partition: int, id: str, since_ms: int) -> Happened | None:

@@ -20,12 +20,10 @@ from distributed_state.cold.archive import Intake
 from distributed_state.cold.epochs import clock_us
 from distributed_state.cold.history import states
 from distributed_state.cold.recovery import is_at
-from distributed_state.cold.values import Backfilled, Batch, Cursor, Held
+from distributed_state.cold.values import RESOLVED, Backfilled, Batch, Cursor, Held
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack
 from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START
-
-_ASIDE = "SQL lacks what came before it; what it did is in a later version, which was brought back whole"
 
 
 def backfill(
@@ -47,7 +45,7 @@ def backfill(
     if not keep:
         batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=lambda entry: (entry.offset, entry.version)))
         # First these: behind a record that came whole they would be taken for purged.
-        remembered.set_aside(connection, namespace, held.partition, held.epoch, plan.aside, _ASIDE)
+        remembered.set_aside(connection, namespace, held.partition, held.epoch, plan.aside, RESOLVED)
         erasure.erase(connection, namespace, plan.erased)
         Intake(connection, namespace).take([batch], snapshot_every)
     return plan.done

@@ -13,6 +13,7 @@ from distributed_state.cold import blocks, item_rows
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import key_of, keys
 from distributed_state.cold.tables import changes, quarantine
+from distributed_state.cold.values import RESOLVED
 from distributed_state.values.journal import JournalEntry, Op, item_of, pack, unpack
 from distributed_state.values.model import unescape
 
@@ -77,12 +78,13 @@ def _together(version: int, data: bytes, said: Mapping[int, bytes], put: Mapping
 
 
 def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:
-    """Whether this very change was archived, or quarantined."""
+    """Whether this very change was archived, or what it did was, with a later version."""
     q = quarantine.c
     kept = blocks.changes_between(connection, key_of(namespace, record), version - 1, version + 1, None)
     if event in {row.event for row in kept}:
         return True
-    return connection.execute(select(q.id).where(q.namespace == namespace, q.event == event)).first() is not None
+    resolved = select(q.id).where(q.namespace == namespace, q.event == event, q.reason == RESOLVED)
+    return connection.execute(resolved).first() is not None
 
 
 def checkpoints(

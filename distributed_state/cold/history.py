@@ -20,7 +20,8 @@ from distributed_state.cold import blocks
 from distributed_state.cold.bulk import Row, chunks, listed
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.record_index import ERASED, Head, find, following, hashed, key_of, keys
-from distributed_state.cold.tables import TEXT, change_blocks, changes, messages, records, snapshots
+from distributed_state.cold.tables import TEXT, change_blocks, changes, messages, quarantine, records, snapshots
+from distributed_state.cold.values import RESOLVED
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Loaded, Segment, State, fold, pack, unpack
@@ -183,6 +184,18 @@ def state_at(connection: Connection, namespace: str, record: str, version: int) 
         first = oldest(connection, namespace, record)
         raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
     return state
+
+
+def has_version(connection: Connection, namespace: str, record: str, version: int) -> bool:
+    """Whether SQL has a record's version, or had it and purged or erased it, or has a later one that came whole."""
+    head = find(connection, namespace, record)
+    if head is None or head["version"] < version:
+        return False
+    if blocks.changes_between(connection, key_of(namespace, record), version - 1, version + 1, 1):
+        return True
+    q = quarantine.c
+    refused = and_(q.namespace == namespace, q.record == record, q.version == version, q.reason != RESOLVED)
+    return connection.execute(select(q.id).where(refused)).first() is None
 
 
 def oldest(connection: Connection, namespace: str, record: str) -> int:

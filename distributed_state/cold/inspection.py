@@ -31,6 +31,13 @@ def quarantined(connection: Connection, namespace: str) -> list[Quarantined]:
     return [Quarantined(*row) for row in rows]
 
 
+def refusal(connection: Connection, namespace: str, event: str) -> str:
+    """Why the entry of this event is in quarantine; "" if it is not."""
+    q = quarantine.c
+    found = connection.execute(select(q.reason).where(q.namespace == namespace, q.event == event)).scalar()
+    return str(found or "")
+
+
 def forked(connection: Connection, namespace: str, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
     """The records that were forked from one, the newest first: the version of it, when that was, whether deleted."""
     r = records.c

@@ -196,18 +196,29 @@ class ColdStore:
         with self._database.read() as connection:
             return epochs.clock_us(connection)
 
-    def archive(self, batches: Sequence[Batch]) -> set[int]:
+    def archive(self, batches: Sequence[Batch]) -> dict[int, set[str]]:
         """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.
 
-        An entry that the database refuses for what is in it goes to quarantine, and the others go on.
+        An entry that the database refuses for what is in it goes to quarantine, and the others go on: of each partition
+        the events of those are returned.
         """
         with self._database.write() as connection:
             return archive.archive(connection, self.namespace, batches, self.snapshot_every)
 
     def holds(self, record: str, version: int, event: str) -> bool:
-        """Whether this very change was archived, or quarantined: at its version there may be another one."""
+        """Whether this very change was archived: at its version there may be another one, or it is in quarantine."""
         with self._database.read() as connection:
             return change_reading.holds(connection, self.namespace, record, version, event)
+
+    def has_version(self, record: str, version: int) -> bool:
+        """Whether SQL has a record's version, or had it and purged or erased it, or has a later one that came whole."""
+        with self._database.read() as connection:
+            return history.has_version(connection, self.namespace, record, version)
+
+    def refusal(self, event: str) -> str:
+        """Why the entry of this event is in quarantine; "" if it is not."""
+        with self._database.read() as connection:
+            return inspection.refusal(connection, self.namespace, event)
 
     def lacking(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
         """The events of those entries that are held nowhere, without those of records that were erased since."""
@@ -244,7 +255,7 @@ class ColdStore:
             return recovery.reach(connection, self.namespace, after, to)
 
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
-        """Whether this very event was archived, or quarantined: at its offset there may be another one."""
+        """Whether this very event was archived: at its offset there may be another one, or it is in quarantine."""
         with self._database.read() as connection:
             return auditing.event_archived(connection, self.namespace, partition, epoch, offset, id)
 

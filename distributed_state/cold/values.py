@@ -144,6 +144,10 @@ class Compacted:
         return Compacted(self.records + other.records, self.changes + other.changes, self.messages + other.messages)
 
 
+RESOLVED = "SQL lacks what came before it; what it did is in a later version, which was brought back whole"
+"""The reason of a row of the quarantine that nobody needs to look at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quarantined:
     """A journal entry that could not be archived, or that a newer epoch replaced, kept as it was."""

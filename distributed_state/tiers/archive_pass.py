@@ -10,7 +10,7 @@ Design: section 9.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from distributed_state.cold.values import Batch, Cursor
@@ -68,14 +68,14 @@ class Pass:
         if fresh:
             self.batches.append((cursor, Batch(partition, cursor.epoch, cursor.offset, fresh, cursor.event)))
 
-    def inserted(self, moved: set[int]) -> None:
-        """Note which of the batches SQL took."""
+    def inserted(self, moved: Mapping[int, Set[str]]) -> None:
+        """Note which of the batches SQL took, and the events of those entries that it put into quarantine."""
         for cursor, batch in self.batches:
             partition = batch.partition
             last = batch.entries[-1]
             if partition in moved:
                 self.fits[partition] = replace(cursor, offset=last.offset, event=last.event)
-                self.carried[partition] = {entry.event for entry in batch.entries}
+                self.carried[partition] = {entry.event for entry in batch.entries} - moved[partition]
                 self.count += len(batch.entries)
             else:
                 # Another archiver was faster, or the epoch was closed.

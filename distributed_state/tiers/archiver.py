@@ -105,7 +105,7 @@ class Archiver:
             await self._assignment.leave()
 
     async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
-        """Archive a commit. Raises ColdUnavailable if that cannot be done, or Redis lost it before."""
+        """Archive a commit. Raises ColdUnavailable if that cannot be done, SQL refuses it, or Redis lost it before."""
         lost = ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
         try:
             if await self.reach(names.partition, done.epoch, done.offset, event):
@@ -114,18 +114,20 @@ class Archiver:
             lost = error
         # Another archiver went on past its offset, or its epoch is over: with it, or after Redis had lost it.
         if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
+            if why := await self._port.sql(self._cold.refusal, event):
+                raise ColdUnavailable(f"partition {names.partition}: it is in quarantine: {why}")
             raise lost
 
     async def reach(self, partition: int, epoch: str, offset: int, event: str) -> bool:
         """Archive a partition up to an entry of its journal; whether SQL took this entry for certain.
 
-        Else it has what the journal holds at that offset now. Raises ColdUnavailable if that cannot be done.
+        Else it has passed what the journal holds at that offset now. Raises ColdUnavailable if that cannot be done.
         """
         later = False  # whether the pass surely read the journal after we were called
         while True:
             cursor = self._cursors.get(partition)
             if cursor is not None and (cursor.epoch, cursor.offset, cursor.event) == (epoch, offset, event):
-                return True
+                return False  # SQL has passed it, and may have put it into quarantine
             passed = self._driven.get(partition)
             if passed is None:
                 passed = await self._port.drive(self._drive([partition]))

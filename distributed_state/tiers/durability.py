@@ -105,8 +105,8 @@ async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: i
         # Or the level is the archive: it has the record's version when all that is written is there.
         try:
             await tiers.archiver.drain([names.partition])
-            archived = await tiers.port.sql(tiers.cold.version, names.ref.text)
-            reason = REACHED if (archived or 0) >= version else _LOST
+            archived = await tiers.port.sql(tiers.cold.has_version, names.ref.text, version)
+            reason = REACHED if archived else _LOST
         except Unavailable as error:
             reason, cause = f"it is not archived yet: {error}", error
     if reason:
@@ -185,10 +185,12 @@ async def _held(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateErro
         if each.done.time_ms is None:
             await tiers.archiver.keep(each.names, each.done, event)
             return REACHED, None
-        held = await tiers.port.sql(tiers.cold.holds, each.names.ref.text, each.done.version, event)
+        if await tiers.port.sql(tiers.cold.holds, each.names.ref.text, each.done.version, event):
+            return REACHED, None
+        refused = await tiers.port.sql(tiers.cold.refusal, event)
     except Unavailable as error:
         return f"{ABSENT}, and SQL cannot be asked: {error}", error
-    return (REACHED, None) if held else (_LOST, None)
+    return f"it is in quarantine: {refused}" if refused else _LOST, None
 
 
 def _unknown(

@@ -492,6 +492,47 @@ async def test_an_entry_that_sql_refuses_goes_to_quarantine(opener: Any, caplog:
     assert await session.set("a", 4) == 4
 
 
+async def test_a_commit_in_quarantine_is_not_called_archived(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever put it there, this pass or another archiver; nor is it when the same request comes again."""
+    store = await quiet(opener)
+    session = store.session("s")
+    refuse_poison(monkeypatch)
+    with pytest.raises(DurabilityUnknown, match="quarantine: ValueError: refused"):
+        await session.set("a", "poison", durability="archived")
+    assert await session.set("a", 1, durability="archived") == 2
+    archiver = tiers(store).archiver
+    keep = archiver.keep
+
+    async def late(*commit: Any) -> None:
+        await archiver.drain()
+        await keep(*commit)
+
+    monkeypatch.setattr(archiver, "keep", late)
+    with pytest.raises(DurabilityUnknown, match="quarantine"):
+        await session.set("a", "poison", durability="archived")
+    with pytest.raises(DurabilityUnknown):
+        await session.confirm("archived")
+    assert await session.set("a", 2, durability="archived") == 4
+    assert await session.confirm("archived") == 4
+    with pytest.raises(DurabilityUnknown):
+        async with session.turn(request_id="r", durability="archived") as turn:
+            turn.outcome = "poison"
+    with pytest.raises(DurabilityUnknown):
+        async with session.turn(request_id="r", durability="archived"):
+            pass
+
+
+def refuse_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = archiving.parse
+
+    def refused(entry: JournalEntry, *place: Any) -> Any:
+        if b"poison" in entry.data:
+            raise ValueError("refused")
+        return parse(entry, *place)
+
+    monkeypatch.setattr(archiving, "parse", refused)
+
+
 async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_no_other(
     opener: Any, caplog: Any, monkeypatch: Any
 ) -> None:

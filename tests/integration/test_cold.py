@@ -275,7 +275,7 @@ def test_without_the_compare_and_set_events_would_be_told_twice(
     """Negative control: then only the key of the table is left, and what came twice lands in quarantine."""
     monkeypatch.setattr(archive, "_moved", lambda connection, namespace, batches: list(batches))
     journal.tell(b"1 lock.lost client:web")
-    assert cold.archive([journal.batch()]) == cold.archive([journal.batch()]) == {0}
+    assert cold.archive([journal.batch()]).keys() == cold.archive([journal.batch()]).keys() == {0}
     assert len(cold.audit(EVERYTHING)) == 1
     assert len(cold.quarantined()) == 1
 
@@ -286,9 +286,9 @@ def test_a_batch_that_does_not_continue_the_cursor_is_left_out(cold: ColdStore, 
     journal.commit("session:a", put("k", "1"))
     other.commit("session:b", put("k", "1"))
     early = replace(journal.batch(), from_offset=7)
-    assert cold.archive([early, other.batch()]) == {1}
+    assert cold.archive([early, other.batch()]).keys() == {1}
     unlike = replace(journal.batch(), from_event="another history's")
-    assert cold.archive([unlike]) == set()
+    assert cold.archive([unlike]) == {}
     assert cold.version("session:a") is None
     assert cold.version("session:b") == 1
 
@@ -379,7 +379,7 @@ def test_a_closed_epoch_archives_nothing_more(cold: ColdStore) -> None:
         there = cold.version(f"session:{n}")
         thread.join()
         assert (cold.version(f"session:{n}"), bool(seen[0])) == (there, there is not None)
-        assert cold.archive([Batch(0, old, 1 if there else 0, [late])]) == set()
+        assert cold.archive([Batch(0, old, 1 if there else 0, [late])]) == {}
 
 
 def test_two_namespaces_share_a_database(url: str, opened: Opener, tmp_path: Path) -> None:
