@@ -19,15 +19,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, tuple_
 
 from distributed_state.cold import branch_reading, record_index, tagging
 from distributed_state.cold.bulk import among, chunks
 from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
-from distributed_state.cold.tables import layers, records, shares, tags
+from distributed_state.cold.tables import items, layers, records, shares, tags
 from distributed_state.cold.values import Batch, Listed, Mortal, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
+from distributed_state.values.model import SCOPES
 
 _UNNUMBERED = 2**62  # from here on: places of records that have no number yet
 _MORE = 1000  # rows of SQL that are read at once beyond a page, as the journals may have changed their records
@@ -104,6 +105,21 @@ def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) 
 def count(connection: Connection, namespace: str, scope: str, prefix: str, most: int) -> int:
     """How many records are there whose ids begin so, up to `most`."""
     some = _by_id(namespace, Wanted(scope, most, prefix=prefix), None).limit(most).subquery()
+    return connection.execute(select(func.count()).select_from(some)).scalar_one()
+
+
+def count_items(connection: Connection, namespace: str, prefix: str, most: int) -> int:
+    """How many items there are of records whose ids begin so, up to `most`; those of deleted records are not counted.
+
+    Those that a rollback or a clear hides are: they are kept, and another rollback shows them again.
+    """
+    r, i, later = records.c, items.c, items.alias().c
+    same = later.record == i.record, later.collection == i.collection, later.key == i.key
+    newer = select(literal(1)).where(*same, later.version > i.version).exists()
+    texts = [f"{scope}:{prefix}" for scope in SCOPES]
+    of_them = or_(*(and_(r.record >= text, r.record < end(text)) for text in texts))
+    there = select(literal(1)).join_from(records, items, i.record == r.key).where(r.namespace == namespace, of_them)
+    some = there.where(~r.deleted, func.length(i.data) > 0, ~newer).limit(most).subquery()
     return connection.execute(select(func.count()).select_from(some)).scalar_one()
 
 

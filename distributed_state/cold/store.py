@@ -384,6 +384,11 @@ class ColdStore:
         with self._database.read() as connection:
             return listing.count(connection, self.namespace, scope, prefix, most)
 
+    def count_items(self, prefix: str, most: int) -> int:
+        """How many items have the records that begin so, up to `most`; see `listing.count_items`."""
+        with self._database.read() as connection:
+            return listing.count_items(connection, self.namespace, prefix, most)
+
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
         """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""
         with self._database.read() as connection:

@@ -184,6 +184,10 @@ class Changes:
             self._items = ItemChanges(self._settings, self._codec)
         return self._items
 
+    def put_items(self) -> list[bytes]:
+        """The names of the items that are put."""
+        return [] if self._items is None else self._items.put()
+
     def put_item(
         self,
         collection: str,

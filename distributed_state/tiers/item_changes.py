@@ -30,6 +30,10 @@ class ItemChanges:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
+    def put(self) -> list[bytes]:
+        """The names of the items that are put."""
+        return [name for name, (kind, *_) in self._steps.items() if kind != b"q"]
+
     def copy(self) -> ItemChanges:
         """The same, to go on from without touching these."""
         other = ItemChanges(self._settings, self._codec)

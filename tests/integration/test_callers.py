@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -200,10 +201,11 @@ async def test_what_is_refused_for_its_right_counts_as_asked() -> None:
 async def test_conversations_are_counted_within_the_time_of_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as store:
         served = Served(store, Access(tokens=True), limits=Limits(tenant_conversations=1, request=0.05))
-        token = await served.token("acme:", "write")
-        monkeypatch.setattr(type(store), "sessions", lambda *_, **__: asyncio.Event().wait())
+        token, over = await served.token("acme:", "write"), threading.Event()
+        monkeypatch.setattr(type(store.tiers().cold), "count", lambda *_: over.wait(20))
         async with asyncio.timeout(5):
             assert (await served.ask("POST", "/v1/conversations", token, json={})).status_code == 503
+        over.set()
 
 
 async def test_what_a_body_names_is_held_to_the_tenant_as_well() -> None:

@@ -788,3 +788,19 @@ async def test_an_exported_record_brings_its_items(opener: Any, purged: bool) ->
     for change in await fork.history():
         shown = await all_of(items, version=change.version)
         assert await all_of(copy, version=change.version) == shown
+
+
+async def test_items_of_records_that_begin_so_are_counted_as_far_as_it_matters(opener: Any) -> None:
+    store = await opener(**QUIET)
+    for record in (store.user("acme:u"), store.session("acme:eu:s"), store.user("other:u")):
+        await record.write(items=[PutItem(collection="c", key=str(at), value=at) for at in range(5)])
+        for value in range(3):
+            await record.items("c").put("0", value)
+        await record.items("c").delete("1")
+    gone = store.task("acme:t")
+    await gone.write(items=[PutItem(collection="c", key="a", value=1)])
+    await gone.erase()
+    await store.archive()
+    count = tiers(store).cold.count_items
+    assert [count(prefix, 100) for prefix in ("acme%3A", "acme%3Aeu%3A", "other%3A", "no%3A")] == [8, 4, 4, 0]
+    assert count("acme%3A", 6) == 6

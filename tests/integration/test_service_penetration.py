@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+import time
 from typing import Any
 
 import httpx
@@ -71,6 +72,53 @@ async def test_no_condition_begins_more_conversations_than_a_tenant_may_have(con
             if sum(map(bool, versions)) != bool(by_root):  # one, if it begins any; of all tenants, any number
                 more.append((method, path, versions, by_root))
         assert not more
+
+
+async def test_an_admin_has_no_more_by_tokens_of_tenants_within_its_own() -> None:
+    """60 conversations were made where 10 were allowed, and 500 of 500 requests passed where 40 should have."""
+    async with opened() as store:
+        served = Served(store, Access(tokens=True), limits=Limits(tenant_requests=10, tenant_conversations=10))
+        began = time.monotonic()
+        admin, other = await served.token("acme:", *RIGHTS), await served.token("other:", *RIGHTS)
+        made = []
+        for number in range(20):
+            answer = await served.ask(
+                "POST", "/v1/tokens", admin, json={"tenant": f"acme:{number}", "rights": ["read", "write"]}
+            )
+            made.append(answer.json()["token"])
+        found = [(await served.ask("POST", "/v1/conversations", token, json={})).status_code for token in made * 6]
+        assert found.count(201) == 10
+        assert len(await store.sessions(prefix="acme:", limit=500)) == 10
+        passed = len(found) - found.count(429)
+        read = [(await served.ask("GET", "/v1/caller", token)).status_code for token in made * 6]
+        assert read.count(200) <= 100 + 10 * (time.monotonic() - began) - len(made) - passed, "ten seconds' worth"
+        assert (await served.ask("POST", "/v1/conversations", other, json={})).status_code == 201
+
+
+@pytest.mark.parametrize("kind", ["tasks", "users", "items"])
+async def test_tasks_users_and_items_count_towards_the_quota_of_a_tenant(kind: str) -> None:
+    async with opened() as store:
+        limits = Limits(**{f"tenant_{kind}": 2})  # type: ignore[arg-type]
+        served = Served(store, Access(tokens=True), limits=limits)
+        token, inner = await served.token("acme:", *RIGHTS), await served.token("acme:eu:", *RIGHTS)
+        root = await served.token("", *RIGHTS)
+        await store.session("acme:c").create()
+
+        async def put(name: str, by: str = token) -> int:
+            if kind == "items":
+                path, body = "/v1/conversations/acme:c/items/notes", {"put": {name: 1}}
+            else:
+                path, body = f"/v1/{kind}/acme:eu:{name}/fields", {"set": {"n": 1}}
+            return (await served.ask("PATCH", path, by, json=body)).status_code
+
+        assert [await put(name) for name in ("a", "b", "a", "b", "c")] == [200, 200, 200, 200, 429]
+        if kind != "items":
+            assert await put("d", inner) == 429, "what lies within counts as well"
+        assert await put("d", root) == 200
+        # As the archive has it.
+        await store.archive()
+        served = Served(store, Access(tokens=True), limits=limits)
+        assert [await put(name) for name in ("a", "e")] == [200, 429]
 
 
 # What is said of the inside

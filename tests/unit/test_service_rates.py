@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.rates import Rates
+from distributed_state.programs.service.shares import Shares
 from distributed_state.programs.service.streaming import EventStream
 
 A, B = Caller(actor="one", prefix="a:"), Caller(prefix="b:")
@@ -131,36 +133,156 @@ def test_who_asked_nothing_for_longest_is_forgotten() -> None:
     refused(rates, Caller(actor="10000"))
 
 
-class Listing:
-    """A store with so many conversations of each prefix."""
+class Counted:
+    """A store whose archive has so many records that begin so, and so many items of them."""
 
     def __init__(self, **many: int) -> None:
         self.many = many
-        self.asked = 0
+        self.asked: list[str] = []
+        self.going_on = asyncio.Event()
+        self.going_on.set()
+        self.cold = self.port = self
 
-    async def sessions(self, *, prefix: str, limit: int, after: int | None) -> list[Any]:
-        self.asked += 1
-        begin = after or 0
-        stop = min(self.many.get(prefix, 0), begin + limit)
-        return [SimpleNamespace(cursor=number + 1) for number in range(begin, stop)]
+    def tiers(self) -> Any:
+        return self
+
+    async def sql(self, read: Any) -> int:
+        await self.going_on.wait()
+        return int(read())
+
+    def count(self, scope: str, prefix: str, most: int) -> int:
+        self.asked.append(f"{scope} {prefix}")
+        return min(most, self.many.get(prefix.replace("%3A", ""), 0))
+
+    def count_items(self, prefix: str, most: int) -> int:
+        return self.count("item", prefix, most)
+
+
+async def may(quota: Quota, store: Any, caller: Caller, kind: str = "session", more: int = 1) -> bool:
+    try:
+        await quota.ask(store, caller, kind, more)
+    except HTTPException:
+        return False
+    return True
 
 
 async def test_a_tenant_has_its_number_of_conversations_counted_once_a_minute() -> None:
-    clock, store = Clock(), Listing(a=1_998, b=5)
-    quota = Quota(2_000, clock)
-    a, b = Caller(prefix="a"), Caller(prefix="b")
-    for _ in range(2):
-        await quota.ask(store, a)  # type: ignore[arg-type]
+    clock, store = Clock(), Counted(a=1_998, b=5)
+    quota = Quota(Limits(tenant_conversations=2_000), clock)
+    assert [await may(quota, store, A) for _ in range(2)] == [True] * 2
     with pytest.raises(HTTPException) as found:
-        await quota.ask(store, a)  # type: ignore[arg-type]
+        await quota.ask(store, A, "session")  # type: ignore[arg-type]
     assert (found.value.status_code, found.value.headers) == (429, {"Retry-After": "60"})
-    assert store.asked == 2
-    await quota.ask(store, b)  # type: ignore[arg-type]
-    await quota.ask(store, Caller())  # type: ignore[arg-type]
+    assert store.asked == ["session a%3A"]
+    assert await may(quota, store, B)
+    assert await may(quota, store, Caller())
     store.many["a"] = 10
     clock.now = 61
-    await quota.ask(store, a)  # type: ignore[arg-type]
-    assert store.asked == 4
+    assert await may(quota, store, A)
+    assert len(store.asked) == 3
+
+
+async def test_each_kind_of_what_a_tenant_has_is_counted_by_itself() -> None:
+    quota = Quota(Limits(tenant_conversations=1, tenant_tasks=2, tenant_users=3, tenant_items=4), Clock())
+    for kind, most in (("session", 1), ("task", 2), ("user", 3), ("item", 4)):
+        assert [await may(quota, Counted(), A, kind) for _ in range(6)].count(True) == most
+    assert await may(Quota(Limits(), Clock()), Counted(), A, "item", 10**6), "by default there is no bound"
+    several = Quota(Limits(tenant_items=4), Clock())
+    assert [await may(several, Counted(), A, "item", more) for more in (3, 2, 1, 0, 1)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+async def test_who_comes_while_a_tenant_is_counted_waits_for_the_count() -> None:
+    store, quota = Counted(a=8), Quota(Limits(tenant_conversations=10), Clock())
+    store.going_on.clear()
+    asking = [asyncio.create_task(may(quota, store, A)) for _ in range(20)]
+    await asyncio.sleep(0)
+    store.going_on.set()
+    assert sum(await asyncio.gather(*asking)) == 2
+    assert len(store.asked) == 1
+
+
+# Tenants within tenants
+
+
+def within(many: int) -> list[Caller]:
+    """Callers of as many tenants within A, and within each other."""
+    return [Caller(prefix=f"a:{'x:' * (number % 30)}{number}:") for number in range(many)]
+
+
+def test_tenants_within_a_tenant_have_its_rates_together() -> None:
+    """Its admin makes as many as it likes."""
+    rates = Rates(Limits(tenant_requests=2, tenant_bytes=100), Clock())
+    served = 0
+    for caller in within(500):
+        with contextlib.suppress(HTTPException):
+            rates.ask(caller)
+            served += 1
+    assert served == 20
+    refused(rates, A)
+    assert rates.headers(Caller(prefix="a:new:"))["RateLimit"].startswith('"requests";r=0;t=10')
+    rates.ask(B)
+    one, other = Rates(Limits(tenant_bytes=100), Clock()), Caller(prefix="a:y:")
+    one.count(other, 1_500)
+    refused(one, A)
+    refused(one, Caller(prefix="a:z:"))
+    one.ask(B)
+
+
+def test_a_tenant_within_another_has_no_more_than_its_own() -> None:
+    clock = Clock()
+    rates = Rates(Limits(tenant_requests=2), clock)
+    inner, beside = Caller(prefix="a:x:"), Caller(prefix="a:y:")
+    for _ in range(20):
+        rates.ask(inner)
+    clock.now = 5
+    for _ in range(10):
+        rates.ask(beside)
+    refused(rates, inner)
+    refused(rates, beside)
+
+
+def test_whatever_tokens_are_made_so_many_buckets_are_kept() -> None:
+    rates = Rates(Limits(tenant_requests=10**6), Clock())
+    for caller in within(15_000):
+        rates.ask(caller)
+    assert len(rates) <= 10_000
+    assert rates.traffic.busiest(1)[0].prefix == "a:"
+    assert rates.traffic.busiest(1)[0].requests == 15_000
+
+
+def test_tenants_within_a_tenant_have_its_places_together() -> None:
+    places = Shares(100, "requests")
+    for caller in within(200):
+        with contextlib.suppress(HTTPException):
+            places.take(caller)
+    assert len(places) == 50, "one alone gets half of them"
+    places.take(B)
+    taken = within(50)
+    for caller in taken:
+        places.leave(caller)
+    places.leave(B)
+    assert len(places) == 0
+    places.take(A)
+
+
+async def test_tenants_within_a_tenant_have_its_quotas_together() -> None:
+    quota, store = Quota(Limits(tenant_conversations=10, tenant_tasks=10, tenant_items=10), Clock()), Counted()
+    for kind in ("session", "task", "item"):
+        assert [await may(quota, store, caller, kind) for caller in within(60)].count(True) == 10
+    assert not await may(quota, store, A)
+    assert await may(quota, store, B)
+
+
+def test_tenants_within_a_tenant_wait_for_each_other() -> None:
+    assert {caller.party for caller in within(50)} == {A.party}
+    assert {caller.tenant for caller in within(50)} == {"a:"}
+    assert A.party != B.party != Caller(actor="b:").party
 
 
 def test_what_tenants_ask_for_is_counted_and_fades_with_time() -> None:

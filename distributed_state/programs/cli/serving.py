@@ -81,6 +81,9 @@ def serve(
     tenant_conversations: Annotated[
         int, _option("TENANT_CONVERSATIONS", "Conversations of one tenant, about; 0: any number.", min=0)
     ] = 0,
+    tenant_tasks: Annotated[int, _option("TENANT_TASKS", "Tasks of one tenant, likewise.", min=0)] = 0,
+    tenant_users: Annotated[int, _option("TENANT_USERS", "Users of one tenant, likewise.", min=0)] = 0,
+    tenant_items: Annotated[int, _option("TENANT_ITEMS", "Items of all its records, likewise.", min=0)] = 0,
     max_streams: Annotated[
         int, _option("MAX_STREAMS", "Concurrent event streams; more are answered 429.", min=0)
     ] = 512,
@@ -141,6 +144,7 @@ def serve(
         connections=max_connections, per_address=max_per_address, in_flight=max_in_flight, body=max_body,
         depth=max_depth, values=max_values, fields=max_fields, messages=max_messages, answer=max_answer,
         tenant_requests=tenant_requests, tenant_bytes=tenant_bytes, tenant_conversations=tenant_conversations,
+        tenant_tasks=tenant_tasks, tenant_users=tenant_users, tenant_items=tenant_items,
         tenant_metrics=tenant_metrics, request=timeout, busy=busy, requests=max_requests, streams=max_streams,
         heartbeat=heartbeat, slow=slow, notice=notice, drain=drain,
     )  # fmt: skip

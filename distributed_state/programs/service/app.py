@@ -77,7 +77,7 @@ class Service:
         self._hearers = Shares(self.limits.streams, "event streams")
         self._joining = asyncio.Semaphore(_JOINING)
         self._rates = Rates(self.limits)
-        self._quota = Quota(self.limits.tenant_conversations)
+        self._quota = Quota(self.limits)
         self._streams: dict[EventStream, tuple[Caller, asyncio.Task[None]]] = {}
         self.measures = Measures(
             running=lambda: len(self._work),
@@ -163,7 +163,7 @@ class Service:
         if (caller := getattr(request.state, "caller", None)) is not None:
             self._rates.count(caller, len(response.body))
             size = len(getattr(request.state, "body", b"")) + len(response.body)
-            self.measures.of_tenant(caller.prefix, response.status_code, size)
+            self.measures.of_tenant(caller.tenant, response.status_code, size)
             response.headers.update(self._rates.headers(caller))
         took = time.perf_counter() - began
         self.measures.answered(request.method, operation.path, response.status_code, took)

@@ -29,7 +29,7 @@ class Download(Response):
     media_type = "application/jsonl"
 
     def __init__(
-        self, lines: list[str], export: Export, name: str, limits: Limits, tenant: str, count: Callable[[int], None]
+        self, lines: list[str], export: Export, name: str, limits: Limits, party: str, count: Callable[[int], None]
     ) -> None:
         # `lines` are the first ones, `count` is given the bytes that are sent
         named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{quote(name[:200], safe='')}.jsonl"
@@ -38,7 +38,7 @@ class Download(Response):
         self._lines = lines
         self._export = export
         self._limits = limits
-        self._tenant = tenant
+        self._party = party
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +50,7 @@ class Download(Response):
                 self._count(len(block))
                 async with asyncio.timeout(self._limits.slow):
                     await send({"type": "http.response.body", "body": block, "more_body": True})
-                async with copying(self._tenant):
+                async with copying(self._party):
                     self._lines = await self._export.following()
         except (TimeoutError, StateError) as error:
             slow = f"the client read nothing for {self._limits.slow:g} s"

@@ -39,6 +39,9 @@ class Limits:
     tenant_bytes: float = 0.0  # a second, of bodies and answers; likewise
     tenant_metrics: int = 0  # so many tenants have metrics of their own, those that come first
     tenant_conversations: int = 0  # counted in the archive once a minute, so about; more are answered 429
+    tenant_tasks: int = 0  # likewise
+    tenant_users: int = 0
+    tenant_items: int = 0  # of all its records together
 
     # Of event streams.
     streams: int = 512  # open at once; more are answered 429

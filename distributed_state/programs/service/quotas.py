@@ -1,24 +1,35 @@
-"""How many conversations a tenant may have. Law: they are counted in the archive, once in a while, not at each request.
+"""How much a tenant may have. Law: it is counted in the archive, once in a while, not at each request.
 
-So the bound is not exact: what was begun by other workers since, and what is not archived, is not in the count.
+So the bounds are not exact: what was begun by other workers since, and what is not archived, is not in the count.
+What a tenant has counts for each prefix that its own lies within: else one whose admin makes tokens of tenants within
+it would have as much for each of them.
 
 Design: section 24.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.exceptions import HTTPException
 
-from distributed_state.programs.service.callers import Caller, serving
+from distributed_state.programs.service.callers import Caller
+from distributed_state.programs.service.limits import Limits
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.values.model import escape
 
+_NAMES = {  # by what is counted: a scope of records, or items
+    "session": "conversations",
+    "task": "tasks",
+    "user": "users",
+    "item": "items",
+}
 _AGE = 60.0  # seconds that a count is used for
-_PAGE = 1000
 _TENANTS = 10_000  # whose counts are remembered
 
 
@@ -26,46 +37,55 @@ _TENANTS = 10_000  # whose counts are remembered
 class _Count:
     found: int = 0
     until: float = 0.0
+    counting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Quota:
-    """The conversations of each tenant, at most so many; 0: any number."""
+    """What each tenant has, at most so many of each kind; 0: any number."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most: dict[str, int] = {
+            "session": limits.tenant_conversations, "task": limits.tenant_tasks, "user": limits.tenant_users,
+            "item": limits.tenant_items,
+        }  # fmt: skip
         self._clock = clock
-        self._counts: OrderedDict[str, _Count] = OrderedDict()
+        self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
 
-    def counts(self, caller: Caller) -> bool:
-        """Whether conversations of this caller's are counted: not those of one who is of no tenant."""
-        return bool(self._most and caller.prefix)
+    def counts(self, caller: Caller, kind: str) -> bool:
+        """Whether what this caller has of a kind is counted: not that of one who is of no tenant."""
+        return bool(self._most.get(kind) and caller.prefix)
 
-    async def ask(self, store: AsyncStateStore, caller: Caller) -> None:
-        """Count one conversation more. Raises HTTPException 429 if the tenant has as many as it may."""
-        if not self.counts(caller):
+    async def ask(self, store: AsyncStateStore, caller: Caller, kind: str, more: int = 1) -> None:
+        """Count so many more. Raises HTTPException 429 if a tenant would have more than it may."""
+        if not more or not self.counts(caller, kind):
             return
-        count = self._counts.setdefault(caller.prefix, _Count())
-        self._counts.move_to_end(caller.prefix)
+        counts = {prefix: self._count(kind, prefix) for prefix in caller.tenants}
+        for prefix, count in counts.items():
+            async with count.counting:
+                if self._clock() >= count.until:
+                    # While SQL is away the count before is gone by, and one request in a minute finds out.
+                    count.until = self._clock() + _AGE
+                    count.found = await self._counted(store, kind, prefix)
+        most = self._most[kind]
+        for prefix, count in counts.items():
+            if count.found + more > most:
+                wait = str(max(1, int(count.until - self._clock())))
+                detail = f"there are {count.found} {_NAMES[kind]} of {prefix!r:.80}, of {most} that may be"
+                raise HTTPException(429, detail, {"Retry-After": wait})
+        for count in counts.values():
+            count.found += more
+
+    def _count(self, kind: str, prefix: str) -> _Count:
+        count = self._counts.setdefault((kind, prefix), _Count())
+        self._counts.move_to_end((kind, prefix))
         if len(self._counts) > _TENANTS:
             self._counts.popitem(last=False)
-        if self._clock() >= count.until:
-            # Who comes meanwhile goes by the count before, and counts nothing itself.
-            count.until = self._clock() + _AGE
-            # As the service's own work: a caller who may write need not be one who may list.
-            with serving(None):
-                count.found = await self._counted(store, caller.prefix)
-        if count.found >= self._most:
-            wait = str(max(1, int(count.until - self._clock())))
-            raise HTTPException(429, f"there are {self._most} conversations, as many as may be", {"Retry-After": wait})
-        count.found += 1
+        return count
 
-    async def _counted(self, store: AsyncStateStore, prefix: str) -> int:
-        """How many there are, as far as it matters."""
-        found, after = 0, None
-        while found < self._most:
-            rows = await store.sessions(prefix=prefix, limit=_PAGE, after=after)
-            found += len(rows)
-            if len(rows) < _PAGE:
-                break
-            after = rows[-1].cursor
-        return found
+    async def _counted(self, store: AsyncStateStore, kind: str, prefix: str) -> int:
+        """How many there are, as far as it matters. As the service's own work: who may write need not list."""
+        tiers = store.tiers()
+        begin, most = escape(prefix), self._most[kind]
+        if kind == "item":
+            return await tiers.port.sql(partial(tiers.cold.count_items, begin, most))
+        return await tiers.port.sql(partial(tiers.cold.count, kind, begin, most))

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from distributed_state.programs.service.callers import Caller
+
 _TENANTS = 10_000  # remembered; forgotten is the one of which nothing was asked for longest
 _SECONDS = 10.0  # after so long what was asked for counts for a third
 _COUNTED_FOR = 60.0  # seconds that a count of conversations is shown
@@ -30,7 +32,10 @@ class _Tenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantTraffic:
-    """A tenant, "" for callers of all: what it asked for and was sent since the worker began, and in a second now."""
+    """A tenant, "" for callers of all: what it asked for and was sent since the worker began, and in a second now.
+
+    Tenants that lie within it are counted in it, and by themselves as well.
+    """
 
     prefix: str
     requests: int
@@ -46,8 +51,12 @@ class Traffic:
         self._clock = clock
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
 
-    def note(self, prefix: str, *, requests: int = 0, size: int = 0) -> None:
+    def note(self, caller: Caller, *, requests: int = 0, size: int = 0) -> None:
         """Count requests and bytes."""
+        for prefix in caller.tenants or (caller.tenant,):
+            self._note(prefix, requests, size)
+
+    def _note(self, prefix: str, requests: int, size: int) -> None:
         tenant = self._tenants.get(prefix)
         if tenant is None:
             tenant = self._tenants[prefix] = _Tenant()

@@ -26,6 +26,7 @@ from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.preconditions import preconditions
 from distributed_state.records.record import AsyncRecord
 from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import items
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
 from distributed_state.values.model import NEXT
@@ -80,8 +81,12 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
     implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
     if implied:
         once = replace(once, conditions=Conditions(exists=True))
-    elif change.draft is None and once.conditions.may_begin and context.ref.scope == "session":
+    elif change.draft is None and once.conditions.may_begin:
         await begins(asked, context)
+    if asked.quota.counts(asked.caller, "item"):
+        changes = context.changes()
+        change.build(changes)
+        await puts(asked, context, changes.put_items())
     try:
         return await (_commit(context, change, once.conditions) if once.key is None else _once(once, context, change))
     except Conflict as conflict:
@@ -101,9 +106,24 @@ def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) ->
 
 
 async def begins(asked: Asked, context: RecordContext) -> None:
-    """Count a conversation that this request begins, if it does. Raises HTTPException 429."""
-    if asked.quota.counts(asked.caller) and (await context.read(field=VERSION)).version == 0:
-        await asked.quota.ask(asked.store, asked.caller)
+    """Count the record that this request begins, if it does. Raises HTTPException 429."""
+    if asked.quota.counts(asked.caller, context.ref.scope):
+        entry = await context.read(field=VERSION)
+        if entry.version == 0 or entry.deleted:
+            await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
+
+
+async def comes_back(asked: Asked, context: RecordContext) -> None:
+    """Count the record that this rollback brings back, if it was deleted. Raises HTTPException 429."""
+    if asked.quota.counts(asked.caller, context.ref.scope) and (await context.read(field=VERSION)).deleted:
+        await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
+
+
+async def puts(asked: Asked, context: RecordContext, names: list[bytes]) -> None:
+    """Count those of these items that are not there yet. Raises HTTPException 429."""
+    if names and asked.quota.counts(asked.caller, "item"):
+        _, there = await items.read(context.tiers, context.keys, names)
+        await asked.quota.ask(asked.store, asked.caller, "item", len(names) - len(there))
 
 
 async def _commit(

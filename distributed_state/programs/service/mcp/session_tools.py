@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.service import fairness, reading
+from distributed_state.programs.service import fairness, reading, writing
 from distributed_state.programs.service.mcp.tool import OfSession
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Limit, Version
@@ -21,7 +21,7 @@ from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
 from distributed_state.values import bytes_as_text
 from distributed_state.values.access_tokens import Right
-from distributed_state.values.items import DeleteItem, PutItem
+from distributed_state.values.items import DeleteItem, PutItem, name_of
 from distributed_state.values.model import PHASE
 
 NOTES = "notes"
@@ -143,8 +143,9 @@ class AddNote(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The note's key, and the new version."""
         key = uuid4().hex if self.key is None else self.key
-        put = PutItem(collection=NOTES, key=key, value=self.note)
-        written = await self.chosen(asked).write(items=[put], expect_exists=True)
+        put, session = PutItem(collection=NOTES, key=key, value=self.note), self.chosen(asked)
+        await writing.puts(asked, context_of(session), [name_of(NOTES, key)])
+        written = await session.write(items=[put], expect_exists=True)
         return {"key": key, "version": written.version}
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from distributed_state.errors import NotFound
-from distributed_state.programs.service import reading
+from distributed_state.programs.service import reading, writing
 from distributed_state.programs.service.fairness import copying, searching
 from distributed_state.programs.service.mcp.tool import OfSession, Tool
 from distributed_state.programs.service.resources import records
@@ -113,7 +113,7 @@ class CreateSession(Tool):
         """The session's id and version."""
         user = records.owner(asked, self.user)
         session = asked.store.session(_new(asked, self.session), user=user)
-        await asked.quota.ask(asked.store, asked.caller)
+        await asked.quota.ask(asked.store, asked.caller, "session")
         return {"session": session.id, "version": await session.create(self.fields)}
 
 
@@ -128,7 +128,7 @@ class ForkSession(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The new session's id and version."""
         id, session = _new(asked, self.new_session), self.chosen(asked)
-        await asked.quota.ask(asked.store, asked.caller)
+        await asked.quota.ask(asked.store, asked.caller, "session")
         async with copying(asked.caller.party):
             return {"session": id, "version": await session.fork(id, version=self.version)}
 
@@ -142,8 +142,10 @@ class Rollback(OfSession):
 
     async def run(self, asked: Asked) -> Any:
         """The new version."""
+        session = self.chosen(asked)
+        await writing.comes_back(asked, context_of(session))
         async with copying(asked.caller.party):
-            return {"version": await self.chosen(asked).rollback(version=self.version)}
+            return {"version": await session.rollback(version=self.version)}
 
 
 def _new(asked: Asked, id: str | None) -> str:

@@ -94,6 +94,7 @@ async def rollback(scope: Scope, asked: Asked) -> Response:
     given = requests.body(asked.request, asked.limits, Rollback)
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
+    await writing.comes_back(asked, context)
     rolled = partial(rollbacks.rollback, context, given.steps, given.label, given.version, note=once.note)
     async with copying(asked.caller.party):
         version, done = await once.settle(once.looked(context, rolled))

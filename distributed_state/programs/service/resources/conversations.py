@@ -48,8 +48,7 @@ async def create(scope: Scope, asked: Asked) -> Response:
     given = requests.body(asked.request, asked.limits, Create)
     fields = together(given.fields, given.bytes)
     user = records.owner(asked, given.user)
-    if scope == "session":
-        await asked.quota.ask(asked.store, asked.caller)
+    await asked.quota.ask(asked.store, asked.caller, scope)
     id = records.begun(asked, given.id)
     if id is None and (asked.caller.prefix or scope == "task"):
         id = asked.caller.prefix + secrets.token_hex(16)

@@ -21,8 +21,8 @@ async def export(scope: Scope, asked: Asked) -> Response:
     context = context_of(record)
     context.allow("admin", None)
     found = Export(context.tiers, context.keys)
-    tenant = asked.caller.prefix
-    async with copying(tenant):
+    party = asked.caller.party
+    async with copying(party):
         first = await found.begin()
     count = partial(asked.rates.count, asked.caller)
-    return Download(first, found, record.id, asked.limits, tenant, count)
+    return Download(first, found, record.id, asked.limits, party, count)

@@ -33,8 +33,7 @@ async def fork(scope: Scope, asked: Asked) -> Response:
     """Begin another record from the state of this one."""
     given = requests.body(asked.request, asked.limits, Fork)
     source = context_of(records.handle(asked, scope))
-    if scope == "session":
-        await asked.quota.ask(asked.store, asked.caller)
+    await asked.quota.ask(asked.store, asked.caller, scope)
     id = records.begun(asked, given.id) or asked.caller.prefix + secrets.token_hex(16)
     target = context_of(records.of(asked, scope, id))
     once = OnceOnly.of(asked, target)

@@ -141,8 +141,10 @@ async def owned(asked: Asked, scope: Scope, user: str | None) -> Any:
     """The record that the path names; if it begins, it is this user's. Raises AccessDenied and InvalidValue."""
     id = records.id_of(asked)
     user = records.owner(asked, user)
-    if scope == "session":
-        session = asked.store.session(id, user=user)
-        await writing.begins(asked, context_of(session))
-        return session
-    return asked.store.user(id) if scope == "user" else asked.store.task(id, user=user)
+    store = asked.store
+    if scope == "user":
+        record: Any = store.user(id)
+    else:
+        record = store.session(id, user=user) if scope == "session" else store.task(id, user=user)
+    await writing.begins(asked, context_of(record))
+    return record
