@@ -26,7 +26,6 @@ from distributed_state.values.journal import JournalEntry, State, fold
 from distributed_state.values.model import REPAIR, log_fields
 
 log = logging.getLogger(__name__)
-_INDEXABLE_BYTES = 1200  # two such texts fit into the 2,704 bytes that an index row of PostgreSQL may have
 _KEPT = 16  # epochs of a partition that are over
 _PROGRAM_LIMIT = "54000"  # PostgreSQL: a value too long for an index
 
@@ -156,7 +155,7 @@ class Intake:
                 continue  # a mark, which only moves the cursor
             try:
                 item = parse(entry, batch.partition, batch.epoch)
-                refuse_long(self.connection, item)
+                refuse_long(item)
                 parsed.append(item)
             except (ValueError, CorruptState) as error:
                 self._quarantine(entry, batch.partition, batch.epoch, error)
@@ -233,15 +232,25 @@ class Intake:
         bulk.add(self.connection, tables.snapshots, rows)
 
 
-def refuse_long(connection: Connection, item: Parsed) -> None:
-    """Raise ValueError if an index cannot hold it: found there only, it would stop the whole transaction."""
-    if connection.dialect.name == "postgresql":
-        texts = [item.entry.record, item.owner, item.parent]
-        for event in item.events:
-            texts += (event.type, event.subject)
-        for text in texts:
-            if text and len(text.encode()) > _INDEXABLE_BYTES:
-                raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
+def refuse_long(item: Parsed) -> None:
+    """Raise ValueError for a text that is longer than an index holds; whoever wrote it was to be refused."""
+    _within("record", item.entry.record)
+    _within("event", item.entry.event)
+    _within("owner", item.owner)
+    _within("parent", item.parent)
+    _within("phase", item.phase)
+    for event in item.events:
+        _within("type", event.type)
+        _within("subject", event.subject)
+    for run in item.runs:
+        _within("source", run.source)
+
+
+def _within(column: str, text: str | None) -> None:
+    most = tables.LONGEST[column]
+    # Most are so short that their bytes need not be counted.
+    if text and len(text) * 4 > most and len(text.encode()) > most:
+        raise ValueError(f"{column}: {len(text.encode())} bytes are more than the {most} that an index holds")
 
 
 def quarantine(

@@ -183,7 +183,7 @@ class _Line:
         """Whether a database can hold it, and its steps can be read; else it goes into quarantine."""
         try:
             parsed = parse(entry, self._partition, self._epoch)
-            archive.refuse_long(self._connection, parsed)
+            archive.refuse_long(parsed)
         except UnknownStep:
             return True  # it is kept as it is, for who knows it
         except (ValueError, CorruptState) as error:

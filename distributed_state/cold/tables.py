@@ -15,6 +15,11 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
+from distributed_state.values.journal import COLLECTION_BYTES
+from distributed_state.values.journal import KEY_BYTES as ITEM_KEY_BYTES
+from distributed_state.values.model import MAX_ID_BYTES, MAX_PHASE
+from distributed_state.values.tags import KEY_BYTES, TEXT_BYTES
+
 # Oldest first. A database whose revision is not among them was made by a newer release.
 REVISIONS = ("1", "2", "3")
 HEAD = REVISIONS[-1]
@@ -23,6 +28,28 @@ UNRELEASED = ("0001", "0002", "0003")
 
 # SQLite compares bytes anyway. PostgreSQL would use the language of the database: slower, and another order there.
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+# The bytes that each text of an index has at most, by the name of its column: an index row of PostgreSQL holds 2,704. A
+# longer text would be refused long after Redis acknowledged it, so each is bounded where it is given.
+_RECORD = len("session:") + MAX_ID_BYTES
+LONGEST = {
+    "namespace": 64,
+    "scope": len("session"),
+    "record": _RECORD,
+    "parent": _RECORD,
+    "source": _RECORD,
+    "owner": MAX_ID_BYTES,
+    "phase": 6 * MAX_PHASE,  # each character escaped
+    "tag": KEY_BYTES + 1 + TEXT_BYTES,
+    "collection": COLLECTION_BYTES,
+    "key": ITEM_KEY_BYTES,
+    "subject": _RECORD,
+    "type": 200,
+    "epoch": 32,
+    "event": 128,
+    "id": 32,
+    "kind": 32,
+    "name": 1024,
+}
 SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 metadata = MetaData()

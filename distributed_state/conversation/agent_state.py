@@ -25,7 +25,7 @@ from distributed_state.conversation.phases import DEFAULT
 from distributed_state.conversation.working_memory import FROZEN, ToolCall, WorkingMemory, now, text_of
 from distributed_state.errors import InvalidTransition, InvalidValue
 from distributed_state.values import codec
-from distributed_state.values.model import Message, Ref
+from distributed_state.values.model import MAX_PHASE, Message, Ref
 
 
 class Role(StrEnum):
@@ -95,7 +95,7 @@ class AgentState(BaseModel):
     model_config = FROZEN
 
     session_id: Annotated[str, AfterValidator(_as_id)] = Field(default_factory=lambda: uuid4().hex)
-    phase: str = Field(default="idle", min_length=1)
+    phase: str = Field(default="idle", min_length=1, max_length=MAX_PHASE)
     history: tuple[Message, ...] = ()
     memory: WorkingMemory = Field(default_factory=WorkingMemory)
     iteration: int = Field(default=0, ge=0)

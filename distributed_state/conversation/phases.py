@@ -19,7 +19,7 @@ from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
-from distributed_state.values.model import PHASE, Message
+from distributed_state.values.model import PHASE, Message, checked_phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class StateMachine:
     """A table {(state, event): state}, the state to begin in, and a name for error messages.
 
     `final` holds the states in which a run is over; without it, those that no event leads out of. Raises InvalidValue
-    if the table is empty, names anything but non-empty str, or has no way out of `initial`.
+    if the table is empty, names anything but str of 1 to 200 characters, or has no way out of `initial`.
     """
 
     table: Mapping[tuple[str, str], str] = field(hash=False)
@@ -84,6 +84,8 @@ def _check(name: Any, table: Any, initial: Any) -> None:
             raise InvalidValue(
                 f"{name}: a row is (state, event): state, each a non-empty str, not {row!r}: {following!r}"
             )
+    for following in table.values():
+        checked_phase(following)
     if not isinstance(initial, str) or all(state != initial for state, _ in table):
         raise InvalidValue(f"{name}: no row leads out of the initial state {initial!r:.80}")
 

@@ -253,9 +253,9 @@ class Record:
             print(written.version, written.results["questions"])
 
         Returns the new version, the sums, and the number of the first message that was added. `increment` takes
-        whole numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values. `expect_version` and
-        `expect_phase` raise Conflict, and nothing is written, if the record is elsewhere, and so does what
-        stands in `expect` for a field, a value or ABSENT or PRESENT, if the field is otherwise; with
+        whole numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values, `phase` at most 200 characters.
+        `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the record is elsewhere, and so
+        does what stands in `expect` for a field, a value or ABSENT or PRESENT, if the field is otherwise; with
         `expect_exists` the record must have been written before, or not::
 
             session.write(set={"owner": "w1"}, expect={"owner": ABSENT})

@@ -30,6 +30,7 @@ from distributed_state.values.model import (
     TAG,
     TIMED,
     Ref,
+    checked_phase,
     escape,
     unescape,
 )
@@ -103,8 +104,7 @@ def check_reserved(name: bytes, value: bytes) -> None:
     if name in (START, NEXT):
         digits(name, value)
     elif name == PHASE:
-        if not value.decode("utf-8", "surrogatepass"):
-            raise ValueError("#phase is empty")
+        checked_phase(value.decode("utf-8", "surrogatepass"))
     elif name == OWNER:
         owner = value.decode()
         if escape(Ref("user", unescape(owner)).id) != owner:

@@ -21,10 +21,9 @@ from distributed_state.records.context import RecordContext
 from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.unarchived import unarchived
-from distributed_state.values.model import Ref, escape, unescape
+from distributed_state.values.model import Ref, checked_phase, escape, unescape
 from distributed_state.values.results import SessionInfo
 
-_PHASE = 1000  # characters
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
@@ -39,8 +38,6 @@ def narrowed(
     wanted: Wanted, phase: Any, changed_since: Any, changed_before: Any, larger_than: Any
 ) -> Wanted:  # fmt: skip
     """The listing with these conditions too. Raises InvalidValue."""
-    if phase is not None and (not isinstance(phase, str) or len(phase) > _PHASE):
-        raise InvalidValue(f"a phase is a str of at most {_PHASE} characters or None, not {phase!r:.80}")
     for name, value in ("changed_since", changed_since), ("changed_before", changed_before):
         if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1e12):
             raise InvalidValue(f"{name} is in seconds since 1970 or None, not {value!r:.80}")
@@ -48,7 +45,7 @@ def narrowed(
         raise InvalidValue(f"larger_than is an int from 0 on or None, not {larger_than!r:.80}")
     return replace(
         wanted,
-        phase=None if phase is None else escape(phase),
+        phase=None if phase is None else escape(checked_phase(phase)),
         changed_from_ms=None if changed_since is None else math.ceil(changed_since * 1000),
         changed_to_ms=None if changed_before is None else math.ceil(changed_before * 1000),
         size=None if larger_than is None else larger_than + 1,

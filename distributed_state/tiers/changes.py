@@ -18,7 +18,7 @@ from distributed_state.tiers.item_changes import ItemChanges
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import ANY, DeleteItem, PutItem
-from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message
+from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message, checked_phase
 from distributed_state.values.tags import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Swap
 
@@ -150,12 +150,10 @@ class Changes:
 
     def phase(self, phase: str | None) -> None:
         """Move to a phase, and announce it; None is none."""
-        if phase is not None and (not isinstance(phase, str) or not phase):
-            raise InvalidValue(f"a phase is a non-empty str or None, not {phase!r}")
         if phase is None:
             self._fields[PHASE] = (b"d", PHASE, b"")
         else:
-            self._fields[PHASE] = (b"s", PHASE, phase.encode("utf-8", "surrogatepass"))
+            self._fields[PHASE] = (b"s", PHASE, checked_phase(phase).encode("utf-8", "surrogatepass"))
         self._events = [each for each in self._events if each[1] != b"session.phase"]
         self.emit("session.phase", {"phase": phase})
 

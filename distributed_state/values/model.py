@@ -21,6 +21,7 @@ from distributed_state.errors import InvalidValue, TooLarge
 Scope = Literal["session", "user", "app", "task"]
 SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
 MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
+MAX_PHASE = 200  # characters
 
 # Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
 PHASE = b"#phase"
@@ -117,6 +118,13 @@ def log_fields(subject: str) -> dict[str, str]:
     """What a line of a log carries as `extra` about a subject: `record`, if it is one's text, as session:c1."""
     scope, colon, _ = subject.partition(":")
     return {"record": subject[:200]} if colon and scope in SCOPES else {}
+
+
+def checked_phase(phase: Any) -> str:
+    """A phase that may be written. Raises InvalidValue."""
+    if not isinstance(phase, str) or not 0 < len(phase) <= MAX_PHASE:
+        raise InvalidValue(f"a phase is a str of 1 to {MAX_PHASE} characters or None, not {phase!r:.80}")
+    return phase
 
 
 def unescape(text: str) -> str:

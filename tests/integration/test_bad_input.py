@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,7 +26,15 @@ from faces import Blocking, in_thread
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from distributed_state import AsyncStateStore, ConfigurationError, Conflict, InvalidValue, StateStore, WarmUnavailable
+from distributed_state import (
+    AsyncStateStore,
+    ConfigurationError,
+    Conflict,
+    InvalidValue,
+    StateMachine,
+    StateStore,
+    WarmUnavailable,
+)
 from distributed_state.programs.servers import free_port, redis_server
 
 HOSTILE = [
@@ -66,15 +75,38 @@ async def test_hostile_owners_actors_names_and_phases(store: Any) -> None:
     for text in HOSTILE:
         session = store.session(user=text, actor=text)
         key = f"k{text}"[:1024]
-        done = await session.write(set={key: text}, phase=text, append=[message(text)])
+        phase = text[:200]
+        done = await session.write(set={key: text}, phase=phase, append=[message(text)])
         assert done.version == 1
         assert await session.checkpoint(text[:500]) == 2
         assert await session.get_all(fresh=True) == {key: text}
         change = (await session.history())[0]
-        assert (change.actor, change.phase, change.appended[0].content) == (text, text, text)
+        assert (change.actor, change.phase, change.appended[0].content) == (text, phase, text)
         assert [each.label for each in await session.checkpoints()] == [text[:500]]
         [row] = await store.sessions(user=text)
         assert (row.id, row.user) == (session.id, text)
+
+
+@pytest.mark.only(cold="postgres")
+async def test_a_phase_that_no_index_could_hold_is_refused_before_anything_is_written(store: Any) -> None:
+    """PostgreSQL refused it when it was archived, and with it all that others wrote in its partition."""
+    random = Random(1)
+    longest, longer = ("".join(chr(random.randrange(0x4E00, 0x9FFF)) for _ in range(size)) for size in (200, 201))
+    session = store.session("s")
+    for refused in (
+        lambda: session.write(phase=longer),
+        lambda: session.restore_state({"fields": {}, "phase": longer}),
+        lambda: store.sessions(phase=longer),
+        lambda: session.transition("go", machine=StateMachine({("here", "go"): longer}, initial="here")),
+    ):
+        with pytest.raises(InvalidValue, match="200 characters"):
+            await refused()
+    assert await session.version() == 0
+    for phase in (longest, "\0" * 200, "\ud800" * 200):
+        await session.write(phase=phase)
+        assert await session.phase(fresh=True) == phase
+        assert await store.archive() == 1
+        assert [row.id for row in await store.sessions(phase=phase)] == ["s"]
 
 
 any_text = st.one_of(st.text(alphabet=st.characters(), max_size=30), st.sampled_from(HOSTILE))

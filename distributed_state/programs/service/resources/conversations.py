@@ -30,7 +30,7 @@ from distributed_state.records.access import MESSAGES, MOVES
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page, Shown
 from distributed_state.values import bytes_as_text
-from distributed_state.values.model import PHASE, Scope
+from distributed_state.values.model import MAX_PHASE, PHASE, Scope
 from distributed_state.warm import held
 
 
@@ -132,7 +132,7 @@ class Listing(Query):
     limit: Limit = 50
     after: str | None = None
     fresh: bool = False
-    phase: Annotated[str, Field(max_length=1000)] | None = None
+    phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
     changed_since: Annotated[float, Field(ge=0, le=1e12)] | None = None
     changed_before: Annotated[float, Field(ge=0, le=1e12)] | None = None
     larger_than: Annotated[int, Field(ge=0, lt=2**62)] | None = None

@@ -6,7 +6,7 @@ conversation by mistake.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.responses import Response
@@ -34,7 +34,7 @@ from distributed_state.programs.service.routes import Asked
 from distributed_state.records import creation
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers.changes import Changes
-from distributed_state.values.model import INITIALIZED, PHASE, Scope
+from distributed_state.values.model import INITIALIZED, MAX_PHASE, PHASE, Scope
 from distributed_state.warm.answers import Draft
 
 Kind = Literal[
@@ -62,14 +62,14 @@ class WholeWrite(Body):
     append: Messages | None = None
     items: list[ItemChange] = Field(default_factory=list)
     lives: Live | None = None
-    phase: str | None = None
+    phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
     label: Label | None = None
     tag: Texts = Field(default_factory=dict)
     untag: Texts = Field(default_factory=dict)
     expect: Values | None = None
     expect_absent: list[str] = Field(default_factory=list)
     expect_present: list[str] = Field(default_factory=list)
-    expect_phase: str | None = None
+    expect_phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
     revive: bool = False
     durability: str | None = None
 
