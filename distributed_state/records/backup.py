@@ -39,6 +39,7 @@ async def restore_state(context: RecordContext, state: Mapping[str, Any]) -> int
     """Replace the state of a record; the new version."""
     context.allow("write", None)
     changes = context.changes()
+    changes.whole()
     clock = context.tiers.clock
     await clock.know()
     restore(changes, state, clock.now())

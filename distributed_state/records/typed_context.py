@@ -93,6 +93,7 @@ class TypedContext(RecordContext, Generic[M]):
     def differences(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
         """What differs between two sets of fields, which were checked as a whole."""
         changes = super().changes()
+        changes.whole()
         for key, value in fields.items():
             if key not in before or codec.encode_value(value, key) != codec.encode_value(before[key], key):
                 changes.set(key, value)
@@ -239,6 +240,7 @@ class TypedContext(RecordContext, Generic[M]):
                     given[key] = value
         lower = self.schema.lowered(self.text, fields)
         changes = Changes(self.store.settings, form)
+        changes.whole()
         for key, value in lower.items():
             if key in given and codec.encode_value(fields[key], key) == codec.encode_value(value, key):
                 changes.put(codec.encode_key(key), given.pop(key))

@@ -268,6 +268,9 @@ class Record:
 
             session.write(set={"city": "Oslo"}, tag={"run": ["r1", "r2"], "model": "small"}, untag={"run": "r0"})
 
+        One commit changes at most 10,000 fields, messages and tags, and 1,000 items; more raise TooLarge before
+        anything is sent.
+
         With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
         counting, and it keeps its owner. To one that is there it makes no difference.
         """

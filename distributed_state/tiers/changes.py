@@ -7,6 +7,7 @@ Design: section 4.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -23,6 +24,8 @@ from distributed_state.values.tags import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Swap
 
 _EXACT = 10**15
+MOST_STEPS = 10_000
+"""A commit takes so many fields, messages and tags at most: Redis does nothing else while it applies it."""
 
 
 class Changes:
@@ -51,10 +54,20 @@ class Changes:
         self._size = 0
         self._items: ItemChanges | None = None  # most changes have none
         self._events: list[tuple[bytes, bytes, bytes]] = []
-        self.sums: list[str] = []
+        self.sums: dict[str, None] = {}  # the names of what is incremented, in order
+        self._most: float = MOST_STEPS
 
     def __bool__(self) -> bool:
         return bool(self._fields or self._first or self._last or self._events or self._items)
+
+    def whole(self) -> None:
+        """Take any number of steps: they are a record's whole state, which has limits of its own."""
+        self._most = math.inf
+
+    def _admit(self, name: bytes | None = None) -> None:
+        """Raise TooLarge if there is no room for another step; a field that is changed already takes none."""
+        if len(self._fields) + len(self._last) >= self._most and name not in self._fields:
+            raise TooLarge(f"one commit changes at most {MOST_STEPS} fields, messages and tags; make several commits")
 
     def copy(self) -> Changes:
         """The same changes, to go on from without touching these."""
@@ -68,7 +81,7 @@ class Changes:
         self._first = list(self._first)
         self._last = list(self._last)
         self._events = list(self._events)
-        self.sums = list(self.sums)
+        self.sums = dict(self.sums)
         self._items = None if self._items is None else self._items.copy()
 
     @property
@@ -79,6 +92,7 @@ class Changes:
     def set(self, key: str, value: Any, *, ttl: float | None = None, until: float = field_ttl.NEVER) -> Any:
         """Set a field, for `ttl` seconds or until a time in seconds since 1970; return the value as it is stored."""
         name = codec.encode_key(key)
+        self._admit(name)
         if self._prepare is not None:
             value = self._prepare(key, value)
         data = self._codec.encode(value, key)
@@ -115,6 +129,7 @@ class Changes:
     def delete(self, key: str) -> None:
         """Delete a field; one that is not there is no error."""
         name = codec.encode_key(key)
+        self._admit(name)
         self._fields[name] = (b"d", name, b"")
 
     def leave(self, name: bytes) -> None:
@@ -128,15 +143,16 @@ class Changes:
             raise InvalidValue(f"{key!r}: is encrypted, so the server cannot add to it; increment() and apply() can")
         if type(by) is not int or abs(by) >= _EXACT:
             raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
+        self._admit(name)
         step, _, before = self._fields.get(name, (b"i", name, b"0"))
         if step != b"i":
             raise InvalidValue(f"{key!r}: set or deleted in the same change already")
-        if key not in self.sums:
-            self.sums.append(key)
+        self.sums[key] = None
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
     def append(self, message: Message | dict[str, Any]) -> Message:
         """Add a message; what is stored of it."""
+        self._admit()
         if self._prepare_message is not None:
             message = self._prepare_message(message)
         if not isinstance(message, Message):
@@ -170,10 +186,9 @@ class Changes:
         given, gone = tag_texts(tag, "tag"), tag_texts(untag, "untag")
         if both := set(given) & set(gone):
             raise InvalidValue(f"tag and untag both have {min(both)!r:.80}")
-        for each in gone:
-            self.reserved(tag_field(each), None)
-        for each in given:
-            self.reserved(tag_field(each), b"1")
+        for each, value in (*((each, None) for each in gone), *((each, b"1") for each in given)):
+            self._admit(tag_field(each))
+            self.reserved(tag_field(each), value)
 
     @property
     def items(self) -> ItemChanges:
@@ -271,25 +286,25 @@ class Changes:
         return draft
 
 
-def added_here(draft: Draft, swap: Swap, now: float) -> bool:
-    """Make an increment of a number with a deadline a swap; False if it holds none, or no plain integer.
+def added_here(draft: Draft, swap: Swap, now: float) -> bytes | None:
+    """Make increments of numbers with a deadline swaps; the name of a field that holds no plain integer, if any.
 
-    The number keeps its deadline; past it, the field counts as absent.
+    A number keeps its deadline; past it, the field counts as absent.
     """
-    deadline, number = field_ttl.split(swap.raw)
-    if deadline == field_ttl.NEVER:
-        return False
-    if deadline <= now:
-        deadline = field_ttl.NEVER
-        number = b"0"
-    if not re.fullmatch(rb"-?\d{1,15}", number):
-        return False
-    at, by = next(
-        (at, value) for at, (kind, name, value) in enumerate(draft.steps) if (kind, name) == (b"i", swap.name)
-    )
-    draft.steps[at] = (b"s", swap.name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
-    draft.expectations.insert(0, (swap.name, swap.raw))  # the last one is the schema's
-    return True
+    places = {name: at for at, (kind, name, _) in enumerate(draft.steps) if kind == b"i"}
+    for name, raw in swap.fields:
+        deadline, number = field_ttl.split(raw)
+        if deadline == field_ttl.NEVER:
+            return name
+        if deadline <= now:
+            deadline = field_ttl.NEVER
+            number = b"0"
+        if not re.fullmatch(rb"-?\d{1,15}", number):
+            return name
+        by = draft.steps[places[name]][2]
+        draft.steps[places[name]] = (b"s", name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
+    draft.expectations[:0] = swap.fields  # the last one is the schema's
+    return None
 
 
 def add(stored: Any, by: int | float, key: str) -> int | float:

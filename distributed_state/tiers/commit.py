@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -45,6 +46,7 @@ from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
+_SWEPT = 500  # fields past their deadline that one commit deletes; the next one goes on
 _REPLACED = 0.05  # seconds until a server that was replaced is asked no more
 Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
 Sent = tuple[RecordKeys, Draft, OpId, bytes]
@@ -116,7 +118,8 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
     now = tiers.clock.now()
     # What the server is asked about is not ours to judge.
     touched = {name for _, name, _ in draft.steps} | {name for name, _ in draft.preconditions}
-    gone = {name: data for name, data in entry.fields.items() if field_ttl.over(data, now) and name not in touched}
+    over = (each for each in entry.fields.items() if field_ttl.over(each[1], now) and each[0] not in touched)
+    gone = dict(islice(over, _SWEPT))
     if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
         return await commit(tiers, names, draft)
     steps = draft.steps
@@ -213,8 +216,9 @@ async def _carry_through(
             return answer
         if isinstance(answer, Swap):
             await tiers.clock.know()
-            if not added_here(draft, answer, tiers.clock.now()):
-                raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
+            other = added_here(draft, answer, tiers.clock.now())
+            if other is not None:
+                raise Conflict(f"{names.ref.text[:200]}: {other!r} is no plain integer")
         elif isinstance(answer, Cold) and not answer.token:
             done = await lost_replies.applied(tiers, names, op, answer.epoch)
             if done is not None:

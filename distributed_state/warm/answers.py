@@ -195,7 +195,6 @@ class Cold:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """An increment that the server cannot do exactly; `raw` is what is stored."""
+    """Increments that the server cannot do exactly: the fields, with what is stored in each."""
 
-    name: bytes
-    raw: bytes
+    fields: tuple[tuple[bytes, bytes], ...]

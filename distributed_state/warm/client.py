@@ -194,7 +194,7 @@ class Warm(Patience):
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())
         if word == b"swap":
-            return Swap(answer[1], answer[2])
+            return Swap(tuple(zip(answer[1::2], answer[2::2], strict=True)))
         if word == b"items":
             return UnknownItems(answer[1].decode(), int(answer[2]))
         if word == b"uninitialised":

@@ -25,11 +25,12 @@ from distributed_state import (
     DurabilityUnknown,
     InvalidValue,
     Message,
+    Settings,
     StateError,
     TooLarge,
     WarmUnavailable,
 )
-from distributed_state.tiers.changes import Changes
+from distributed_state.tiers.changes import MOST_STEPS, Changes
 from distributed_state.values.codec import Codec
 from distributed_state.warm import op_ids
 from distributed_state.warm.answers import Cold, Committed, Draft
@@ -1265,6 +1266,101 @@ async def test_what_is_too_large_is_refused_before_anything_is_sent(opener: Any)
     assert not [each for each in seen.sent if COMMIT.sha.decode() in each]
 
 
+async def _in_transaction(session: Any, number: int) -> None:
+    async with session.transaction() as transaction:
+        for at in range(number):
+            transaction[f"t{at}"] = at
+
+
+async def _in_turn(session: Any, number: int) -> None:
+    async with session.turn() as turn:
+        turn.append(*[message("m")] * number)
+
+
+async def _in_batch(store: Any, session: Any, number: int) -> None:
+    async with store.batch() as batch:
+        batch.on(session).set_many({f"b{at}": at for at in range(number)})
+
+
+@real
+async def test_more_steps_than_a_commit_takes_are_refused_before_anything_is_sent(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are asked for, and a field that is changed twice is one step. A whole state may have any number."""
+    monkeypatch.setattr("distributed_state.tiers.changes.MOST_STEPS", 20)
+    store = await opener(archiver=False)
+    session = store.session("s")
+    ways: list[Callable[[int], Awaitable[Any]]] = [
+        lambda number: session.set_many({f"s{at}": at for at in range(number)}),
+        lambda number: session.write(delete=[f"d{at}" for at in range(number)]),
+        lambda number: session.write(increment={f"i{at}": at for at in range(number)}),
+        lambda number: session.write(append=[message("m")] * number),
+        lambda number: session.write(tag={"run": [f"r{at}" for at in range(number)]}),
+        lambda number: session.write(untag={"run": [f"r{at}" for at in range(number)]}),
+        lambda number: session.write(set={f"s{at}": at for at in range(number - 5)}, append=[message("m")] * 5),
+        lambda number: session.replace_messages([message("m")] * (number - 2)),
+        lambda number: _in_transaction(session, number),
+        lambda number: _in_batch(store, session, number),
+    ]
+    for way in ways:
+        await way(20)
+        version = await session.version(fresh=True)
+        with asked(store) as seen, pytest.raises(TooLarge, match="one commit changes at most 20 fields, messages and"):
+            await way(23)
+        assert not [each for each in seen.sent if COMMIT.sha.decode() in each]
+        assert await session.version(fresh=True) == version
+    with pytest.raises(TooLarge):
+        await _in_turn(session, 21)
+    async with session.transaction() as transaction:
+        for at in range(40):
+            transaction["same"] = at
+    state = await session.export_state()
+    assert len(state["fields"]) > 20
+    await store.session("other").restore_state(state)
+    assert (await store.session("other").export_state())["fields"] == state["fields"]
+
+
+@single
+async def test_increments_cost_the_server_as_much_as_sets_do(opener: Any) -> None:
+    """As many as one commit takes: with one text of sums that each step copied it was thirteen times as much."""
+    store = await opener(archiver=False)
+    with redis_of(store) as client:
+
+        async def seconds(**steps: Any) -> float:
+            before = client.info("cpu")
+            await store.session("s").write(**steps)
+            after = client.info("cpu")
+            return sum(float(after[name]) - before[name] for name in ("used_cpu_user", "used_cpu_sys"))
+
+        many = {f"n{number}": number for number in range(MOST_STEPS)}
+        sets = await seconds(set=many)
+        assert await seconds(increment=many) < 4 * sets
+    assert await store.session("s").get(f"n{MOST_STEPS - 1}", fresh=True) == 2 * (MOST_STEPS - 1)
+
+
+class _Compared(str):
+    """A name that counts how often it is compared."""
+
+    count = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Compared.count += 1
+        return str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+def test_names_are_not_looked_for_one_by_one() -> None:
+    changes = Changes(Settings(), Codec("n", "session:s"))
+    names = [_Compared(f"n{number}") for number in range(500)]
+    for _ in range(2):
+        for name in names:
+            changes.increment(name, 1)
+    assert list(changes.sums) == names
+    assert _Compared.count < 10 * len(names)
+
+
 async def test_a_record_does_not_grow_beyond_its_limit(opener: Any) -> None:
     store = await opener(max_record_bytes=1000)
     session = store.session("s")
@@ -1308,10 +1404,10 @@ async def test_the_size_is_kept_exactly(store: Any) -> None:
 async def test_a_record_of_many_fields_and_messages_is_one_commit(store: Any) -> None:
     """More than a script's `unpack` can take at once."""
     session = store.session("s")
-    fields = {f"key-{number}": number for number in range(9000)}
-    await session.write(set=fields, append=[message(str(number)) for number in range(9000)])
+    fields = {f"key-{number}": number for number in range(5000)}
+    await session.write(set=fields, append=[message(str(number)) for number in range(5000)])
     assert await session.get_all(fresh=True) == fields
-    assert len(await session.messages(fresh=True)) == 9000
+    assert len(await session.messages(fresh=True)) == 5000
     assert await session.clear(messages=True) == 2
     assert await session.get_all(fresh=True) == {}
     assert await contents(session) == []

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from distributed_state import Encryption, InvalidValue, KeyRing, Transaction, WarmUnavailable
+from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Transaction, WarmUnavailable
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
+from distributed_state.warm.scripts import COMMIT
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -287,6 +288,38 @@ async def test_the_next_commit_removes_what_is_over(opener: Any) -> None:
     assert await session.get_all() == await session.get_all(fresh=True) == {"c": 4}
     await store.archive()
     assert set((await session.history())[-1].deleted) == {"a", "b"}
+
+
+@real
+async def test_any_number_of_counters_with_deadlines_are_incremented_in_one_commit(opener: Any) -> None:
+    """Each was asked for in a round trip of its own, and after a hundred of them the commit was given up."""
+    store = await opener(archiver=False)
+    session = store.session("s")
+    await session.set_many({f"n{number}": number for number in range(120)} | {"plain": 0}, ttl=60)
+    await session.set("plain", 5)
+    with asked(store) as seen:
+        written = await session.write(increment={"plain": 1} | {f"n{number}": 2 for number in range(120)})
+    assert len([each for each in seen.sent if COMMIT.sha.decode() in each]) == 2
+    assert written.results == {"plain": 6} | {f"n{number}": number + 2 for number in range(120)}
+    with redis_of(store) as client:
+        assert client.hget(names(store, "s").record, "n119").startswith(b"!"), "it keeps its deadline"
+    await session.set("n60", "text", ttl=60)
+    with pytest.raises(Conflict, match="'n60' is no plain integer"):
+        await session.write(increment={f"n{number}": 2 for number in range(120)})
+
+
+async def test_any_number_of_fields_may_be_over_at_once(opener: Any) -> None:
+    """More than a script can pass on as arguments: each commit sweeps some of them."""
+    store = await opener(archiver=False)
+    session = store.session("s")
+    await session.set_many({f"f{number}": number for number in range(9000)}, ttl=60)
+    await is_hot(store, session)
+    later(store, 61)
+    for _ in range(2):
+        await session.increment("n")
+    assert await session.get_all(fresh=True) == {"n": 2}
+    with redis_of(store) as client:
+        assert 1 < client.hlen(names(store, "s").record) < 9000
 
 
 @pytest.mark.replicas

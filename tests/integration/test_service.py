@@ -231,6 +231,16 @@ def shared(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         yield worker
 
 
+def test_more_steps_than_one_commit_takes_are_refused(shared: Worker) -> None:
+    """What a request may set and append has a lower limit; tags are counted where the commit is put together."""
+    names = [f"n{number}" for number in range(10_001)]
+    answer = shared.post("/v1/conversations/there/writes", increment=dict.fromkeys(names, 1))
+    assert said(answer) == (422, "InvalidValue")
+    answer = shared.post("/v1/conversations/there/writes", untag={"run": names})
+    assert said(answer) == (413, "TooLarge")
+    assert "one commit changes at most 10000 fields, messages and tags" in answer.text
+
+
 def test_a_huge_body_is_refused_before_it_is_read(shared: Worker) -> None:
     announced = shared.http.post("/v1/conversations", content=b"x" * 300_000)
     assert said(announced) == (413, "TooLarge")

@@ -31,7 +31,7 @@
           missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
-        | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes} | {'tags', how many}
+        | {'swap', field, raw value, ...} | {'backpressure', entries, bytes} | {'toolarge', bytes} | {'tags', how many}
         | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
         | {'items', epoch, needed}   what SQL has of the items is to be read, and sent along
           of a 'cold' one the token is '' if Redis is too full for it: then nothing is written, and whether it was
@@ -96,9 +96,11 @@ if ops then
         if dropped < 0 or #rest >= 200 and dropped <= 64 then
           mine, mine_oldest = rest, first
         else
+          local left = {}
           for op, s in string.gmatch(rest, '( (%d+):%S+)') do
-            if s - oldest >= 0 then mine = mine .. op end
+            if s - oldest >= 0 then left[#left + 1] = op end
           end
+          mine = table.concat(left)
         end
       elseif time * 1000 + window_ms >= now_ms - 1000 then
         remembered = remembered .. who .. ' ' .. first .. ' ' .. time .. rest .. ';'
@@ -146,9 +148,13 @@ if version and not head[3] and deleted == 'create' then return {'exists', versio
 local mismatch = expected ~= '' and expected ~= (version or '0')
 local found
 if expectations ~= '0' then
-  local names = {}
-  for i = 1, expectations do names[i] = words[16 + 2 * i] end
-  found = call('HMGET', record, unpack(names))
+  found = {}
+  -- In parts: Lua passes some thousands of arguments at most.
+  for i = 1, expectations, 1000 do
+    local names = {}
+    for j = i, math.min(i + 999, expectations) do names[j - i + 1] = words[16 + 2 * j] end
+    for j, raw in ipairs(call('HMGET', record, unpack(names))) do found[i + j - 1] = raw end
+  end
   for i = 1, expectations do
     local wanted, stored = words[17 + 2 * i], found[i]
     local way = string.byte(wanted)
@@ -169,7 +175,7 @@ if expectations ~= '0' then
     end
   end
 end
-if mismatch then return {'conflict', version or '0', unpack(found or {})} end
+if mismatch then return {'conflict', version or '0', unpack(found or {}, 1, math.min(expectations, 7000))} end
 
 -- @include backpressure
 
@@ -177,6 +183,7 @@ if mismatch then return {'conflict', version or '0', unpack(found or {})} end
 local size, growth, cleared = head[5] or '0', 0, false
 local first_message = head[4] or '0'
 local last_message, results, lives = first_message, '', head[6]
+local several -- the results as a list once there are two: joined one by one, each would copy all before it
 local change, changes, gone, event, last_event, relay, interests, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
 local tagged, tagging -- how many tags more there will be, and whether one is new
@@ -235,7 +242,8 @@ if items then
     if step == 'p' or step == 'q' or step == 'n' then
       if step == 'n' then
         local free = known[name] == '-'
-        results = (results == '' and '' or results .. ',') .. (free and '1' or '0')
+        local put = free and '1' or '0'
+        if several then several[#several + 1] = put elseif results == '' then results = put else several = {results, put} end
         if not free then return false end
         step = 'p'
       end
@@ -312,6 +320,10 @@ if items then
     fields[n - 1], fields[n] = '#kv', version
   end
 end
+-- Plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
+local function exact(held, value)
+  return #held <= 15 and #value <= 15 and string.match(held, '^-?%d+$') and string.match(value, '^-?%d+$')
+end
 for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]
   if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
@@ -330,13 +342,20 @@ for i = first_step, #words, 3 do
       tagged, tagging = (tagged or 0) + (step == 's' and 1 or -1), tagging or step == 's'
     end
     if step == 'i' then
-      -- Plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
       held = held or '0'
-      if #held > 15 or #value > 15 or not string.match(held, '^-?%d+$') or not string.match(value, '^-?%d+$') then
-        return {'swap', name, held}
+      if not exact(held, value) then
+        -- The others with it, or each would take a round trip of its own. A long one is no number with a deadline.
+        local others = {}
+        for j = i + 3, cleared and 0 or #words, 3 do
+          local other = words[j] == 'i' and call('HGET', record, words[j + 1])
+          if other and #other <= 64 and not exact(other, words[j + 2]) then
+            others[#others + 1], others[#others + 2] = words[j + 1], other
+          end
+        end
+        return {'swap', name, held, unpack(others, 1, math.min(#others, 7000))}
       end
       step, value = 's', format('%d', held + value)
-      results = results == '' and value or results .. ',' .. value
+      if several then several[#several + 1] = value elseif results == '' then results = value else several = {results, value} end
     end
     if counts and before > 0 then growth = growth - before - #name end
     if step == 'd' then
@@ -413,6 +432,7 @@ if tagging and call('HLEN', record) + tagged > 256 then
   if tagged > 256 then return {'tags', format('%d', tagged)} end
 end
 if growth > 0 and size + growth > record_bytes then return {'toolarge', format('%d', size + growth)} end
+if several then results = table.concat(several, ',') end
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
 local begun = items and begin_items()
 if begun then
