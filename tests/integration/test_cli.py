@@ -558,6 +558,25 @@ def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word(tmp_path: Pat
         assert (done.returncode, "Traceback" in done.stderr) == (code, said), done.stderr
 
 
+@pytest.mark.wide
+def test_tests_of_ctrl_c_pass_in_a_background_job_of_a_script(tmp_path: Path) -> None:
+    """A shell starts such a job with SIGINT ignored, and so does this test."""
+    chosen = (
+        f"{__file__}::test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word",
+        str(Path(__file__).with_name("test_opening.py")) + "::test_an_interrupted_opening_leaves_nothing_open",
+    )
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t")]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        job = subprocess.Popen([*command, *chosen], stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with job:
+        out, _ = job.communicate(timeout=100)
+    assert job.returncode == 0, out
+    assert "2 passed" in out
+
+
 def test_importing_the_command_brings_no_test_tools() -> None:
     tools = "('pytest', 'matplotlib', 'psycopg')"
     code = f"import sys, distributed_state.programs.cli; print([n for n in {tools} if n in sys.modules])"
