@@ -57,8 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Ended from outside, the run still ends its servers. A shell starts the background jobs of a script with SIGINT ignored,
-    # and every process that is started below would inherit that.
+    # Ended from outside, the run still ends its servers. A shell starts the background jobs of a script with SIGINT
+    # ignored, and every process that a test starts would inherit that.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     # Some images forbid Python to keep what it compiled. The hundreds of processes of a run would compile all anew.

@@ -78,8 +78,59 @@ def text_on(face: str, block: Block) -> str:
 
 def compiled(block: Block, text: str) -> Any:
     """The program, with the page's own lines in its errors."""
+    return _compiled(block, ast.parse("\n" * block.first + text))
+
+
+def _compiled(block: Block, tree: ast.Module) -> Any:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if "both" in block.words and block.file is None else 0
-    return compile("\n" * block.first + text, str(ROOT / block.page), "exec", flags=flags, dont_inherit=True)
+    return compile(tree, str(ROOT / block.page), "exec", flags=flags, dont_inherit=True)
+
+
+class Reached(ast.NodeTransformer):
+    """Marks each loop's body, each function's body and each assertion of a page, and finds those that nothing ran.
+
+    Code that never runs cannot fail. Handlers of errors may stay unused. A mark leaves a file in a folder, since some
+    programs of a page run in processes of their own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kinds: dict[str, str] = {}
+        folder.mkdir(exist_ok=True)
+
+    def marked(self, block: Block, text: str) -> ast.Module:
+        """The program, which notes what it reaches."""
+        self._page = block.page
+        return ast.fix_missing_locations(self.visit(ast.parse("\n" * block.first + text)))
+
+    def unreached(self) -> dict[str, str]:
+        """Where each part is that nothing ran, and what it is."""
+        return {place: kind for place, kind in self._kinds.items() if not self._noted(place).exists()}
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.ExceptHandler:
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
+        return [self._mark(node, "assertion"), node]
+
+    def _visit_body(self, node: Any) -> Any:
+        self.generic_visit(node)
+        text = [isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in node.body]
+        if not all(text):  # a docstring or dots alone cannot fail
+            kind = "loop" if isinstance(node, ast.For | ast.AsyncFor | ast.While) else "function"
+            node.body.insert(int(text[0]), self._mark(node, kind))
+        return node
+
+    visit_For = visit_AsyncFor = visit_While = visit_FunctionDef = visit_AsyncFunctionDef = _visit_body
+
+    def _mark(self, node: ast.stmt, kind: str) -> ast.stmt:
+        place = f"{self._page}:{node.lineno}"
+        self._kinds[place] = kind
+        note = ast.parse(f"__import__('pathlib').Path({str(self._noted(place))!r}).touch()").body[0]
+        return ast.copy_location(note, node)
+
+    def _noted(self, place: str) -> Path:
+        return self._folder / place.replace("/", "+")
 
 
 class OwnServers:
@@ -127,6 +178,7 @@ class Reader:
     def __init__(self, face: str, servers: OwnServers) -> None:
         self.face, self.servers = face, servers
         self.names: dict[str, Any] = {"__name__": "__main__"}
+        self._reached = Reached(Path(".reached").absolute())
         self._shells: list[int] = []
         self._runner: asyncio.Runner | None = None
 
@@ -136,14 +188,16 @@ class Reader:
             if block.file is not None:
                 path = Path(block.file)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+                path.write_text(ast.unparse(self._reached.marked(block, text)) if block.language == "python" else text)
                 continue
             printed = self._shell(block, text) if block.language == "sh" else self._python(block, text)
             if block.output is not None:
                 expect(block, self.servers.named_in(block.output), printed)
+        unreached = self._reached.unreached()
+        assert not unreached, f"never reached: {', '.join(f'{where} ({kind})' for where, kind in unreached.items())}"
 
     def _python(self, block: Block, text: str) -> str:
-        code = compiled(block, text)
+        code = _compiled(block, self._reached.marked(block, text))
         with redirect_stdout(io.StringIO()) as printed:
             if code.co_flags & inspect.CO_COROUTINE:
                 self._awaited(eval(code, self.names))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from diverging import QUIET, keep, lose
 from docs_blocks import Block, WrongBlock, blocks
 from docs_faces import OnOneFace, in_blocking_words
 from docs_pages import (
@@ -24,6 +27,8 @@ from docs_pages import (
     text_on,
 )
 
+from distributed_state import AsyncStateStore
+
 
 def cases() -> Iterator[Any]:
     """Each page on each of its faces: what newcomers read first, if it starts no process; with `--wide` all."""
@@ -33,6 +38,31 @@ def cases() -> Iterator[Any]:
         yield pytest.param(face, found, id=f"{page.relative_to(ROOT)}-{face}", marks=marks)
 
 
+def a_trip_diverges(own: OwnServers) -> None:
+    """Two commits are acknowledged, their server loses them, and the conversation goes on without them."""
+
+    async def happens() -> None:
+        place = {"url": own.named_in("redis://localhost"), "archive": own.named_in("postgresql://localhost/agents")}
+        async with AsyncStateStore.open(**place, **QUIET) as store:
+            session = store.session("trip")
+            await session.set("city", "Oslo")
+
+            async def two_commits() -> None:
+                await session.set("city", "Bergen")
+                await session.set("nights", 2)
+
+            lost = await lose(store, "trip", two_commits)
+            await session.set("city", "Narvik")
+            await store.archive()
+            await keep(store, lost)
+
+    asyncio.run(happens())
+
+
+# Pages about a thing that a reader cannot cause, and what causes it first.
+HAPPENED = {"docs/concepts/epochs.md": a_trip_diverges}
+
+
 @pytest.mark.parametrize(("face", "found"), list(cases()))
 def test_a_page_does_what_it_says(
     face: str, found: list[Block], servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -40,6 +70,8 @@ def test_a_page_does_what_it_says(
     """A newcomer does what stands there, from top to bottom."""
     monkeypatch.chdir(tmp_path)
     with own_servers(servers.database) as own, reader(face, own) as somebody:
+        if found[0].page in HAPPENED:
+            HAPPENED[found[0].page](own)
         somebody.read(found)
 
 
@@ -127,6 +159,34 @@ def test_other_output_than_is_shown_fails_the_page(folder: Path) -> None:
         read(text + "\n\n```text output\n2\n```")
         with pytest.raises(AssertionError, match=r"README.md:3: prints\n2\n"):
             read(text + "\n```text output\n1\n```")
+
+
+UNREACHED = {
+    "for x in []:\n    x.there_is_no_such_name": "3 (loop)",
+    "while False:\n    pass": "3 (loop)",
+    "if False:\n    assert 1 == 2": "4 (assertion)",
+    'def f():\n    """Says so."""\n    return 1 / 0': "3 (function)",
+    "class A:\n    async def f(self):\n        return 1": "4 (function)",
+}
+
+
+@pytest.mark.parametrize(("program", "named"), UNREACHED.items())
+def test_a_loop_a_function_or_an_assertion_that_nothing_runs_fails_the_page(
+    program: str, named: str, folder: Path
+) -> None:
+    line, kind = named.split(" ", 1)
+    with pytest.raises(AssertionError, match=rf"never reached: README\.md:{int(line) + 1} {re.escape(kind)}"):
+        read(f"```python\n{program}\n```")
+    name = "program.py"  # also where it runs in a process of its own
+    with pytest.raises(AssertionError, match=rf"never reached: README\.md:{int(line) + 1} {re.escape(kind)}"):
+        read(f'```python title="{name}"\n{program}\n```\n\n```sh\npython {name}\n```')
+
+
+def test_what_only_an_error_would_reach_may_stay_unused(folder: Path) -> None:
+    read(
+        "```python\ndef f():\n    try:\n        return 1\n    except OSError:\n        assert False\n\nassert f() == 1\n```"
+    )
+    read("```python\nclass Protocol:\n    def f(self):\n        ...\n```")
 
 
 def test_a_block_that_is_not_run_says_why(folder: Path) -> None:
