@@ -32,6 +32,41 @@ def test_compose_itself_reads_the_file(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+# Stands in for docker: one file for each container that runs, and a line for each one that is stopped.
+DOCKER = """#!/bin/sh
+case "$*" in
+  "compose ps --quiet worker") ls running ;;
+  "compose up"*worker*)
+    for word in "$@"; do case $word in worker=*) wanted=${word#worker=} ;; esac; done
+    [ -z "$BROKEN" ] || exit $BROKEN
+    while [ $(ls running | wc -w) -lt $wanted ]; do touch running/new$(ls running | wc -w); done ;;
+  "stop "*) echo "$2" >>stopped; rm running/"$2" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 9])
+@pytest.mark.parametrize("broken", ["", "0", "1"], ids=["new ones come up", "nothing new comes up", "compose fails"])
+def test_the_commands_of_an_upgrade_stop_old_workers_only_beside_as_many_new_ones(
+    workers: int, broken: str, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs/running/upgrades.md").read_text()
+    (commands,) = re.findall(r"```sh no-run: it needs Docker\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    (tmp_path / "running").mkdir()
+    (tmp_path / "stopped").touch()
+    old = [f"old{number}" for number in range(workers)]
+    for each in old:
+        (tmp_path / "running" / each).touch()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BROKEN": broken}
+    subprocess.run(["sh", "-c", commands], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=30)
+    running = [each.name for each in tmp_path.joinpath("running").iterdir()]
+    assert tmp_path.joinpath("stopped").read_text().split() == ([] if broken else old)
+    assert len(running) == workers
+    assert not broken or sorted(running) == old
+
+
 def test_the_overlay_is_built() -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None or subprocess.run([kubectl, "kustomize", "--help"], capture_output=True, check=False).returncode:
