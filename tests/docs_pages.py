@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
@@ -116,7 +117,8 @@ class Reached(ast.NodeTransformer):
     def _visit_body(self, node: Any) -> Any:
         self.generic_visit(node)
         text = [isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in node.body]
-        if not all(text):  # a docstring or dots alone cannot fail
+        program = [each for each, is_text in zip(node.body, text, strict=True) if not is_text]
+        if not all(isinstance(each, ast.Raise) for each in program):  # such as a stub
             kind = "loop" if isinstance(node, ast.For | ast.AsyncFor | ast.While) else "function"
             node.body.insert(int(text[0]), self._mark(node, kind))
         return node
@@ -253,9 +255,23 @@ class Reader:
 def reader(face: str, servers: OwnServers) -> Iterator[Reader]:
     """A reader, gone with what was started."""
     with ExitStack() as stack:
+        stack.enter_context(_importing_from(Path.cwd()))
         found = Reader(face, servers)
         stack.callback(found.close)
         yield found
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """A program finds the files of its page, as one that `python` starts does."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name, module in list(sys.modules.items()):
+            if folder in Path(getattr(module, "__file__", None) or "/").parents:
+                del sys.modules[name]
 
 
 def _end(group: int) -> None:
@@ -271,6 +287,7 @@ def _end(group: int) -> None:
 
 def expect(block: Block, shown: str, printed: str) -> None:
     """What is shown is what was printed; `...` stands for anything."""
+    printed = textwrap.dedent(printed)  # as the page's own text is
     want, got = (re.sub(r"[ \t]+$", "", each, flags=re.MULTILINE).strip() + "\n" for each in (shown, printed))
     told = f"{block.where}: prints\n{got}and the page shows\n{want}"
     assert doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS), told
