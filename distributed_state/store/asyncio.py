@@ -169,7 +169,9 @@ class AsyncStateStore:
     async def close(self) -> None:
         """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
-        An embedded store archives what is left first. Harmless when it is closed already.
+        First it has archived what this process wrote: an embedded store all of it; with Redis for `close_timeout`
+        seconds at most (setting, 5), by the archivers of other processes if it has none (`archiver=False`). The rest is
+        in Redis, and a warning in the log says how much that is. Harmless when it is closed already.
         """
         await self._lifecycle.close()
 

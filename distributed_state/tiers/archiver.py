@@ -168,6 +168,22 @@ class Archiver:
             }
         return self.archived - before
 
+    async def unreached(self, goals: dict[int, tuple[str, int]]) -> dict[int, tuple[str, int]]:
+        """Those of these entries, epoch and offset by partition, that are not known to be archived.
+
+        Tries once. What is of an epoch that is over is archived, or never will be.
+        """
+        places = await self._partitions.reachable_states(self._keys_of(goals))
+        return {
+            each: (epoch, offset)
+            for each, (epoch, offset) in goals.items()
+            if each not in places or (places[each].epoch == epoch and places[each].archived < offset)
+        }
+
+    async def anybody(self, now: float) -> bool:
+        """Whether any replica of the fleet archives, at this time of the server's clock."""
+        return await self._assignment.members(now) > 0
+
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
         """Those of the partitions that hold what is not archived yet."""
         return self._behind(await self._partitions.states(self._keys_of(partitions)))

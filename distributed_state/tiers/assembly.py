@@ -22,7 +22,7 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.absence import Absence
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.branches import Branches
-from distributed_state.tiers.closing import Step, try_each
+from distributed_state.tiers.closing import LastArchiving, Step, try_each
 from distributed_state.tiers.familiar import Familiar
 from distributed_state.tiers.gathering import Gathering
 from distributed_state.tiers.memory import Memory
@@ -96,6 +96,7 @@ class Tiers:
         resting = RestingJournals(port, keys, link if settings.url else None)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, resting)
         self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
+        self.last_archiving = LastArchiving(port, self.archiver, self.memory, self.clock, settings)
         self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
@@ -294,7 +295,8 @@ class Tiers:
         handlings = list(self.handlings)
         steps += [each.end for each in handlings]
         steps += [each.finish for each in handlings] + [each.close for each in handlings]
-        steps += [self.background_events.close, self.port.ask_all, *(each.close for each in self.workers)]
+        steps += [self.background_events.close, *([self.last_archiving.finish] if self.settings.url else [])]
+        steps += [self.port.ask_all, *(each.close for each in self.workers)]
         steps += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
         steps += [self.leases.close, self.presence.close, self.link.close, self.port.close]
         await try_each(steps)

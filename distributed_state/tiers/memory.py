@@ -63,6 +63,7 @@ class Memory:
         self._wait = settings.retry_for
         # Plain tuples, as `Remembered` has them.
         self._kept: defaultdict[int, deque[tuple[Any, ...]]] = defaultdict(deque)
+        self._last: dict[int, tuple[str, int]] = {}  # where nothing is remembered: epoch and offset of the last commit
         self._mutex = Mutex()
         self._driving: set[object] = set()  # where
 
@@ -79,7 +80,8 @@ class Memory:
         False if it does not say enough: its answer was lost and came once more. Then it is to be recalled.
         """
         if not self.remembers or not done.offset:
-            return True  # it is from SQL that we know it
+            self._note(names.partition, done.epoch, done.offset)
+            return True  # it is from SQL that we know it, or nothing is remembered
         if done.time_ms is None:
             return False
         self._append(names.partition, of_commit(op, done, events), done.archived)
@@ -97,9 +99,15 @@ class Memory:
                     break
                 first = kept[0]
 
+    def _note(self, partition: int, epoch: str, offset: int) -> None:
+        last = self._last.get(partition, ("", 0))
+        if offset and (last[0] != epoch or last[1] < offset):
+            self._last[partition] = epoch, offset
+
     async def remember_event(self, keys: PartitionKeys, epoch: str, entry: JournalEntry, archived: int) -> None:
         """Note an event that was written alone, as `remember` does a commit."""
         if not self.remembers:
+            self._note(keys.partition, epoch, entry.offset)
             return
         if entry.offset:
             self._append(keys.partition, of_entry(epoch, entry), archived)
@@ -180,6 +188,16 @@ class Memory:
             for partition, state in states.items():
                 self.archived(partition, state.epoch, state.archived)
                 await self._settle_closed(partition, state)
+
+    def written(self) -> dict[int, tuple[str, int]]:
+        """Epoch and offset of this replica's last commit in each partition where some may not be archived yet."""
+        with self._mutex:
+            last = dict(self._last)
+            for partition, kept in self._kept.items():
+                if kept:
+                    epoch = kept[-1][1]
+                    last[partition] = epoch, max(each[0] for each in kept if each[1] == epoch)
+            return last
 
     def partitions(self) -> list[int]:
         """Those of which anything is remembered."""

@@ -134,6 +134,10 @@ class PartitionAssignment:
         self._tries = math.ceil(2 * partitions * pauses / waiting)
         return share, self._tries
 
+    async def members(self, now: float) -> int:
+        """How many are there at this time of the server's clock."""
+        return int(await self._port.command(b"ZCOUNT", self._team, now, b"+inf"))
+
     async def leave(self) -> None:
         """Leave everything to the others at once."""
         await self.give_back(self.mine)

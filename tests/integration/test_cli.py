@@ -644,6 +644,20 @@ def shared(options: tuple[str, ...]) -> StateStore:
     return StateStore.open(options[1], archive=options[3], namespace=options[5])
 
 
+def test_an_empty_list_says_that_commits_are_not_archived_yet(run: Run, fleet: tuple[str, ...]) -> None:
+    """And the command leaves them as they are: its list does not depend on how far an archiver of its own comes."""
+    with StateStore.open(fleet[1], archive=fleet[3], namespace=fleet[5], archiver=False) as store:
+        store.session("s").set("n", 1)
+        for _ in range(2):
+            done = run(*fleet, "sessions")
+            assert "1 commits are not archived yet, and not listed: --fresh lists them too" in done.err
+        listed = run(*fleet, "sessions", "--fresh")
+        assert re.search(r"\bs\b.*\b1\b", listed.out)
+        assert "not archived" not in listed.err
+        store.archive()
+    assert "not archived" not in run(*fleet, "sessions", "--user", "nobody").err
+
+
 def test_operators_tell_the_fleet(run: Run, archive: str) -> None:
     assert run("send", "new-conversation", "c1", "--user", "u1").out == "conversation.created c1 version 1\n"
     assert run("send", "new-conversation", "c1").code == 1, "it exists"

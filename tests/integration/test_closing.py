@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,7 @@ from distributed_state.port.shared import LoopJob
 from distributed_state.port.waking import SharedSignal
 
 asynchronous = pytest.mark.only(face="asyncio")
+fleet = pytest.mark.replicas
 
 
 def working() -> set[threading.Thread]:
@@ -282,6 +284,78 @@ async def test_a_store_that_closes_warns_of_nothing(opener: Any, caplog: pytest.
     await until(lambda: tiers(store).link.up)
     await store.close()
     assert not [each for each in caplog.records if each.levelno > logging.INFO]
+
+
+async def write_some(store: Any) -> None:
+    for number in range(10):
+        await store.session(f"s{number}").set("n", number)
+    async with store.batch() as batch:
+        for number in range(10, 20):
+            batch.on(store.session(f"s{number}")).set("n", number)
+
+
+@fleet
+@pytest.mark.parametrize("memory_bytes", [0, None])
+async def test_what_a_store_wrote_is_archived_when_it_is_closed(opener: Any, memory_bytes: int | None) -> None:
+    """Also where it does not remember its commits, and however long its archiver pauses."""
+    given = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+    writer = await opener(archive_every=60, **given)
+    await write_some(writer)
+    await writer.close()
+    other = await opener(archiver=False)
+    assert (await other.stats())["unarchived"] == 0
+    assert len(await other.sessions()) == 20
+
+
+@fleet
+async def test_a_store_without_an_archiver_waits_for_that_of_another_process(opener: Any) -> None:
+    other = await opener(archive_every=0.5)
+    writer = await opener(archiver=False, close_timeout=60)
+    await write_some(writer)
+    await writer.close()
+    assert len(await other.sessions()) == 20
+
+
+@fleet
+async def test_where_no_worker_archives_a_store_closes_at_once_and_says_what_it_leaves(
+    opener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = await opener(archiver=False, close_timeout=600)
+    await write_some(writer)
+    await writer.close()
+    (said,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert re.fullmatch(
+        r"close: up to 20 commits of this process in \d+ partitions are in Redis and not archived yet: no worker .*",
+        said,
+    )
+    assert len(await (await opener(archiver=False)).sessions(fresh=True)) == 20
+
+
+@fleet
+@pytest.mark.parametrize("close_timeout", [0, 0.3])
+async def test_closing_waits_for_the_archive_no_longer_than_it_may(
+    opener: Any, caplog: pytest.LogCaptureFixture, close_timeout: float
+) -> None:
+    """With 0 it does not even begin."""
+    answers = threading.Event()
+    store = await opener(archive_every=60, close_timeout=close_timeout, timeout=0.5)
+    await store.session("s").set("n", 1)
+    asked: list[Any] = []
+
+    def hang(*batches: Any) -> Any:
+        asked.append(batches)
+        answers.wait(60)
+        return {}
+
+    tiers(store).cold.archive = hang
+    await store.close()
+    assert not answers.is_set()
+    said = [each.getMessage() for each in caplog.records if "not archived yet" in each.getMessage()]
+    if close_timeout:
+        assert "up to 1 commits of this process in 1 partitions" in said[0]
+        assert said[0].endswith("not archived yet: close_timeout=0.3 is over")
+    assert bool(said) == bool(asked) == bool(close_timeout)
+    answers.set()
 
 
 def test_a_thread_is_waited_for_since_it_was_first_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+import distributed_state
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.cli.auditing import WHEN, moment
 from distributed_state.programs.cli.looking import plain, when
@@ -43,11 +44,17 @@ def sessions(
     now = time.time()
     since = moment("--changed-since", changed_since, now)
     before = moment("--changed-before", changed_before, now)
-    with open_to_list(context) as store:
+    # Not by an archiver of its own: the list would depend on how far that has come.
+    with open_to_list(context, archiver=False) as store:
         rows = store.sessions(
             user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh, phase=phase,
             changed_since=since, changed_before=before, larger_than=larger_than,
         )  # fmt: skip
+        if not rows and not fresh and isinstance(store, distributed_state.StateStore):
+            waiting = store.stats()["unarchived"]
+            if waiting:
+                text = f"{waiting:.0f} commits are not archived yet, and not listed: --fresh lists them too"
+                err.print(text, style="yellow", markup=False, highlight=False)
     table = Table("id", "user", "phase", "version", "bytes", "created", "updated", "")
     for row in rows:
         texts = (plain(row.id), plain(row.user or ""), plain(row.phase or ""), str(row.version), str(row.size or ""))
