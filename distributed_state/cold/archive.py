@@ -15,10 +15,11 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, select, update
 
-from distributed_state.cold import bulk, epochs, erasure, item_rows, layers, record_index, tables, tagging
+from distributed_state.cold import bulk, epochs, erasure, item_rows, layers, record_index, refusals, tables, tagging
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.handing_down import inherit
 from distributed_state.cold.history import snapshot_row, states
+from distributed_state.cold.refusals import Fault
 from distributed_state.cold.setting_aside import set_aside
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
@@ -27,7 +28,6 @@ from distributed_state.values.model import REPAIR, log_fields
 
 log = logging.getLogger(__name__)
 _KEPT = 16  # epochs of a partition that are over
-_PROGRAM_LIMIT = "54000"  # PostgreSQL: a value too long for an index
 
 
 def newest(connection: Connection, namespace: str, partition: int | None = None) -> dict[int, Cursor]:
@@ -114,39 +114,14 @@ class Intake:
     def __init__(self, connection: Connection, namespace: str) -> None:
         self.connection = connection
         self.namespace = namespace
-        self.refused: list[Parsed] = []
         self.quarantined: set[str] = set()  # events
-        self.keys: dict[str, int] = {}
+        self._stopped: dict[int, tuple[int, str]] = {}  # the offset that SQL does not take, and why, by partition
 
     def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
-        """Insert all that these batches hold."""
-        parsed = [item for batch in batches for item in self._parse(batch)]
-        changes = [item for item in parsed if item.entry.record]
-        wanted = {item.entry.record for item in changes} | {run.source for item in changes for run in item.runs}
-        wanted |= {item.parent for item in changes if item.parent is not None}
-        existing = record_index.lock(self.connection, self.namespace, wanted)
-        self._set_aside_replaced(changes, existing)
-        heads = record_index.heads(self.namespace, changes, [], existing)
-        self._put(heads, existing)
-        accepted = [item for item in self._insert(parsed) if item.entry.record] if parsed else []
-        if self.refused:
-            self._put_right(heads, record_index.heads(self.namespace, accepted, self.refused, existing))
-        inherit(self.connection, accepted, self.keys)
-        self._note_layers(accepted)
-        tagging.note(self.connection, self.namespace, accepted)
-        erasure.note_late(self.connection, self.namespace, accepted, existing)
-        self._snapshot(accepted, existing, snapshot_every)
-
-    def _put(self, heads: Mapping[str, Mapping[str, Any]], existing: Mapping[str, record_index.Head]) -> None:
-        """Write how the records stand when all of this is in the tables, and learn their numbers."""
-        record_index.put(self.connection, [heads[record] for record in sorted(heads)], existing)
-        self.keys = {record: row["key"] for record, row in existing.items()}
-        self.keys |= record_index.keys(self.connection, self.namespace, heads.keys() - existing.keys())
-
-    def _put_right(self, before: Mapping[str, Any], heads: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write how the records stand without what was refused. A new one of which nothing is left has no row."""
-        record_index.put(self.connection, [{**heads[each], "key": self.keys[each]} for each in sorted(heads)])
-        record_index.remove(self.connection, [self.keys.pop(each) for each in sorted(before.keys() - heads.keys())])
+        """Insert all that these batches hold. Raises Stopped where SQL does not take an entry for now."""
+        self._insert([item for batch in batches for item in self._parse(batch)], snapshot_every)
+        if self._stopped:
+            raise refusals.Stopped(self._stopped)
 
     def _parse(self, batch: Batch) -> list[Parsed]:
         parsed = []
@@ -158,14 +133,96 @@ class Intake:
                 refuse_long(item)
                 parsed.append(item)
             except (ValueError, CorruptState) as error:
-                self._quarantine(entry, batch.partition, batch.epoch, error)
+                self._refuse(entry, batch.partition, batch.epoch, error)
         return parsed
 
-    def _quarantine(self, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
-        quarantine(self.connection, self.namespace, entry, partition, epoch, error)
-        self.quarantined.add(entry.event)
+    def _insert(self, parsed: list[Parsed], every: int) -> None:
+        """Insert entries; halve a refused list until the one to blame is alone.
 
-    def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: Mapping[str, record_index.Head]) -> None:
+        Whatever a statement is about: an index of `records` may be what refuses an entry.
+        """
+        parsed = [item for item in parsed if item.partition not in self._stopped]
+        if not parsed:
+            return
+        try:
+            with self.connection.begin_nested():
+                self._carry(parsed, every)
+            return
+        except Exception as error:
+            fault = refusals.fault_of(self.connection, error)
+            if fault is None:
+                raise
+            if len(parsed) == 1:
+                (blamed,) = parsed
+                if fault is Fault.ROW:
+                    self._refuse(blamed.entry, blamed.partition, blamed.epoch, error, blamed)
+                else:
+                    self._stop(blamed.entry, blamed.partition, error)
+                return
+        middle = len(parsed) // 2
+        self._insert(parsed[:middle], every)
+        self._insert(parsed[middle:], every)
+
+    def _carry(self, parsed: Sequence[Parsed], every: int) -> None:
+        """Insert entries, and all that follows from them."""
+        changes = [item for item in parsed if item.entry.record]
+        wanted = {item.entry.record for item in changes} | {run.source for item in changes for run in item.runs}
+        wanted |= {item.parent for item in changes if item.parent is not None}
+        existing = record_index.lock(self.connection, self.namespace, wanted)
+        self._set_aside_replaced(changes, existing)
+        keys = self._put(record_index.heads(self.namespace, changes, existing), existing)
+        insert_parsed(self.connection, self.namespace, parsed, keys)
+        self._insert_events(parsed)
+        inherit(self.connection, changes, keys)
+        self._note_layers(changes, keys)
+        tagging.note(self.connection, self.namespace, changes)
+        erasure.note_late(self.connection, self.namespace, changes, existing)
+        self._snapshot(changes, existing, keys, every)
+
+    def _put(
+        self, heads: Mapping[str, Mapping[str, Any]], existing: Mapping[str, record_index.Head]
+    ) -> Mapping[str, int]:
+        """Write how the records stand when all of this is in the tables; their numbers."""
+        record_index.put(self.connection, [heads[record] for record in sorted(heads)], existing)
+        keys = {record: row["key"] for record, row in existing.items()}
+        return keys | record_index.keys(self.connection, self.namespace, heads.keys() - existing.keys())
+
+    def _refuse(
+        self, entry: JournalEntry, partition: int, epoch: str, error: Exception, item: Parsed | None = None
+    ) -> None:
+        """Put an entry into quarantine."""
+        try:
+            with self.connection.begin_nested():
+                quarantine(self.connection, self.namespace, entry, partition, epoch, error)
+            self.quarantined.add(entry.event)
+        except Exception as again:
+            if refusals.fault_of(self.connection, again) is None:
+                raise
+            self._stop(entry, partition, again)
+        if item is not None and item.entry.record:
+            try:
+                with self.connection.begin_nested():
+                    self._use_up(item)
+            except Exception as again:
+                # What SQL refuses may be the record's row. Then it has that of the version before.
+                if refusals.fault_of(self.connection, again) is None:
+                    raise
+
+    def _use_up(self, item: Parsed) -> None:
+        """Note that an entry used up its version, which the next change of its record may not get."""
+        existing = record_index.lock(self.connection, self.namespace, [item.entry.record])
+        self._set_aside_replaced([item], existing)
+        for row in existing.values():
+            record_index.put(self.connection, [{**row, "version": max(row["version"], item.entry.version)}])
+
+    def _stop(self, entry: JournalEntry, partition: int, error: Exception) -> None:
+        """Note that SQL does not take an entry for now."""
+        text = f"SQL does not take entry {entry.offset}"
+        text += f" ({entry.record[:200]} version {entry.version})" if entry.record else ""
+        why = f"{text}: {refusals.reason_of(error)}; it is tried again until SQL does"
+        self._stopped.setdefault(partition, (entry.offset, why))
+
+    def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: dict[str, record_index.Head]) -> None:
         """Redis lost commits that SQL has, and a new epoch counts on from before them: keep those in quarantine."""
         first: dict[str, Parsed] = {}
         for item in parsed:
@@ -179,31 +236,12 @@ class Intake:
                 before = states(self.connection, self.namespace, {record: item.entry.version - 1}).get(record)
                 tagging.replace(self.connection, self.namespace, record, before.fields if before else {})
 
-    def _insert(self, parsed: list[Parsed]) -> list[Parsed]:
-        """Insert entries; halve a refused list until the one to blame is alone, and put that into quarantine."""
-        try:
-            with self.connection.begin_nested():
-                insert_parsed(self.connection, self.namespace, parsed, self.keys)
-                self._insert_events(parsed)
-            return parsed
-        except Exception as error:
-            if not _blames_the_data(self.connection, error):
-                raise
-            if len(parsed) == 1:
-                (blamed,) = parsed
-                self._quarantine(blamed.entry, blamed.partition, blamed.epoch, error)
-                if parsed[0].entry.record:
-                    self.refused.append(parsed[0])
-                return []
-        middle = len(parsed) // 2
-        return self._insert(parsed[:middle]) + self._insert(parsed[middle:])
-
-    def _note_layers(self, accepted: Iterable[Parsed]) -> None:
+    def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:
         """Note which items forks show of what they were made from, and of what that was made from; rollbacks, too."""
-        made = [item for item in accepted if layers.source_of(item) in self.keys]
+        made = [item for item in changes if layers.source_of(item) in keys]
         if made:
-            have = item_rows.with_items(self.connection, {self.keys[layers.source_of(item)] for item in made})
-            layers.note(self.connection, self.namespace, made, self.keys, have)
+            have = item_rows.with_items(self.connection, {keys[layers.source_of(item)] for item in made})
+            layers.note(self.connection, self.namespace, made, keys, have)
 
     def _insert_events(self, parsed: Iterable[Parsed]) -> None:
         """The events of these entries. Not so for an imported record: nothing happens then, it happened elsewhere."""
@@ -215,10 +253,16 @@ class Intake:
                 rows.append((*place, event.id, event.type, event.subject, e.time_ms, e.actor, e.version, event.data))
         bulk.add(self.connection, tables.events, rows)
 
-    def _snapshot(self, accepted: Sequence[Parsed], existing: Mapping[str, record_index.Head], every: int) -> None:
+    def _snapshot(
+        self,
+        changes: Sequence[Parsed],
+        existing: Mapping[str, record_index.Head],
+        keys: Mapping[str, int],
+        every: int,
+    ) -> None:
         """Write the state of each record that crossed a multiple of `every`, was given a label or came whole."""
         by_record: dict[str, list[Parsed]] = {}
-        for item in accepted:
+        for item in changes:
             by_record.setdefault(item.entry.record, []).append(item)
         due = {record: items for record, items in by_record.items() if _is_due(items, every)}
         before = {record: items[0].entry.version - 1 for record, items in due.items() if record in existing}
@@ -228,7 +272,7 @@ class Intake:
             fields = bases[record].fields if record in bases else {}
             for item in items:
                 fold(fields, item.ops)
-            rows.append(snapshot_row(self.keys[record], State(items[-1].epoch, items[-1].entry.version, fields)))
+            rows.append(snapshot_row(keys[record], State(items[-1].epoch, items[-1].entry.version, fields)))
         bulk.add(self.connection, tables.snapshots, rows)
 
 
@@ -257,7 +301,7 @@ def quarantine(
     connection: Connection, namespace: str, entry: JournalEntry, partition: int, epoch: str, error: Exception
 ) -> None:
     """Set an entry aside, with the reason."""
-    reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
+    reason = refusals.reason_of(error)
     who = entry.record or entry.event
     text = "%s version %d at offset %d is quarantined: %s"
     log.error(text, who, entry.version, entry.offset, reason, extra=log_fields(entry.record))
@@ -265,9 +309,16 @@ def quarantine(
     # An event that was written alone is kept under what it is about, so that erasing that takes it too.
     texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
     numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
-    row |= {name: _storable(text) for name, text in texts.items()}
     row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
-    connection.execute(insert(tables.quarantine), row)
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(tables.quarantine), row | {each: _storable(text) for each, text in texts.items()})
+    except Exception as refused:
+        if refusals.fault_of(connection, refused) is not Fault.ROW:
+            raise
+        # A letter that the database's encoding lacks may be why the entry is here at all.
+        plain = {each: _storable(text).encode("ascii", "backslashreplace").decode() for each, text in texts.items()}
+        connection.execute(insert(tables.quarantine), row | plain)
 
 
 def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed], keys: Mapping[str, int]) -> None:
@@ -302,16 +353,6 @@ def _is_due(items: Sequence[Parsed], every: int) -> bool:
     return (first - 1) // every != last // every or any(
         item.label is not None or item.entry.kind == REPAIR for item in items
     )
-
-
-def _blames_the_data(connection: Connection, error: Exception) -> bool:
-    """Whether trying again would fail in the same way because of what is in a row."""
-    if isinstance(error, (ValueError, OverflowError)):
-        return True
-    driver: Any = connection.dialect.dbapi
-    original = error.orig if isinstance(error, exc.DBAPIError) else error
-    wrong = isinstance(original, (driver.DataError, driver.IntegrityError))
-    return wrong or getattr(original, "sqlstate", None) == _PROGRAM_LIMIT
 
 
 def _storable(text: str) -> str:

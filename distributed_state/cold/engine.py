@@ -207,7 +207,9 @@ class Database:
     def _require_unicode(self, connection: Any, _: Any) -> None:
         # In another encoding not every id and actor can be written, and a commit that has one would be quarantined.
         encoding = connection.info.parameter_status("server_encoding")
-        if encoding not in (None, "UTF8", "SQL_ASCII"):  # None behind a proxy that does not report it
+        if encoding is None:  # behind a proxy that does not report it
+            (encoding,) = connection.execute("SHOW server_encoding", prepare=False).fetchone()
+        if encoding not in ("UTF8", "SQL_ASCII"):
             connection.close()
             raise ConfigurationError(f"{self.name}: the database's encoding is {encoding}; create one in UTF8")
 

@@ -19,6 +19,7 @@ from pg_settings where name = 'max_connections'
 """
 RECENT = 600.0  # seconds for which an epoch that began is news
 MINTED = "epochs minted lately"
+NEWEST = "newest quarantined"
 NONE_MINTED = "none began behind another one lately"
 _COUNTED = {"records": records, "quarantined": quarantine, "cursors": cursors, "erasures": erasures}
 
@@ -36,6 +37,14 @@ def refusal(connection: Connection, namespace: str, event: str) -> str:
     q = quarantine.c
     found = connection.execute(select(q.reason).where(q.namespace == namespace, q.event == event)).scalar()
     return str(found or "")
+
+
+def newest_quarantined(connection: Connection, namespace: str) -> tuple[str, int, str] | None:
+    """The entry that came into quarantine last: its record, version and the reason."""
+    q = quarantine.c
+    query = select(q.record, q.version, q.reason).where(q.namespace == namespace).order_by(q.id.desc()).limit(1)
+    row = connection.execute(query).first()
+    return None if row is None else (row.record, row.version, row.reason)
 
 
 def forked(connection: Connection, namespace: str, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
@@ -78,6 +87,8 @@ def facts(connection: Connection, namespace: str) -> dict[str, str]:
     minted = epochs.minted_since(connection, namespace, RECENT)
     lately = f"{minted.partitions} partitions began another one within ten minutes, the last {minted.ago:.0f} s ago"
     found[MINTED] = lately if minted.partitions else NONE_MINTED
+    if newest := newest_quarantined(connection, namespace):
+        found[NEWEST] = f"{newest[0][:200]} version {newest[1]}: {newest[2][:500]}"
     found["branched records"] = str(connection.execute(records_of).scalar_one())
     if connection.dialect.name == "postgresql":
         used, most = connections(connection) or (0, 0)

@@ -218,7 +218,7 @@ def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _
             is_new = life > 0 or (life == 0 and item.entry.version > row["version"])
         if is_new:
             new.append(item)
-    late = _Late({**record_index.heads(namespace, new, [], existing)})
+    late = _Late({**record_index.heads(namespace, new, existing)})
     late.tags = tagging.held(connection, namespace, late.heads)
     for item in new:
         mine = late.tags.setdefault(item.entry.record, set())

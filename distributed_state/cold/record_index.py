@@ -135,23 +135,15 @@ def key_of(namespace: str, record: str) -> ScalarSelect[int]:
     return select(records.c.key).where(records.c.namespace == namespace, records.c.record == record).scalar_subquery()
 
 
-def heads(
-    namespace: str, accepted: Iterable[Parsed], refused: Iterable[Parsed], existing: Mapping[str, Head]
-) -> dict[str, dict[str, Any]]:
+def heads(namespace: str, changes: Iterable[Parsed], existing: Mapping[str, Head]) -> dict[str, dict[str, Any]]:
     """How the records that these entries changed stand then, one row each however many the changes."""
     found: dict[str, dict[str, Any]] = {}
-    for item in accepted:
+    for item in changes:
         record = item.entry.record
         head = found.get(record)
         if head is None:
             head = found[record] = dict(existing[record]) if record in existing else _new(namespace, item)
         _follow(head, item)
-    for item in refused:
-        # It used up its version, which the next change may not get again.
-        head = found.get(item.entry.record) or dict(existing.get(item.entry.record, {}))
-        if head:
-            head["version"] = max(head["version"], item.entry.version)
-            found[item.entry.record] = head
     return found
 
 

@@ -505,6 +505,11 @@ class ColdStore:
         with self._database.read() as connection:
             return inspection.quarantined(connection, self.namespace)
 
+    def newest_quarantined(self) -> tuple[str, int, str] | None:
+        """The entry that came into quarantine last: its record, version and the reason."""
+        with self._database.read() as connection:
+            return inspection.newest_quarantined(connection, self.namespace)
+
     def count_quarantined(self) -> int:
         """How many entries are in quarantine."""
         with self._database.read() as connection:

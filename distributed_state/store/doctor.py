@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distributed_state.cold.inspection import MINTED, NONE_MINTED
+from distributed_state.cold.inspection import MINTED, NEWEST, NONE_MINTED
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.search.follower import Follower
@@ -238,8 +238,11 @@ def away(error: StateError) -> Finding:
 
 
 def _diverged(found: Mapping[int, str]) -> list[Finding]:
-    """The partitions of which nothing is archived, because journal and archive do not fit."""
-    advice = "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
+    """The partitions of which nothing is archived: journal and archive do not fit, or SQL does not take an entry."""
+    advice = (
+        "make room in SQL, or mend what it names, and archiving goes on; where journal and archive do not fit, "
+        "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
+    )
     return [Finding(f"partition {each}", False, why, advice) for each, why in sorted(found.items())]
 
 
@@ -279,7 +282,7 @@ def no_archive(error: StateError) -> Finding:
 
 def archive(facts: dict[str, str]) -> list[Finding]:
     """What SQL has that somebody should look at, of what it says of itself."""
-    judged = {"quarantined", "erasures", "branched records", "connections", "most connections", MINTED}
+    judged = {"quarantined", "erasures", "branched records", "connections", "most connections", MINTED, NEWEST}
     findings = [Finding(f"sql {name}", True, value) for name, value in facts.items() if name not in judged]
     if "connections" in facts:
         findings.append(_connections("sql connections", int(facts["connections"]), int(facts["most connections"])))
@@ -287,7 +290,8 @@ def archive(facts: dict[str, str]) -> list[Finding]:
     advice = "asked for and not complete: an archiver completes them, or the same request again"
     findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))
     poison = facts.get("quarantined", "0")
-    findings.append(Finding("sql quarantine", poison == "0", poison, "look at the table quarantine"))
+    said = poison if NEWEST not in facts else f"{poison}; the newest: {facts[NEWEST]}"
+    findings.append(Finding("sql quarantine", poison == "0", said, "the table quarantine has each, with its reason"))
     if minted := facts.get(MINTED):
         advice = "Redis lost data, or may have: the log of who began them says what, and why"
         findings.append(Finding("epochs", minted == NONE_MINTED, minted, advice))

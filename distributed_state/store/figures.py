@@ -18,6 +18,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm.presence import release
 
 Labelled = dict[tuple[str, ...], float]
+_SHOWN = 200  # characters of a label
 _SQL_KNOWN = 60.0  # seconds for which SQL's connections are taken for what they are
 
 
@@ -120,6 +121,11 @@ def _diverged(tiers: Tiers) -> dict[int, str]:
     return {each: why for each, why in diverged.items() if each in mine}
 
 
+def _newest_quarantined(tiers: Tiers) -> Labelled:
+    newest = tiers.archiver.newest_quarantined
+    return {(newest[0][:_SHOWN], newest[2][:_SHOWN]): float(newest[1])} if newest else {}
+
+
 def _by_partition(values: dict[int, float]) -> Labelled:
     return {(str(each),): value for each, value in sorted(values.items())}
 
@@ -211,7 +217,8 @@ FIGURES = (
         lambda t: float(bool(t.archiver.failure)),
     ),
     Figure(
-        "diverged_partitions", "gauge", "Partitions where journal and archive do not fit, so that archiving stopped",
+        "diverged_partitions", "gauge",
+        "Partitions that are not archived: journal and archive do not fit, or SQL does not take an entry",
         lambda t: len(_diverged(t)),
     ),
     Figure(
@@ -224,6 +231,10 @@ FIGURES = (
     Figure(
         "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
         lambda t: t.archiver.quarantined,
+    ),
+    Figure(
+        "quarantined_newest", "gauge", "The entry that came into it last, by record and reason: its version",
+        _newest_quarantined, ("record", "reason"),
     ),
     Figure("indexed_records", "counter", "Records that this replica brought up in the index", _indexed),
     Figure(

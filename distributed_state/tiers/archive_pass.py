@@ -10,11 +10,11 @@ Design: section 9.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from distributed_state.cold.values import Batch, Cursor
-from distributed_state.errors import ColdUnavailable, UnknownStep
+from distributed_state.errors import ColdUnavailable
 from distributed_state.port import Signal
 from distributed_state.values.journal import Journal, JournalEntry
 from distributed_state.warm.answers import PartitionState
@@ -82,25 +82,35 @@ class Pass:
                 del self.fits[partition]
                 del self.settled[partition]
 
-    def stop_at(self, unknown: UnknownStep) -> None:
-        """Leave out an entry that this release cannot archive, and all behind it. Nothing was inserted yet."""
-        partition = unknown.partition
-        self.misfits[partition] = str(unknown)
+    def stop_at(self, partition: int, offset: int, why: str) -> None:
+        """Leave out an entry that cannot be archived now, and all behind it. Nothing was inserted yet."""
+        self.misfits[partition] = why
         epoch, entries = self.settled.pop(partition)
         batches = []
         for cursor, batch in self.batches:
             if batch.partition == partition:
-                batch = replace(batch, entries=[entry for entry in batch.entries if entry.offset < unknown.offset])
+                batch = replace(batch, entries=[entry for entry in batch.entries if entry.offset < offset])
             if batch.entries:
                 batches.append((cursor, batch))
         self.batches = batches
-        if before := [entry for entry in entries if entry.offset < unknown.offset]:
+        if before := [entry for entry in entries if entry.offset < offset]:
             self.settled[partition] = (epoch, before)
 
-    def refuse(self) -> None:
-        """Raise ColdUnavailable if it cannot go on somewhere."""
-        for partition, why in self.misfits.items():
-            raise ColdUnavailable(f"partition {partition} is not archived: {why}")
+    def try_first(self, partition: int) -> None:
+        """Leave out all but the first entry that SQL lacks: SQL did not take it the last time."""
+        for at, (cursor, batch) in enumerate(self.batches):
+            if batch.partition == partition and len(batch.entries) > 1:
+                first = batch.entries[0]
+                self.batches[at] = (cursor, replace(batch, entries=[first]))
+                epoch, entries = self.settled[partition]
+                self.settled[partition] = (epoch, [entry for entry in entries if entry.offset <= first.offset])
+                self.more = True
+
+    def refuse(self, partitions: Iterable[int]) -> None:
+        """Raise ColdUnavailable if it cannot go on in one of these."""
+        for partition in partitions:
+            if why := self.misfits.get(partition):
+                raise ColdUnavailable(f"partition {partition} is not archived: {why}")
 
 
 def grouped(partitions: Sequence[int], places: Mapping[int, PartitionState]) -> Iterator[list[int]]:

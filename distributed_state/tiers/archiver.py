@@ -10,8 +10,9 @@ Design: section 9.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from distributed_state.cold.refusals import Stopped
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Cursor
 from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, WarmUnavailable
@@ -74,9 +75,11 @@ class Archiver:
         self.failure = ""  # why the last round came to nothing; "" if it did not
         self.behind = False  # whether the last pass left entries in a journal that it read
         self.diverged: dict[int, str] = {}
+        self._refused: set[int] = set()  # partitions in which SQL did not take the next entry
         self.telemetry = warm.telemetry
         self.places: dict[int, PartitionState] = {}  # as last seen
         self.quarantined: int | None = None  # how many entries are, in SQL; None: not asked yet
+        self.newest_quarantined: tuple[str, int, str] | None = None  # its record, version and the reason
         self._quarantined_at = 0.0
 
     @property
@@ -140,7 +143,7 @@ class Archiver:
                 fits = passed.fits.get(partition)
                 if fits is not None and self._covers(fits, epoch, offset):
                     return False
-                passed.refuse()
+                passed.refuse([partition])
                 if fits is None:
                     await self._port.sleep(0.002)  # another archiver was faster, or is at it
             later = True
@@ -158,7 +161,7 @@ class Archiver:
         while goals:
             passed = await self._port.drive(self._drive(list(goals)))
             if not passed.count:
-                passed.refuse()
+                passed.refuse(goals)
                 await self._port.sleep(0.01)
             left = await self._unarchived(goals)
             goals = {
@@ -240,19 +243,27 @@ class Archiver:
             passed.misfits |= await self._diverged(passed.doubtful, cursors)
 
     async def _insert(self, passed: Pass) -> None:
-        """Bring the batches to SQL; of one with an entry that only a newer release knows, what stands before it."""
+        """Bring the batches to SQL; where SQL or this release cannot take an entry, what stands before it."""
         while passed.batches:
             try:
                 passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
                 break
+            # Of all of the batches nothing was inserted: it was one transaction.
             except UnknownStep as error:
-                # Of all of the batches nothing was inserted: it was one transaction.
-                passed.stop_at(error)
-                if self.diverged.get(error.partition) != str(error):
-                    log.error("partition %d: archiving stops there: %s", error.partition, error)
-                self.diverged[error.partition] = str(error)
+                self._stop(passed, {error.partition: (error.offset, str(error))})
+            except Stopped as error:
+                self._stop(passed, error.places)
+                self._refused |= error.places.keys()
         for partition in passed.fits.keys() - passed.misfits.keys():
             self.diverged.pop(partition, None)
+            self._refused.discard(partition)
+
+    def _stop(self, passed: Pass, places: Mapping[int, tuple[int, str]]) -> None:
+        for partition, (offset, why) in places.items():
+            passed.stop_at(partition, offset, why)
+            if self.diverged.get(partition) != why:
+                log.error("partition %d: archiving stops there: %s", partition, why)
+            self.diverged[partition] = why
 
     async def _read(self, partitions: Sequence[int], passed: Pass, cursors: dict[int, Cursor]) -> None:
         """Read the journals about their cursors, and compare the two."""
@@ -264,6 +275,8 @@ class Archiver:
             places = [(self._keys.partition(each), cursors[each].offset if each in cursors else 0) for each in some]
             for partition, journal in zip(some, await self._partitions.journals(places, most), strict=True):
                 passed.read(partition, cursors.get(partition), journal, most)
+                if partition in self._refused:
+                    passed.try_first(partition)
         self.behind = self.behind or passed.more
         self.diverged.update(passed.misfits)
         self._cursors.update(passed.fits)
@@ -388,4 +401,5 @@ class Archiver:
         now = self._port.monotonic()
         if self.telemetry.measures and now >= self._quarantined_at:
             self._quarantined_at = now + _QUARANTINED_SECONDS
+            self.newest_quarantined = await self._port.sql(self._cold.newest_quarantined)
             self.quarantined = await self._port.sql(self._cold.count_quarantined)

@@ -95,6 +95,8 @@ def panels() -> list[dict[str, Any]]:
 def expressions() -> Iterator[tuple[str, str]]:
     for rule in rules():
         yield rule["alert"], rule["expr"]
+        for query in re.findall(r'query "([^"]*)"', rule["annotations"]["summary"]):
+            yield rule["alert"], query
     for panel in panels():
         for target in panel["targets"]:
             yield panel["title"], target["expr"]

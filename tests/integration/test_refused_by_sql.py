@@ -1,0 +1,330 @@
+"""SQL refuses a row, or has no place for it: the others go on, and doctor and metrics say which record and why."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg
+import pytest
+from below import names, tiers, until
+from faces import core
+from scraping import Scrape
+from sqlalchemy import text
+
+from distributed_state import ConfigurationError, DurabilityUnknown
+from distributed_state.cold import tables
+from distributed_state.cold.engine import Database
+from distributed_state.cold.refusals import Stopped
+from distributed_state.cold.store import ColdStore
+from distributed_state.values.journal import State
+from distributed_state.values.model import OWNER, PHASE
+from tests.integration.test_cold import in_encoding
+from tests.journals import Journal, put
+
+Opener = Callable[..., ColdStore]
+DICE = Random(7)
+LONG = "".join(chr(DICE.randrange(0x4E00, 0x9FFF)) for _ in range(1_000))
+MALLORY = (b"s", OWNER, b"mallory")
+ITEM = (b"p", b"notes\0k", b"1")
+REFUSES = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not him' {}; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW {} EXECUTE FUNCTION refuse()
+"""
+FULL = "USING ERRCODE = 'disk_full'"
+SAID = "(No space left on device|not him)"
+# What an owner of the database may do to its tables, and the commit that they do not take then.
+ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "an index row too long": ("CREATE INDEX actors ON changes (actor)", "index row size", {"actor": LONG}),
+    "a constraint": ("ALTER TABLE records ADD CHECK (owner <> 'mallory')", "CheckViolation|violates check", {}),
+    "a unique index": ("CREATE UNIQUE INDEX owners ON records (owner, phase)", "duplicate key", {}),
+    "a value out of range": (
+        "ALTER TABLE changes ADD COLUMN short smallint GENERATED ALWAYS AS (token::smallint) STORED",
+        "smallint out of range",
+        {"token": 70_000},
+    ),
+    "a trigger": (REFUSES.format("", "records", "WHEN (NEW.owner = 'mallory')"), "not him", {}),
+}
+
+
+def execute(cold: ColdStore, statements: str) -> None:
+    with cold._database.write() as connection:
+        connection.execute(text(statements))
+
+
+def surrounded(journal: Journal, **other: Any) -> None:
+    """Commits to one record, and among them one to another record, which is refused."""
+    for n in range(9):
+        journal.commit("session:good", put("k", str(n)), messages=1)
+        if n == 5:
+            journal.commit("session:bad", put("k", "1"), MALLORY, (b"s", PHASE, b"here"), **other)
+
+
+def require_one_refused(cold: ColdStore, reason: str) -> None:
+    (row,) = cold.quarantined()
+    assert (row.record, row.version) == ("session:bad", 1)
+    assert cold.version("session:good") == 9
+    loaded = cold.load("session:good", window=100)
+    assert loaded
+    assert len(loaded.messages) == 9
+    assert loaded.state.fields[b"k"] == b"8"
+    assert re.search(reason, row.reason), row.reason
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_a_row_that_postgresql_refuses_is_quarantined_and_the_others_are_archived(
+    postgres_url: str, opened: Opener, case: str
+) -> None:
+    """Wherever it is refused: the table of the records was no part of what is bisected."""
+    change, reason, other = ROWS[case]
+    cold = opened(postgres_url, snapshot_every=2)
+    journal = Journal(cold)
+    if case == "a unique index":
+        journal.commit("session:first", MALLORY, (b"s", PHASE, b"here"))
+        journal.flush()
+    execute(cold, change)
+    surrounded(journal, **other)
+    journal.flush()
+    require_one_refused(cold, reason)
+    journal.commit("session:good", put("k", "after"))
+    journal.flush()
+    assert cold.version("session:good") == 10
+
+
+@pytest.mark.parametrize("way", ["database", "connection"])
+def test_a_letter_that_the_encoding_lacks_puts_its_own_commit_aside(
+    postgres_url: str, opened: Opener, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A proxy may hide that the database is in LATIN1, and a URL may ask for a connection in it."""
+    monkeypatch.setattr(Database, "_require_unicode", lambda *_: None)
+    url = in_encoding(postgres_url, "LATIN1") if way == "database" else f"{postgres_url}?client_encoding=latin1"
+    cold = opened(url)
+    journal = Journal(cold)
+    for n, record in enumerate(["session:good", "session:日本", "session:café", "session:good", "session:bad"]):
+        journal.commit(record, put("k", f'"日本 {n}"'), **({"actor": "日本"} if record == "session:bad" else {}))
+    journal.tell(b"1 a client:\xe6\x97\xa5")
+    journal.flush()
+    assert (cold.version("session:good"), cold.version("session:café")) == (2, 1)
+    assert sorted(row.record for row in cold.quarantined()) == [
+        "client:\\u65e5",
+        "session:\\u65e5\\u672c",
+        "session:bad",
+    ]
+    assert all("encod" in row.reason for row in cold.quarantined())
+
+
+def test_a_database_without_an_encoding_takes_every_letter(postgres_url: str, opened: Opener) -> None:
+    cold = opened(in_encoding(postgres_url, "SQL_ASCII"))
+    journal = Journal(cold)
+    journal.commit("session:日本", put("k", "1"), (b"s", PHASE, "é日本".encode()), actor="日本")
+    journal.tell(b"1 a client:\xe6\x97\xa5")
+    journal.flush()
+    assert (cold.version("session:日本"), cold.quarantined()) == (1, [])
+
+
+def test_a_database_in_another_encoding_is_refused_behind_a_proxy_that_does_not_say_so(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psycopg._connection_info.ConnectionInfo.parameter_status", lambda *_: None)
+    with pytest.raises(ConfigurationError, match="encoding is LATIN1; create one in UTF8"):
+        ColdStore.open(in_encoding(postgres_url, "LATIN1"), "n")
+    ColdStore.open(postgres_url, "n").close()
+
+
+def test_a_row_that_sqlite_refuses_is_quarantined_and_the_others_are_archived(tmp_path: Path, opened: Opener) -> None:
+    cold = opened(f"sqlite:///{tmp_path}/cold.db", snapshot_every=2)
+    said = "SELECT RAISE(ABORT, 'not him')"
+    execute(cold, f"CREATE TRIGGER no BEFORE INSERT ON records WHEN NEW.owner = 'mallory' BEGIN {said}; END")
+    journal = Journal(cold)
+    surrounded(journal)
+    journal.flush()
+    require_one_refused(cold, "not him")
+
+
+def test_a_refused_version_is_used_up_and_what_it_replaced_is_set_aside(cold: ColdStore, journal: Journal) -> None:
+    """Also where the first commit of a new epoch is the refused one."""
+    for n in range(4):
+        journal.commit("session:a", put("k", str(n)))
+    journal.flush()
+    old = journal.epoch
+    journal.renew()
+    journal.states["session:a"] = State(journal.epoch, 2, journal.past["session:a", 2])
+    poison = journal.commit("session:a", put("k", "refused"))
+    if cold._database.dialect == "sqlite":
+        refused = f"NEW.event = '{poison.event}' BEGIN SELECT RAISE(ABORT, 'no'); END"
+        execute(cold, f"CREATE TRIGGER no_{poison.event} BEFORE INSERT ON changes WHEN {refused}")
+    else:
+        check = f"CHECK (event <> '{poison.event}' OR epoch <> '{journal.epoch}') NOT VALID"
+        execute(cold, f"ALTER TABLE changes ADD CONSTRAINT no_{cold.namespace} {check}")
+    journal.commit("session:a", put("k", "after"))
+    journal.flush()
+    loaded = cold.load("session:a", window=0)
+    assert loaded
+    assert (loaded.state.version, loaded.state.fields) == (4, {b"k": b"after"})
+    aside = sorted((row.version, row.epoch) for row in cold.quarantined())
+    assert aside == sorted([(3, old), (4, old), (3, journal.epoch)])
+
+
+# A place in SQL
+
+
+def test_where_sql_has_no_place_its_partition_waits_and_the_others_are_archived(
+    postgres_url: str, opened: Opener
+) -> None:
+    """Nothing is put aside: it is archived once there is room, in order, and once."""
+    cold = opened(postgres_url)
+    full, other = Journal(cold, partition=0), Journal(cold, partition=1)
+    execute(cold, REFUSES.format(FULL, "items", ""))
+    for journal in (full, other):
+        for n in range(6):
+            journal.commit(
+                f"session:{journal.partition}", put("k", str(n)), *([ITEM] if n == 4 and journal is full else [])
+            )
+    with pytest.raises(Stopped, match=r"entry 5 \(session:0 version 5\): .*not him") as caught:
+        cold.archive([full.batch(), other.batch()])
+    assert {each: offset for each, (offset, _) in caught.value.places.items()} == {0: 5}
+    assert (cold.version("session:0"), cold.version("session:1")) == (None, None)
+    execute(cold, "DROP TRIGGER refuse ON items")
+    assert cold.archive([full.batch(), other.batch()]).keys() == {0, 1}
+    assert (cold.version("session:0"), cold.version("session:1"), cold.quarantined()) == (6, 6, [])
+
+
+# As a store sees it
+
+
+async def findings(store: Any, name: str) -> list[str]:
+    return [each.found for each in await store.doctor() if each.name.startswith(name) and not each.ok]
+
+
+@pytest.mark.only(cold="postgres")
+@pytest.mark.usefixtures("database_of_its_own")
+async def test_a_row_that_sql_refuses_stops_nobody_else_and_is_named(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a phase was that is too long for an index: nothing more of its partition was archived."""
+    store = await opener(partitions=1, durability="memory", archive_every=0.02)
+    scrape = Scrape(store)
+    await store.session("other").set("k", 1, durability="archived")
+    with monkeypatch.context() as unbounded:
+        unbounded.setattr("distributed_state.tiers.changes.checked_phase", lambda phase: phase)
+        unbounded.setitem(tables.LONGEST, "phase", 2**20)
+        with pytest.raises(DurabilityUnknown, match="index row size"):
+            await store.session("long").write(phase=LONG * 3, durability="archived")
+    await store.session("other").set("k", 2, durability="archived")
+    await store.session("theirs", user="u1").set("k", 1)
+    await store.erase("other")
+    await store.forget("u1")
+    (found,) = await findings(store, "sql quarantine")
+    assert found.startswith("1; the newest: session:long version 1: ")
+    assert "index row size" in found
+    tiers(store).archiver._quarantined_at = 0.0  # it counts now and then
+    await until(lambda: scrape("quarantined_entries") == 1)
+    (labels,) = (each for each in scrape.all() if each[0] == "distributed_state_quarantined_newest")
+    assert "session:long" in labels
+    assert "index row size" in str(labels)
+
+
+class Full:
+    """A database in which items have a tablespace of their own, and that is full."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url.replace("+psycopg", ""), folder
+
+    def execute(self, *statements: str) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def fill(self, *, really: bool) -> None:
+        if really:
+            self.execute(
+                f"CREATE TABLESPACE small LOCATION '{self.folder}'",
+                "ALTER TABLE items SET TABLESPACE small",
+                "ALTER INDEX items_pkey SET TABLESPACE small",
+                "CREATE TABLE filling (data bytea) TABLESPACE small",
+                "ALTER TABLE filling ALTER data SET STORAGE EXTERNAL",
+            )
+            with pytest.raises(psycopg.errors.DiskFull):
+                while True:
+                    self.execute("INSERT INTO filling SELECT decode(repeat('00', 2000), 'hex')")
+        else:
+            self.execute(*REFUSES.format(FULL, "items", "").strip().rsplit("\n", 1))
+
+    def make_room(self, *, really: bool) -> None:
+        self.execute("DROP TABLE filling" if really else "DROP TRIGGER refuse ON items")
+
+    def end(self) -> None:
+        """Nothing of it may be on the small disk when that goes: the server would not survive its next checkpoint."""
+        self.execute(
+            "ALTER TABLE items SET TABLESPACE pg_default",
+            "ALTER INDEX items_pkey SET TABLESPACE pg_default",
+            "DROP TABLE IF EXISTS filling",
+            "DROP TABLESPACE IF EXISTS small",
+        )
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A folder with room for a megabyte, whoever writes there."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", str(folder)]
+    try:
+        subprocess.run(words, check=True, capture_output=True)
+        shutil.chown(folder, "nobody")  # as whom the server runs where the tests run as root
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a small disk cannot be mounted here: it needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+@pytest.mark.only(face="asyncio", cold="postgres")
+@pytest.mark.parametrize("really", [False, True])
+async def test_a_full_tablespace_stops_only_those_who_need_it_and_is_named_until_there_is_room(
+    opener: Any, servers: Any, really: bool
+) -> None:
+    """Not put aside: it heals. Partitions that put no item are archived, and so is what came before."""
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(TemporaryDirectory(prefix="small-")))
+        place.chmod(0o755)
+        folder = stack.enter_context(small_disk(place / "disk")) if really else place
+        opener.archive = servers.database()
+        store = await opener(partitions=4, durability="memory", archive_every=0.02)
+        archiver, scrape = tiers(store).archiver, Scrape(store)
+        mine = store.session("mine")
+        partition = names(store, "mine").partition
+        other = next(f"o{n}" for n in range(99) if names(store, f"o{n}").partition != partition)
+        await mine.set("k", 1, durability="archived")
+        await store.session(other).set("k", 1, durability="archived")
+        full = Full(opener.archive, folder)
+        stack.callback(full.end)
+        full.fill(really=really)
+        try:
+            await mine.set("k", 2)
+            await mine.items("notes").put("n", "x" * 20_000)
+            assert await mine.set("k", 3) == 4
+            for n in range(2, 5):
+                await store.session(other).set("k", n, durability="archived")
+            assert await store.session(other).history()
+            await until(lambda: archiver.diverged.get(partition))
+            with pytest.raises(DurabilityUnknown, match=SAID):
+                await mine.set("k", 4, durability="archived")
+            assert core(store)._lifecycle.cold.version("session:mine") == 2
+            (found,) = await findings(store, f"partition {partition}")
+            assert re.search(rf"SQL does not take entry \d+ \(session:mine version 3\): .*{SAID}", found), found
+            assert scrape("partition_diverged", str(partition)) == 1
+            assert scrape("quarantined_entries") in (None, 0)
+        finally:
+            full.make_room(really=really)
+        await until(lambda: core(store)._lifecycle.cold.version("session:mine") == 5)
+        await until(lambda: not archiver.diverged)
+        assert [change.version for change in await mine.history()] == [1, 2, 3, 4, 5]
+        assert await findings(store, "partition") == []
