@@ -10,8 +10,7 @@ from typing import Any, Never
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.remote import absent, values
-from distributed_state.remote.place import RecordPlace
-from distributed_state.remote.requests import is_plain, part
+from distributed_state.remote.place import RecordPlace, path_of
 from distributed_state.values.items import (
     MOST_ITEMS,
     DeleteItem,
@@ -42,7 +41,7 @@ class AsyncRemoteItems:
         encode_collection(collection)
         self._place = place
         self._collection = collection
-        self._path = f"{place.path}/items/{part(collection, 'a collection')}"
+        self._path = path_of(place.ref, "/items/{}", collection)
 
     def __getattr__(self, name: str) -> Any:
         raise absent.refuse(type(self).__name__, name, absent.ITEMS)
@@ -62,13 +61,14 @@ class AsyncRemoteItems:
     async def find(self, key: str, *, version: int | None = None) -> Item | None:
         """Read an item with its version, None if there is none."""
         encode_item_key(key)
-        if version is None and is_plain(key):
+        if version is None and key:
+            path = path_of(self._place.ref, "/items/{}/{}", self._collection, key)
             try:
-                return self._item(await self._place.requests.read(f"{self._path}/{key}"))
+                return self._item(await self._place.requests.read(path))
             except (NotFound, Deleted):
                 return None
-        # As the first that begins with it: in a path it could be read as another one, and what is not found there may
-        # be the item, or the version.
+        # As the first that begins with it: what is not found at its path may be the item, or the version, and an empty
+        # last part of a path may be lost on its way.
         found = await self.list(prefix=key, limit=1, version=version)
         return found.items[0] if found.items and found.items[0].key == key else None
 
@@ -104,7 +104,7 @@ class AsyncRemoteItems:
             raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
         for name, key in ("a prefix", prefix), ("after", after), ("before", before):
             if key is not None:
-                values.item_key(key, name)
+                encode_item_key(key, name)
         query = {
             "prefix": prefix or None, "after": after, "before": before, "limit": limit,
             "order": "desc" if reverse else "asc", "version": version,

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.records.messages import Page
 from distributed_state.remote import values
-from distributed_state.remote.place import RecordPlace
-from distributed_state.remote.requests import part
+from distributed_state.remote.place import RecordPlace, path_of
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot
 
@@ -64,7 +63,7 @@ class Past:
     async def drop_branch(self, branch: str) -> int:
         """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
         # It changes nothing of the record itself, so no lease is asked for.
-        path = f"{self._place.path}/branches/{part(branch)}"
+        path = path_of(self._place.ref, "/branches/{}", branch)
         return int((await self._place.requests.order("DELETE", path))["commits"])
 
     async def checkpoint(self, label: str) -> int:
@@ -106,8 +105,7 @@ class Past:
 
     async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""
-        part(Ref(self._place.ref.scope, new_id).id)
-        given = {"id": new_id, "version": version, "branch": branch}
+        given = {"id": Ref(self._place.ref.scope, new_id).id, "version": version, "branch": branch}
         body = {name: each for name, each in given.items() if each is not None}
         # Under the key of this call the record that an earlier attempt began is known as its own.
         return int((await self._place.requests.write("POST", self._place.path + "/forks", body))["version"])

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound
+from distributed_state.errors import ConfigurationError, Conflict, Deleted, NotFound
 from distributed_state.remote import leases, values
-from distributed_state.remote.requests import Requests, part
+from distributed_state.remote.requests import Requests
+from distributed_state.values import path_names
 from distributed_state.values.model import Ref
 
 T = TypeVar("T")
@@ -98,11 +99,9 @@ class RecordPlace:
         return leases.carried(self.requests, self.path)
 
 
-def path_of(ref: Ref) -> str:
-    """Where a record is. Raises InvalidValue for an id that no path can name."""
-    if not ref.id:
-        raise InvalidValue("an id is a text of at least one character")
-    return f"/v1/{kind_of(ref.scope)}/{part(ref.id)}"
+def path_of(ref: Ref, form: str = "", *names: str) -> str:
+    """Where a record is, or what is below it: `form` as "/fields/{}", with a {} for each name."""
+    return path_names.path("/v1", f"/{kind_of(ref.scope)}/{{}}{form}", ref.id, *names)
 
 
 def kind_of(scope: str) -> str:

@@ -16,8 +16,8 @@ from distributed_state.remote import absent, values
 from distributed_state.remote.items import AsyncRemoteItems
 from distributed_state.remote.leases import AsyncRemoteLease
 from distributed_state.remote.past import Past
-from distributed_state.remote.place import RecordPlace
-from distributed_state.remote.requests import Requests, is_plain
+from distributed_state.remote.place import RecordPlace, path_of
+from distributed_state.remote.requests import Requests
 from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction, commit
 from distributed_state.values import codec
 from distributed_state.values.items import DeleteItem, PutItem
@@ -67,11 +67,8 @@ class AsyncRemoteRecord(Past):
         """Read one field, or `default` if it is not there. `max_staleness` below what the service has asks Redis."""
         codec.encode_key(key)
         query = {"fresh": values.must_ask(fresh, max_staleness) or None}
-        if not is_plain(key):
-            # It could be read as another path on its way.
-            return (await self.get_all(fresh=fresh, max_staleness=max_staleness)).get(key, default)
         try:
-            found = await self._place.requests.read(f"{self._place.path}/fields/{key}", query)
+            found = await self._place.requests.read(path_of(self._place.ref, "/fields/{}", key), query)
         except (NotFound, Deleted):
             return default
         return values.value(found, key)

@@ -9,11 +9,10 @@ Design: section 26.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from tenacity import (
     AsyncRetrying,
@@ -23,12 +22,12 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from distributed_state.errors import InvalidValue, StateError, Unavailable
+from distributed_state.errors import StateError, Unavailable
 from distributed_state.port.http import Http, HttpAnswer, Unanswered
 from distributed_state.remote.refusals import may_come_later, refusal
+from distributed_state.values import path_names
 
 KEY = "Idempotency-Key"
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _PAUSE = wait_random_exponential(multiplier=0.05, max=2.0)
 
 
@@ -130,23 +129,13 @@ def _said(answer: HttpAnswer) -> Any:
 
 
 def encoded(body: Any) -> bytes:
-    """A body as JSON. What users gave was looked at before: here nothing is refused but what has no end."""
-    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-
-
-def part(text: str, what: str = "an id") -> str:
-    """A text as one part of a path. Raises InvalidValue for what no path can name."""
-    if "/" in text or text in (".", ".."):
-        raise InvalidValue(f"{text!r:.80}: has no place in a path of HTTP; {what} of a remote store has no '/'")
+    """A body as JSON. Values were looked at before; a name that JSON would change is refused with InvalidValue."""
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     try:
-        return quote(text, safe="")
-    except UnicodeEncodeError as error:
-        raise InvalidValue(f"{text!r:.80}: has no place in a path of HTTP; {what} is Unicode text there") from error
-
-
-def is_plain(text: str) -> bool:
-    """Whether every proxy leaves it as it is, as one part of a path."""
-    return _PLAIN.fullmatch(text) is not None
+        return text.encode()
+    except UnicodeEncodeError:
+        path_names.checked(text)
+    return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
 
 
 def with_query(path: str, query: Mapping[str, Any] | None) -> str:
@@ -157,4 +146,4 @@ def with_query(path: str, query: Mapping[str, Any] | None) -> str:
             pairs += [(name, each) for each in value]
         elif value is not None:
             pairs.append((name, str(value).lower() if isinstance(value, bool) else value))
-    return f"{path}?{urlencode(pairs)}" if pairs else path
+    return f"{path}?{urlencode(pairs, errors='surrogatepass')}" if pairs else path

@@ -19,7 +19,7 @@ from distributed_state.remote.addresses import address
 from distributed_state.remote.events import AsyncRemoteEvents
 from distributed_state.remote.place import RecordPlace, kind_of, path_of
 from distributed_state.remote.record import AsyncRemoteRecord
-from distributed_state.remote.requests import Requests, part
+from distributed_state.remote.requests import Requests
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, HeldLease, Replica, SessionInfo
@@ -120,7 +120,7 @@ class AsyncRemoteStore:
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: records, sessions and tasks, their forks and history. Returns how many."""
-        path = f"/v1/users/{part(Ref('user', user).id)}/traces"
+        path = path_of(Ref("user", user), "/traces")
         return int((await self._requests.order("DELETE", path, repeatable=True))["records"])
 
     # Many records

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from distributed_state.errors import InvalidValue
 from distributed_state.remote import absent
-from distributed_state.remote.requests import part
 from distributed_state.values import bytes_as_text, codec, field_ttl
 from distributed_state.values.freshness import check_staleness
-from distributed_state.values.items import ANY, DeleteItem, Item, PutItem, encode_item_key
+from distributed_state.values.items import ANY, DeleteItem, Item, PutItem, encode_collection, encode_item_key
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.presence import ABSENT, Presence
 from distributed_state.values.results import (
@@ -104,14 +103,6 @@ def messages(given: Iterable[Message | dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def item_key(key: str, what: str = "an item's key") -> str:
-    """The key of an item, or what it begins with. Raises InvalidValue for what no URL can name."""
-    encode_item_key(key, what)
-    if any("\ud800" <= each <= "\udfff" for each in key):
-        raise InvalidValue(f"{key!r:.80}: has no place in a URL; {what} of a remote store is Unicode text")
-    return key
-
-
 def items(given: Iterable[PutItem | DeleteItem]) -> list[dict[str, Any]]:
     """Changes of items as a body has them. Raises InvalidValue, and ConfigurationError for `equals`."""
     found = []
@@ -120,8 +111,9 @@ def items(given: Iterable[PutItem | DeleteItem]) -> list[dict[str, Any]]:
             raise InvalidValue(f"items takes PutItem and DeleteItem, not {type(each).__name__}")
         if each.equals is not ANY:
             absent.refuse_options("an item", ["equals"])
-        part(each.collection, "a collection")
-        body: dict[str, Any] = {"collection": each.collection, "key": item_key(each.key)}
+        encode_collection(each.collection)
+        encode_item_key(each.key)
+        body: dict[str, Any] = {"collection": each.collection, "key": each.key}
         expected = [name for name in ("absent", "present") if getattr(each, f"if_{name}", False)]
         if len(expected) > 1:
             raise InvalidValue("expect one thing of an item: if_absent or if_present")

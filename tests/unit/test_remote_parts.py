@@ -52,7 +52,7 @@ from distributed_state.remote.blocking import RemoteStore
 from distributed_state.remote.events import AsyncRemoteEvents
 from distributed_state.remote.place import State
 from distributed_state.remote.refusals import refusal
-from distributed_state.remote.requests import KEY, Requests, part
+from distributed_state.remote.requests import KEY, Requests
 from distributed_state.remote.store import AsyncRemoteStore
 from distributed_state.remote.transaction import RemoteTransaction
 from distributed_state.values.model import Ref
@@ -380,16 +380,6 @@ def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 # Names and values
-
-
-@pytest.mark.parametrize("text", ["a/b", ".", "..", "\ud800"])
-def test_an_id_that_no_path_can_name_is_refused_here(text: str) -> None:
-    with pytest.raises(InvalidValue):
-        part(text)
-
-
-def test_odd_ids_are_one_part_of_a_path() -> None:
-    assert part("a b?c#d%e:é") == "a%20b%3Fc%23d%25e%3A%C3%A9"
 
 
 def test_conditions_are_headers() -> None:

@@ -7,20 +7,24 @@ Design: section 28.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from distributed_state.errors import InvalidValue
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.connections import CONNECTION
+from distributed_state.values import path_names
 
 COOKIE = "distributed_state_inspector"
 HELD = "distributed_state_inspector_lease"
-"""The cookie of a lease that this browser took over: its token, the lease, and the path of its record."""
+"""The cookie of a lease that this browser took over: its token, the lease, and the digest of its record's path."""
 _UNDER_LEASE = ("/rollback", "/everything")  # what pages do to a record that takes a lease
 # Of who looks, and of what a proxy says of them. The rest is about the page.
 _PASSED = frozenset(
@@ -46,6 +50,14 @@ class Found:
 
     json: Any
     following: dict[str, str] | None
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """The query of a page, the last of several values. Raises Refused for one that cannot be read."""
+    try:
+        return dict(requests.pairs(request))
+    except InvalidValue as error:
+        raise Refused(422, str(error)) from error
 
 
 class Api:
@@ -104,7 +116,9 @@ class Api:
         if body is not None:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         asked = urlencode(
-            [(name, value) for name, value in (query or {}).items() if value not in (None, "")], doseq=True
+            [(name, value) for name, value in (query or {}).items() if value not in (None, "")],
+            doseq=True,
+            errors="surrogatepass",
         )
         kept = {name: request.scope[name] for name in _SCOPE if name in request.scope}
         return kept | {
@@ -125,16 +139,23 @@ def _lease(request: Request, path: str) -> str:
     """The lease under which this is done, "" for none."""
     _, _, held = unquote(request.cookies.get(HELD, "")).partition(" ")
     lease, _, record = held.partition(" ")
-    return lease if record and any(path == record + each for each in _UNDER_LEASE) else ""
+    under = any(path.endswith(each) and digest(path.removesuffix(each)) == record for each in _UNDER_LEASE)
+    return lease if under else ""
 
 
-def quoted(part: str) -> str:
-    """A part of a path, as an id of a user's, which may hold anything."""
-    return quote(part, safe="")
+def named(form: str, *names: str) -> str:
+    """A path of the interface: `form` as "/v1/users/{}", with a {} for each name, which may hold anything."""
+    return form.format(*map(path_names.quoted, names))
+
+
+def digest(path: str) -> str:
+    """What stands for a path in a cookie, which has no room for a long one."""
+    return hashlib.sha256(path.encode()).hexdigest()
 
 
 def _next(link: str | None) -> dict[str, str] | None:
     """The query of the next page, of the header `Link`."""
     if link is None:
         return None
-    return dict(parse_qsl(urlsplit(link.partition("<")[2].partition(">")[0]).query))
+    query = urlsplit(link.partition("<")[2].partition(">")[0]).query
+    return dict(parse_qsl(query, errors="surrogatepass"))

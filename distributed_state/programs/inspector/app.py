@@ -17,10 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.inspector import access, conversation, finding, fleet, live, streams
 from distributed_state.programs.inspector.access import Tickets
 from distributed_state.programs.inspector.api import Api, Refused
 from distributed_state.programs.inspector.pages import HEADERS, page, refusal
+from distributed_state.programs.service import requests
+from distributed_state.programs.service.paths import NamedRoute
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,14 @@ class _Steering(_Change):
     regex = "end|take-over"
 
 
+class _Kind(_Change):
+    """What a lease is of."""
+
+    regex = "conversations|users|tasks"
+
+
 register_url_convertor("change", _Change())
+register_url_convertor("kind", _Kind())
 register_url_convertor("steering", _Steering())
 PATH = "/inspect"
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
@@ -61,7 +71,7 @@ async def _sign_in_page(request: Request, _: Api) -> Response:
     return access.sign_in_page(request)
 
 
-_ONE, _LEASE = "/conversations/{id}", "/leases/{kind}/{id}/{token:number}/{what:steering}"
+_ONE, _LEASE = "/conversations/{id}", "/leases/{kind:kind}/{id}/{token:number}/{what:steering}"
 _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/", finding.find),
     ("GET", _ONE, conversation.read),
@@ -87,7 +97,7 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
         async def serve(request: Request) -> Response:
             return await _served(request, api, shown)
 
-        return Route(path, serve, methods=[method])
+        return NamedRoute(path, serve, methods=[method])
 
     async def enter(request: Request) -> Response:
         key = tickets.take(request.query_params.get("ticket", "")) if tickets else None
@@ -110,7 +120,10 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
 
 async def _served(request: Request, api: Api, shown: Page) -> Response:
     try:
+        requests.check_path(request)
         return await shown(request, api)
+    except InvalidValue as error:
+        return refusal(request, Refused(422, str(error)))
     except Refused as refused:
         return refusal(request, refused)
     except Exception:

@@ -13,9 +13,9 @@ from starlette.responses import RedirectResponse, Response
 
 from distributed_state.programs.inspector import drawing, line
 from distributed_state.programs.inspector.access import form
-from distributed_state.programs.inspector.api import Api, Found, Refused, quoted
+from distributed_state.programs.inspector.api import Api, Found, Refused, named, query_of
 from distributed_state.programs.inspector.messages import shown
-from distributed_state.programs.inspector.pages import HEADERS, page
+from distributed_state.programs.inspector.pages import HEADERS, conversation_page, page, typed
 from distributed_state.programs.inspector.trees import trees
 from distributed_state.programs.turn_parts import spent
 
@@ -27,11 +27,11 @@ _PARTS = 6  # of what a version did
 
 
 def _place(request: Request) -> str:
-    return f"/v1/conversations/{quoted(request.path_params['id'])}"
+    return named("/v1/conversations/{}", request.path_params["id"])
 
 
 def _number(request: Request, name: str) -> int | None:
-    text = request.query_params.get(name, "")
+    text = query_of(request).get(name, "")
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
@@ -160,11 +160,11 @@ async def do(request: Request, api: Api) -> Response:
         wanted = {"version": _of_form(given, "version")} | ({"id": given["id"]} if given.get("id") else {})
         id = (await api.ask(request, "POST", f"{place}/forks", given=wanted)).json["id"]
     else:
-        if given.get("typed") != id:
+        if given.get("typed") != typed(id):
             raise Refused(422, "nothing was erased: the id that was typed is another one")
         await api.ask(request, "DELETE", f"{place}/everything")
         return RedirectResponse(f"{root}/", 303, HEADERS)
-    return RedirectResponse(f"{root}/conversations/{quoted(id)}", 303, HEADERS)
+    return RedirectResponse(conversation_page(id, root), 303, HEADERS)
 
 
 def _of_form(given: dict[str, str], name: str) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector.api import Api, Found, Refused, quoted
-from distributed_state.programs.inspector.pages import HEADERS, page
+from distributed_state.programs.inspector.api import Api, Found, Refused, query_of
+from distributed_state.programs.inspector.pages import HEADERS, conversation_page, page
 
 _ROWS = 50
 _NAMED = ("prefix", "user", "tag", "phase", "held")
@@ -24,18 +24,18 @@ _NUMBER = re.compile(r"\d{1,9}(\.\d{1,6})?", re.ASCII)
 async def find(request: Request, api: Api) -> Response:
     """The conversations that were changed last, or those that fit; by a text, those in which it stands."""
     names = (*_NAMED, *_UNITS, "after", "text", "id")
-    asked = {name: request.query_params.get(name, "") for name in names}
+    query = query_of(request)
+    asked = {name: query.get(name, "") for name in names}
     if asked["id"]:
-        place = f"{request.scope['root_path']}/conversations/{quoted(asked['id'])}"
-        return RedirectResponse(place, 303, HEADERS)
+        return RedirectResponse(conversation_page(asked["id"], request.scope["root_path"]), 303, HEADERS)
     if asked["text"]:
         found = await _searched(request, api, asked["text"], asked["prefix"])
         return page(request, "find", asked=asked, rows=[], hits=found.json["hits"], following=None)
-    query: dict[str, Any] = {name: asked[name] for name in (*_NAMED, "after")} | {"limit": _ROWS}
-    query |= {name: value for name, value in _of_form(asked).items() if value is not None}
+    wanted: dict[str, Any] = {name: asked[name] for name in (*_NAMED, "after")} | {"limit": _ROWS}
+    wanted |= {name: value for name, value in _of_form(asked).items() if value is not None}
     # Somebody who holds one has mostly just begun with it, and it may not be archived yet.
-    query |= {"fresh": "true"} if asked["held"] else {}
-    found = await api.get(request, "/v1/conversations", query)
+    wanted |= {"fresh": "true"} if asked["held"] else {}
+    found = await api.get(request, "/v1/conversations", wanted)
     # Of one tenant alone they come by their ids.
     by_id = bool(asked["prefix"] or asked["tag"] or (await api.get(request, "/v1/caller")).json["prefix"])
     return page(

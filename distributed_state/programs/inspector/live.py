@@ -8,13 +8,15 @@ Design: section 28.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from distributed_state.programs.inspector.access import form
-from distributed_state.programs.inspector.api import HELD, Api, Refused, quoted
+from distributed_state.programs.inspector.api import HELD, Api, Refused, digest, named, query_of
 from distributed_state.programs.inspector.pages import HEADERS, page
+from distributed_state.values import path_names
 
 _SHOWN = 50
 _KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
@@ -25,13 +27,13 @@ async def live(request: Request, api: Api) -> Response:
     """Events as they come, from now on, and the leases that are held."""
     rights = (await api.get(request, "/v1/caller")).json["rights"]
     held = await _held(request, api) if "admin" in rights else None
-    query = request.query_params
+    query = query_of(request)
     return page(request, "live", types=query.get("types", ""), after=query.get("after", ""), held=held)
 
 
 async def _held(request: Request, api: Api) -> dict[str, Any]:
     """Who holds which records, a page of it, or why that cannot be told."""
-    query = {"limit": _SHOWN, "after": request.query_params.get("after")}
+    query = {"limit": _SHOWN, "after": query_of(request).get("after")}
     try:
         found = (await api.get(request, "/v1/leases", query)).json
     except Refused as refused:
@@ -39,15 +41,19 @@ async def _held(request: Request, api: Api) -> dict[str, Any]:
             raise
         return {"rows": [], "after": None, "time": 0.0, "problem": refused.detail}
     mine = _mine(request)
-    rows = [_row(each, mine) for each in found["leases"]]
+    rows = [_row(each, mine, request.scope["root_path"]) for each in found["leases"]]
     return {"rows": rows, "after": found["after"], "time": found["time"], "problem": ""}
 
 
-def _row(lease: dict[str, Any], mine: str) -> dict[str, Any]:
+def _row(lease: dict[str, Any], mine: str, root: str) -> dict[str, Any]:
     """A lease with where it is steered, "" for a record that the interface has not, and whether it is ours."""
     kind = _KINDS.get(lease["scope"])
-    place = f"{kind}/{quoted(lease['record_id'])}" if kind else ""
+    place = _page(root, kind, lease["record_id"], lease["token"]) if kind else ""
     return lease | {"place": place, "mine": mine == str(lease["token"])}
+
+
+def _page(root: str, kind: str, id: str, token: int) -> str:
+    return path_names.path(root, f"/leases/{kind}/{{}}/{token}", id)
 
 
 async def ask(request: Request, api: Api) -> Response:
@@ -60,14 +66,15 @@ async def ask(request: Request, api: Api) -> Response:
     rows = [each for each in found["leases"] if (each["record_id"], each["token"]) == (id, token)]
     what = request.path_params["what"]
     lease = rows[0] if rows else None
-    return page(request, "lease", what=what, id=id, token=token, kind=kind, lease=lease, time=found["time"])
+    place = _page(request.scope["root_path"], kind, id, token)
+    return page(request, "lease", what=what, id=id, place=place, lease=lease, time=found["time"])
 
 
 async def do(request: Request, api: Api) -> Response:
     """End a lease, or hold the record in place of its holder."""
     kind, id, token = _named(request)
     given, root = await form(request), request.scope["root_path"]
-    record = f"/v1/{kind}/{quoted(id)}"
+    record = named(f"/v1/{kind}/{{}}", id)
     if request.path_params["what"] == "end":
         if not (await api.ask(request, "DELETE", f"{record}/lease/{token}")).json["released"]:
             raise Refused(409, "nothing was ended: this lease is not held any more")
@@ -79,18 +86,16 @@ async def do(request: Request, api: Api) -> Response:
     taken = (await api.ask(request, "PUT", f"{record}/lease/{token}", given={"ttl": ttl})).json
     response = RedirectResponse(f"{root}/live", 303, HEADERS)
     # What is done on these pages to this record is done under it, until it ends.
-    kept = f"{taken['token']} {taken['lease']} {record}"
+    kept = f"{taken['token']} {taken['lease']} {digest(record)}"
     secure = "https" in (request.scope["scheme"], request.headers.get("x-forwarded-proto"))
-    response.set_cookie(HELD, quoted(kept), max_age=ttl, path=root, secure=secure, httponly=True, samesite="strict")
+    response.set_cookie(HELD, quote(kept), max_age=ttl, path=root, secure=secure, httponly=True, samesite="strict")
     return response
 
 
 def _named(request: Request) -> tuple[str, str, int]:
-    """Which lease is meant. Raises Refused."""
-    kind, token = request.path_params["kind"], request.path_params["token"]
-    if kind not in _SCOPES:
-        raise Refused(404, "There is no such page.")
-    return kind, request.path_params["id"], token
+    """Which lease is meant."""
+    kind, id, token = (request.path_params[name] for name in ("kind", "id", "token"))
+    return kind, id, token
 
 
 def _seconds(text: str) -> int:

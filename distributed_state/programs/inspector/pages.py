@@ -6,15 +6,18 @@ Design: section 28.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from datetime import UTC, datetime
 from typing import Any
+from urllib import parse
 
 import jinja2
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector.api import Refused, quoted
+from distributed_state.programs.inspector.api import Refused
+from distributed_state.values import path_names
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -58,6 +61,21 @@ def _to_sign_in(request: Request) -> Response:
     return RedirectResponse(place, 303, HEADERS)
 
 
+def conversation_page(id: str, root: str) -> str:
+    """Where the page of a conversation is."""
+    return path_names.path(root, "/conversations/{}", id)
+
+
+def typed(text: str) -> str:
+    """A text as it is typed: as a page shows it, and without the ends of lines, which a browser leaves out."""
+    return re.sub(r"[\r\n]", "", text.encode("utf-8", "backslashreplace").decode())
+
+
+def urlencode(query: str | dict[str, Any]) -> str:
+    """A query, or a value of one. That of jinja2 fails for a lone surrogate."""
+    return parse.urlencode(query, errors="surrogatepass") if isinstance(query, dict) else path_names.quoted(query)
+
+
 def moment(seconds: float | None) -> str:
     """A time in seconds since 1970, to the second, in UTC. A number that is none, as messages may name, is itself."""
     if seconds is None:
@@ -96,4 +114,7 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-_templates.filters |= {"size": size, "moment": moment, "age": age, "since": since, "took": took, "quoted": quoted}
+_templates.filters |= {
+    "size": size, "moment": moment, "age": age, "since": since, "took": took,
+    "page": conversation_page, "urlencode": urlencode,
+}  # fmt: skip

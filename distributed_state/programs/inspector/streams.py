@@ -13,8 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from distributed_state.programs.inspector.api import Api, Refused, quoted
+from distributed_state.errors import InvalidValue
+from distributed_state.programs.inspector.api import Api, Refused, named, query_of
 from distributed_state.programs.inspector.pages import HEADERS, refusal
+from distributed_state.programs.service import requests
+from distributed_state.programs.service.paths import NamedRoute
 
 _AS_FILE = [
     (b"content-disposition", b'attachment; filename="field.json"'),
@@ -26,7 +29,24 @@ _NAMES = re.compile(rb"^event: .*\n", re.MULTILINE)
 def routes(api: Api, one: str) -> list[Route]:
     """Where they are; `one` is the path of a conversation."""
     apps: dict[str, ASGIApp] = {"/live/events": Events(api), one + "/export": Export(api), one + "/field": Field(api)}
-    return [Route(path, app, methods=["GET"]) for path, app in apps.items()]
+    return [NamedRoute(path, _Readable(app), methods=["GET"]) for path, app in apps.items()]
+
+
+class _Readable:
+    """An application whose request can be read; others are refused by a page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        app, request = self._app, Request(scope)
+        try:
+            requests.check_path(request)
+            requests.pairs(request)
+        except InvalidValue as error:
+            app = refusal(request, Refused(422, str(error)))
+        await app(scope, receive, send)
 
 
 class Events:
@@ -47,7 +67,7 @@ class Events:
         if scope["method"] == "HEAD":  # the next request on this connection would wait for the end of the stream
             await Response(headers=HEADERS)(scope, receive, send)
             return
-        await self._api.stream(request, "/v1/events", request.query_params.multi_items())(scope, receive, unnamed)
+        await self._api.stream(request, "/v1/events", [*query_of(request).items()])(scope, receive, unnamed)
 
 
 class Export:
@@ -70,11 +90,9 @@ class Field:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As above."""
         request = Request(scope)
-        asked = request.query_params
-        await _download(
-            self._api, request, f"fields/{quoted(asked.get('name', ''))}", {"version": asked.get("version", "")},
-            receive, send,
-        )  # fmt: skip
+        asked = query_of(request)
+        field = named("fields/{}", asked.get("name", ""))
+        await _download(self._api, request, field, {"version": asked.get("version", "")}, receive, send)
 
 
 async def _download(
@@ -93,7 +111,7 @@ async def _download(
         else:
             problem += message.get("body", b"")
 
-    place = f"/v1/conversations/{quoted(request.path_params['id'])}/{part}"
+    place = f"{named('/v1/conversations/{}', request.path_params['id'])}/{part}"
     await api.stream(request, place, [*query.items()])(request.scope, receive, passed)
     if status >= 400:
         found = refusal(request, Refused(status, json.loads(problem)["detail"]))

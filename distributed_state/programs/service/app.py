@@ -33,6 +33,7 @@ from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.measures import Measures
 from distributed_state.programs.service.operations import operations
+from distributed_state.programs.service.paths import NamedRoute
 from distributed_state.programs.service.positions import Positions
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.rates import Rates
@@ -104,7 +105,7 @@ class Service:
     def _routes(self) -> list[Route]:
         return [
             *(
-                Route(each.path, partial(self._serve, each), methods=[each.method])
+                NamedRoute(each.path, partial(self._serve, each), methods=[each.method], start=PREFIX)
                 for each in (*self.operations, *self._more)
             ),
             Route(f"{PREFIX}/openapi.json", self._openapi),

@@ -76,9 +76,6 @@ def not_modified(request: Request, entry: CachedRecord) -> Response | None:
 
 def next_page(request: Request, **changed: Any) -> dict[str, str]:
     """The header that leads to the next page: the same query with these parameters."""
-    kept = [each for each in request.query_params.multi_items() if each[0] not in changed]
-    try:
-        query = urlencode([*kept, *changed.items()])
-    except UnicodeEncodeError:
-        return {}  # behind a lone surrogate there is no place in a URL
+    kept = [each for each in requests.pairs(request) if each[0] not in changed]
+    query = urlencode([*kept, *changed.items()], errors="surrogatepass")
     return {"Link": f'<{requests.path_of(request)}?{query}>; rel="next"'}

@@ -24,6 +24,7 @@ def page(described: dict[str, Any]) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{_text(described['info']['title'])}</title>",
         f"<style>{_STYLE}</style><h1>{_text(described['info']['title'])} {_text(described['info']['version'])}</h1>",
         f"<p>{_text(described['info']['summary'])} As OpenAPI: <a href=openapi.json>openapi.json</a>.",
+        *(f"<p>Below <code>{_text(each['url'])}</code>: {_text(each['description'])}" for each in described["servers"]),
         "<p>Errors are problem details: <code>application/problem+json</code>; "
         "each answer has the id of its request in <code>X-Request-Id</code>.",
     ]

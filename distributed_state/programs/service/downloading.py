@@ -32,7 +32,8 @@ class Download(Response):
         self, lines: list[str], export: Export, name: str, limits: Limits, party: str, count: Callable[[int], None]
     ) -> None:
         # `lines` are the first ones, `count` is given the bytes that are sent
-        named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{quote(name[:200], safe='')}.jsonl"
+        title = quote(name[:200], safe="", errors="replace")
+        named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{title}.jsonl"
         super().__init__(headers={"Content-Disposition": named, "Cache-Control": "no-store"})
         del self.headers["content-length"]
         self._lines = lines

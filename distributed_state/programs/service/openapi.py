@@ -20,9 +20,11 @@ from distributed_state.programs.service.routes import (
     IF_NONE_MATCH,
     LAST_EVENT_ID,
     LEASE,
+    PREFIX,
     SENT,
     Operation,
 )
+from distributed_state.values.path_names import BASE64
 
 _SCHEMAS = "#/components/schemas/"
 _IN_PATH = re.compile(r"{(\w+)(?::(\w+))?}")
@@ -33,6 +35,11 @@ _HEADERS = {
     "Made up at random: who is not told apart by a token or an actor shares keys with others of that kind.",
     LEASE: "Write under this lease, as it was given; 412 if it has ended.",
     LAST_EVENT_ID: "Go on behind this position; it goes before `since`.",
+}
+_SERVERS = {
+    PREFIX: "Names in paths are percent-encoded, each as one part: the id a/b as a%2Fb.",
+    f"{PREFIX}/{BASE64}": "Names in paths are the base64url of their UTF-8, without padding: the id a/b as YS9i. "
+    "For clients behind a proxy that decodes paths or tidies them up.",
 }
 _TEXT = {"type": "string"}
 _SHAPES = {
@@ -71,7 +78,8 @@ def description(operations: Sequence[Operation]) -> dict[str, Any]:
     refs = {model: names[model, mode] for model, _ in unique}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(plain(each.path), {})[each.method.lower()] = _operation(each, refs, operations)
+        path = plain(each.path).removeprefix(PREFIX)
+        paths.setdefault(path, {})[each.method.lower()] = _operation(each, refs, operations)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -79,6 +87,7 @@ def description(operations: Sequence[Operation]) -> dict[str, Any]:
             "version": version("distributed-state"),
             "summary": "State for agents: conversations, users and tasks, with their history.",
         },
+        "servers": [{"url": place, "description": text} for place, text in _SERVERS.items()],
         "paths": paths,
         "components": {
             "schemas": schemas["$defs"],
@@ -95,7 +104,7 @@ def plain(path: str) -> str:
 
 def name_of(operation: Operation) -> str:
     """The operation's id."""
-    words = re.findall(r"\w+", plain(operation.path).removeprefix("/v1"))
+    words = re.findall(r"\w+", plain(operation.path).removeprefix(PREFIX))
     return "_".join([operation.method.lower(), *words])
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -17,6 +17,8 @@ from starlette.requests import Request
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import bodies
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.paths import ROUTE, UNREADABLE
+from distributed_state.values import path_names
 from distributed_state.values.model import escape
 
 B = TypeVar("B", bound=BaseModel)
@@ -53,13 +55,23 @@ def body(request: Request, limits: Limits, model: type[B]) -> B:
 def query(request: Request, model: type[B]) -> B:
     """Read the query as `model` has it: what is a list there may stand several times."""
     given: dict[str, Any] = {}
-    for name, value in request.query_params.multi_items():
+    for name, value in pairs(request):
         field = model.model_fields.get(name)
         if field is not None and "list[" in str(field.annotation):
             given.setdefault(name, []).append(value)
         else:
             given[name] = value
     return _checked(model, given, "the query")
+
+
+def pairs(request: Request) -> list[tuple[str, str]]:
+    """The query as it was sent. Raises InvalidValue for one that is no UTF-8: two texts would be read as one."""
+    text = request.scope["query_string"].decode("latin-1")
+    try:
+        found = parse_qsl(text, keep_blank_values=True, errors="surrogatepass")
+        return [(name, path_names.checked(value)) for name, value in found]
+    except UnicodeDecodeError as error:
+        raise InvalidValue("the query is not UTF-8 where its % are decoded") from error
 
 
 def _checked(model: type[B], given: dict[str, Any], what: str) -> B:
@@ -80,30 +92,29 @@ def _checked(model: type[B], given: dict[str, Any], what: str) -> B:
 
 
 def digest(request: Request) -> str:
-    """What tells a request from another one: a hash of its method, its path and its body, however that is written."""
+    """What tells a request from another one: a hash of its method, path, query and body, however they are written."""
     given = request.scope.get(_BODY, {})
     try:
         text = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         # Large integers and lone surrogates.
         text = json.dumps(given, sort_keys=True).encode()
-    asked = request.scope  # `request.url` is made anew from it, which takes as long as all of this
-    head = f"{request.method} {asked['path']}\n".encode() + asked["query_string"] + b"\n"
+    asked = request.scope
+    names = "\n".join(escape(str(each)) for each in request.path_params.values())
+    head = f"{request.method} {asked[ROUTE]}\n{names}\n".encode() + asked["query_string"] + b"\n"
     return hashlib.sha256(head + text).hexdigest()[:32]
 
 
 def check_path(request: Request) -> None:
-    """Raise InvalidValue for a path that is no UTF-8: whoever decoded it has put U+FFFD there, for any such byte."""
-    if "\ufffd" in request.scope["path"]:
-        try:
-            unquote_to_bytes(request.scope.get("raw_path") or b"").decode()
-        except UnicodeDecodeError as error:
-            raise InvalidValue("the path is not UTF-8 where its % are decoded") from error
+    """Raise InvalidValue for a path in which a name cannot be read."""
+    if request.scope[UNREADABLE]:
+        raise InvalidValue(request.scope[UNREADABLE])
 
 
 def path_of(request: Request) -> str:
-    """The path as a URL has it. That of `request.url` is decoded, and ends at the first '?' of an id."""
-    return quote(request.scope["path"])
+    """The path as it was asked for, to be put into an answer."""
+    raw: bytes | None = request.scope.get("raw_path")
+    return quote(request.scope["path"]) if raw is None else quote(raw, safe="/%:@!$&'()*+,;=")
 
 
 def request_id(request: Request) -> str:
@@ -118,14 +129,17 @@ def request_id(request: Request) -> str:
 def record_of(request: Request) -> str | None:
     """The record that the path names, as logs have it: session:c1."""
     id = request.path_params.get("id")
-    kind = request.scope["path"].split("/")[2:3]
-    scope = _SCOPES.get(kind[0]) if kind else None
+    kind = request.scope[ROUTE].split("/")[2]
+    scope = _SCOPES.get(kind)
     return None if scope is None or id is None else f"{scope}:{escape(id[:200])}"
 
 
 def header(request: Request, name: str) -> str:
-    """A header as UTF-8 text, all lines of it; "" if it was not sent."""
-    return ", ".join(request.headers.getlist(name)).encode("latin-1").decode("utf-8", "replace")
+    """A header as UTF-8 text, all lines of it; "" if it was not sent. Raises InvalidValue for one that is no UTF-8."""
+    try:
+        return ", ".join(request.headers.getlist(name)).encode("latin-1").decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{name} is not UTF-8") from error
 
 
 def _kind(value: Any) -> str:

@@ -22,13 +22,12 @@ function link(row, subject) {
     return;
   }
   const anchor = document.createElement("a");
-  let id = name.join(":");
+  const id = name.join(":").replace(/%(u[0-9A-F]{4}|[0-9A-F]{2})/g, (_, code) => String.fromCharCode(parseInt(code.replace("u", ""), 16)));
   try {
-    id = decodeURIComponent(id);
+    anchor.href = table.dataset.open + encodeURIComponent(id);
   } catch (error) {
-    // it is no escaped id: shown as it came
+    // a lone surrogate: it is in the list of conversations
   }
-  anchor.href = table.dataset.conversations + encodeURIComponent(id);
   anchor.textContent = id;
   made.append(anchor);
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import unquote
 
 import orjson
 from mcp import types
@@ -29,6 +28,7 @@ from distributed_state.programs.service.mcp import session_tools, store_tools
 from distributed_state.programs.service.mcp.tool import Tool, allow
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import PREFIX, SESSION, Asked, Operation
+from distributed_state.values import path_names
 
 PATH = f"{PREFIX}/mcp"
 TOOLS: dict[str, type[Tool]] = {
@@ -119,7 +119,7 @@ class Endpoint:
         if not named or not named.startswith(asked.caller.prefix) or "read" not in asked.caller.rights:
             return types.ListResourcesResult(resources=[])
         listed = [
-            types.Resource(uri=f"{kind}://{records.quoted(named)}", name=kind, description=text, mime_type=_JSON)
+            types.Resource(uri=f"{kind}://{path_names.quoted(named)}", name=kind, description=text, mime_type=_JSON)
             for kind, text in RESOURCES.items()
         ]
         return types.ListResourcesResult(resources=listed)
@@ -141,7 +141,7 @@ class Endpoint:
             if kind not in RESOURCES or not named:
                 raise InvalidValue(f"a resource is state://SESSION or messages://SESSION, not {params.uri!r:.80}")
             asked = _asked(context)
-            given = {"session": records.within(asked, unquote(named))}
+            given = {"session": records.within(asked, _name(named))}
             tool: type[Tool] = session_tools.GetState
             if kind == "messages":
                 tool, given = session_tools.ReadMessages, given | {"limit": str(_LAST)}
@@ -152,6 +152,13 @@ class Endpoint:
         return types.ReadResourceResult(
             contents=[types.TextResourceContents(uri=params.uri, text=text, mime_type=_JSON)]
         )
+
+
+def _name(quoted: str) -> str:
+    try:
+        return path_names.read(quoted.encode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError as error:
+        raise InvalidValue("the session is not UTF-8 where its % are decoded") from error
 
 
 async def _run(asked: Asked, tool: type[Tool], given: dict[str, Any] | None) -> str:

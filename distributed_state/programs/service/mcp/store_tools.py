@@ -151,4 +151,4 @@ class Rollback(OfSession):
 def _new(asked: Asked, id: str | None) -> str:
     if id is None:
         return asked.caller.prefix + secrets.token_hex(16)
-    return records.within(asked, records.made(id))
+    return records.within(asked, records.checked(id))

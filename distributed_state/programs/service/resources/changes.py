@@ -12,7 +12,7 @@ from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import leasing, requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.remembering import OnceOnly
-from distributed_state.programs.service.resources.shapes import Body, Id, Values, Written
+from distributed_state.programs.service.resources.shapes import Body, Id, Name, Values, Written
 from distributed_state.programs.service.resources.writes import owned
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records.access import VERSION
@@ -29,7 +29,7 @@ class FieldChange(Body):
     A field that is not there counts as 0, {} or []. `user` owns a record that begins with it.
     """
 
-    key: str
+    key: Name
     add: int | float | None = None
     merge: Values | None = None
     extend: list[Any] | None = None

@@ -20,6 +20,7 @@ from distributed_state.programs.service.resources.shapes import (
     Id,
     Limit,
     Messages,
+    Name,
     Query,
     Values,
     together,
@@ -127,10 +128,10 @@ class Listing(Query):
     """
 
     user: Id | None = None
-    prefix: str | None = None
-    tag: list[str] = Field(default_factory=list, max_length=_TAGS)
+    prefix: Name | None = None
+    tag: list[Name] = Field(default_factory=list, max_length=_TAGS)
     limit: Limit = 50
-    after: str | None = None
+    after: Name | None = None
     fresh: bool = False
     phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
     changed_since: Annotated[float, Field(ge=0, le=1e12)] | None = None

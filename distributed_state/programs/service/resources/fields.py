@@ -16,6 +16,7 @@ from distributed_state.programs.service.resources.shapes import (
     Answer,
     Body,
     Encoded,
+    Name,
     Texts,
     Ttl,
     Values,
@@ -134,11 +135,11 @@ class Patch(Body):
 
     set: Values | None = None
     bytes: Encoded | None = None
-    delete: list[str] = Field(default_factory=list)
-    increment: dict[str, int] = Field(default_factory=dict)
+    delete: list[Name] = Field(default_factory=list)
+    increment: dict[Name, int] = Field(default_factory=dict)
     expect: Values | None = None
-    expect_absent: list[str] = Field(default_factory=list)
-    expect_present: list[str] = Field(default_factory=list)
+    expect_absent: list[Name] = Field(default_factory=list)
+    expect_present: list[Name] = Field(default_factory=list)
 
 
 class Patched(Written):

@@ -17,7 +17,7 @@ from distributed_state.errors import Fenced, InvalidValue
 from distributed_state.programs.service import conditions, leasing, requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import conversations, records
-from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Query
+from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Name, Query
 from distributed_state.programs.service.routes import LEASE, Asked
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Scope
@@ -82,7 +82,7 @@ class Page(Query):
     """Which leases are listed: of one kind of records, of ids that begin so. `after` is what the page before gave."""
 
     scope: Literal["session", "user", "task", "app"] | None = None
-    prefix: str | None = None
+    prefix: Name | None = None
     limit: Limit = 100
     after: str | None = None
 

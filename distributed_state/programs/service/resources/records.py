@@ -1,14 +1,13 @@
-"""Records that a path names: conversations, users and tasks. Law: an id that a path cannot name is never made."""
+"""Records that a path names: conversations, users and tasks. Law: the id that is compared is the id that is used."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
-from urllib.parse import quote
 
 from starlette.responses import Response
 
-from distributed_state.errors import AccessDenied, Deleted, InvalidValue, NotFound
+from distributed_state.errors import AccessDenied, Deleted, NotFound
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.programs.service import conditions, fairness, leasing, reading, requests
 from distributed_state.programs.service.answers import answer
@@ -19,7 +18,7 @@ from distributed_state.records import deletion
 from distributed_state.records.access import TAGS
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
-from distributed_state.values import bytes_as_text
+from distributed_state.values import bytes_as_text, path_names
 from distributed_state.values.model import Ref, Scope
 from distributed_state.values.tags import tags_in
 
@@ -49,18 +48,14 @@ def within(asked: Asked, id: str) -> str:
     return id
 
 
-def made(id: str, what: str = "id") -> str:
-    """The id of a record that begins, or of its user. Raises InvalidValue for one that no path can name."""
-    if "/" in id or id in (".", ".."):
-        # It would be another path, whatever escapes it: servers and proxies decode and tidy up paths.
-        raise InvalidValue(f"{what} {id!r:.80}: has no place in a path of HTTP; leave out '/'")
-    Ref("session", id)
-    return id
+def checked(id: str) -> str:
+    """An id that somebody gave. Raises InvalidValue and TooLarge for one that the store does not take."""
+    return Ref("session", id).id
 
 
 def owner(asked: Asked, user: str | None) -> str | None:
-    """Whose a record that begins will be. Raises AccessDenied, and InvalidValue for a user that no path can name."""
-    return user if user is None else within(asked, made(user, "user"))
+    """Whose a record that begins will be. Raises AccessDenied, InvalidValue and TooLarge."""
+    return user if user is None else within(asked, checked(user))
 
 
 def begun(asked: Asked, id: str | None) -> str | None:
@@ -69,7 +64,7 @@ def begun(asked: Asked, id: str | None) -> str | None:
     By that a repeated request finds what the first one made, and nobody else does, whose token is another one.
     """
     if id is not None:
-        return within(asked, made(id))
+        return within(asked, checked(id))
     key = key_of(asked)
     if key is None:
         return None
@@ -77,19 +72,14 @@ def begun(asked: Asked, id: str | None) -> str | None:
     return asked.caller.prefix + hashlib.sha256(who.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def quoted(id: str) -> str:
-    """An id as a path has it."""
-    return quote(id, safe="")
-
-
 def place(scope: Scope, id: str) -> dict[str, str]:
     """The header that says where a record is."""
-    return {"Location": f"{PREFIX}/{NAMES[scope]}s/{quoted(id)}"}
+    return {"Location": path_names.path(PREFIX, f"/{NAMES[scope]}s/{{}}", id)}
 
 
 def id_of(asked: Asked) -> str:
-    """The id in the path. Raises AccessDenied and InvalidValue."""
-    return within(asked, made(asked.request.path_params["id"]))
+    """The id in the path. Raises AccessDenied, InvalidValue and TooLarge."""
+    return within(asked, checked(asked.request.path_params["id"]))
 
 
 def handle(asked: Asked, scope: Scope) -> Any:

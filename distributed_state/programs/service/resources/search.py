@@ -14,7 +14,7 @@ from distributed_state.programs.service.answers import answer, log_seldom
 from distributed_state.programs.service.fairness import searching
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.conversations import narrowed
-from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Values
+from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Name, Values
 from distributed_state.programs.service.routes import Asked
 from distributed_state.values.model import Scope
 from distributed_state.values.search import KINDS, Kind, SearchHit
@@ -25,10 +25,10 @@ class Search(Body):
 
     query: str | None = None
     scope: Scope | None = None
-    prefix: str = ""
+    prefix: Name = ""
     user: Id | None = None
     kinds: list[Kind] = Field(default_factory=lambda: list(KINDS))
-    collection: str | None = None
+    collection: Name | None = None
     filter: Values | None = None
     match: Literal["all", "any"] = "all"
     limit: Annotated[int, Field(ge=1, le=100)] = 10

@@ -49,6 +49,18 @@ def _object(value: Any) -> Any:
     return value
 
 
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("is a text")
+    return value
+
+
+def _id(value: Any) -> Any:
+    if not 1 <= len(_text(value)) <= _LONGEST:
+        raise ValueError(f"has 1 to {_LONGEST} characters")
+    return value
+
+
 def _messages(value: Any) -> Any:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise ValueError("is a list of messages as {'role': 'user', 'content': 'hi'}")
@@ -67,13 +79,16 @@ Messages = Annotated[
     list[dict[str, Any]], PlainValidator(_messages), WithJsonSchema({"type": "array", "items": _MESSAGE})
 ]
 """Messages in the fields of the chat format; unknown ones are kept."""
-Id = Annotated[str, Field(min_length=1, max_length=1024)]
+_LONGEST = 1024
+Id = Annotated[str, PlainValidator(_id), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST})]
+Name = Annotated[str, PlainValidator(_text), WithJsonSchema({"type": "string"})]
+"""Whatever the store takes as a name, lone surrogates too, which are no text to pydantic."""
 Span = Annotated[float, Field(ge=0.001, le=3e9)]
 """Seconds that a conversation may live."""
 Ttl = Annotated[float, Field(gt=0, le=1e9)]
 """Seconds that a field is there."""
 Label = Annotated[str, Field(min_length=1, max_length=500)]
-Texts = dict[str, list[str]]
+Texts = dict[Name, list[Name]]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 Limit = Annotated[int, Field(ge=1, le=1000)]
 

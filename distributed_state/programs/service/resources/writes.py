@@ -23,6 +23,7 @@ from distributed_state.programs.service.resources.shapes import (
     Id,
     Label,
     Messages,
+    Name,
     Texts,
     Ttl,
     Values,
@@ -57,8 +58,8 @@ class WholeWrite(Body):
     set: Values | None = None
     bytes: Encoded | None = None
     ttl: Ttl | None = None
-    delete: list[str] = Field(default_factory=list)
-    increment: dict[str, int] = Field(default_factory=dict)
+    delete: list[Name] = Field(default_factory=list)
+    increment: dict[Name, int] = Field(default_factory=dict)
     append: Messages | None = None
     items: list[ItemChange] = Field(default_factory=list)
     lives: Live | None = None
@@ -67,8 +68,8 @@ class WholeWrite(Body):
     tag: Texts = Field(default_factory=dict)
     untag: Texts = Field(default_factory=dict)
     expect: Values | None = None
-    expect_absent: list[str] = Field(default_factory=list)
-    expect_present: list[str] = Field(default_factory=list)
+    expect_absent: list[Name] = Field(default_factory=list)
+    expect_present: list[Name] = Field(default_factory=list)
     expect_phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
     revive: bool = False
     durability: str | None = None
