@@ -14,7 +14,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Happened
-from distributed_state.values.model import Ref, unescape
+from distributed_state.values.model import Ref, is_storable, unescape
 from distributed_state.values.results import Event
 
 _CURSOR = re.compile(r"(\d{1,18})\.(\d{1,9})\.([\w-]{1,100})\.(\d{1,18})", re.ASCII)
@@ -30,7 +30,7 @@ def about(conversation: str | None, subject: str | Ref | None) -> tuple[Ref | No
         subject = Ref("session", conversation)
     if subject is None or isinstance(subject, Ref):
         return subject, None if subject is None else subject.text
-    if not isinstance(subject, str) or not _storable(subject):
+    if not isinstance(subject, str) or not is_storable(subject):
         raise InvalidValue(f"a subject is the text of a record, or what `emit` was given, not {subject!r:.80}")
     try:
         return Ref.parse(subject), subject
@@ -76,13 +76,6 @@ def _place(cursor: Any) -> tuple[int, int, str, int]:
     if parts is None:
         raise InvalidValue(f"after is the cursor of an event or 'oldest', not {cursor!r:.80}")
     return int(parts[1]), int(parts[2]), parts[3], int(parts[4])
-
-
-def _storable(text: str) -> bool:
-    try:
-        return "\0" not in text.encode().decode()
-    except UnicodeEncodeError:
-        return False
 
 
 def event_of(record_codec: Codec, row: Happened) -> Event:

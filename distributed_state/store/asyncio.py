@@ -52,7 +52,7 @@ from distributed_state.tiers.durability import asking
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
-from distributed_state.values.model import MAX_ID_BYTES, Ref, escape
+from distributed_state.values.model import MAX_ID_BYTES, Ref, escape, is_storable
 from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
 from distributed_state.values.tags import tag_texts
@@ -74,9 +74,6 @@ class AsyncStateStore:
     It may be used from several event loops, and as `store.blocking` from threads; all share one hot tier.
     """
 
-    settings: Settings
-    """The settings it was opened with, those from the environment included."""
-
     def __init__(
         self,
         settings: Settings,
@@ -93,7 +90,6 @@ class AsyncStateStore:
         self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials, search)
         self._context = self._lifecycle.context
         self._fleet = Fleet(self._context)
-        self.settings = settings
         self._blocking = blocking
         self.keys = self._context.keys
         self.ephemeral = self._context.ephemeral
@@ -194,6 +190,11 @@ class AsyncStateStore:
         if self._blocking is None:
             self._blocking = face_of(self)
         return self._blocking
+
+    @property
+    def settings(self) -> Settings:
+        """The settings it was opened with, those from the environment included."""
+        return self._context.settings
 
     @property
     def replica(self) -> str:
@@ -497,7 +498,7 @@ class AsyncStateStore:
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
-        if after is not None and (not isinstance(after, str) or "\0" in after):
+        if after is not None and (not isinstance(after, str) or not is_storable(after)):
             raise InvalidValue(f"{after!r:.100} is not the cursor of a branch")
         self._context.allow("admin")
         return await branches.page(self._context.tiers(), after or "", limit)

@@ -112,11 +112,6 @@ class StateStore:
             settings, encryption=encryption, access=access, credentials=credentials, search=search, blocking=self
         )
 
-    @property
-    def settings(self) -> Settings:
-        """The settings it was opened with, those from the environment included."""
-        return self._twin.settings
-
     @classmethod
     def open(
         cls,
@@ -212,6 +207,11 @@ class StateStore:
     def blocking(self) -> StateStore:
         """This store, as `store.aio.blocking` is it."""
         return self
+
+    @property
+    def settings(self) -> Settings:
+        """The settings it was opened with, those from the environment included."""
+        return self._twin.settings
 
     @property
     def replica(self) -> str:

@@ -44,7 +44,7 @@ class Noting:
 
     def __init__(self, port: Port, settings: Settings, keys: Keys) -> None:
         self._port = port
-        self._key = keys.failed_starts
+        self._keys = keys  # the number of their partitions may still change
         self._active = settings.beat > 0 and settings.url is not None
 
     async def __aenter__(self) -> None:
@@ -59,23 +59,24 @@ class Noting:
             return
         try:
             if error is None:
-                await self._port.command(b"HDEL", self._key, platform.node())
+                await self._port.command(b"HDEL", self._keys.failed_starts, platform.node())
             else:
                 await self._note(str(error))
         except StateError as failure:
             log.debug("what became of this start is not noted: %s", failure)  # it is not what the caller is to learn
 
     async def _note(self, why: str) -> None:
-        seconds, _ = await self._port.command_with(self._port.node_of(self._key), b"TIME")
+        key = self._keys.failed_starts
+        seconds, _ = await self._port.command_with(self._port.node_of(key), b"TIME")
         card = {"pid": os.getpid(), "version": release(), "time": int(seconds), "why": why[:_LETTERS]}
         # A container has another name each time: while one fails every few minutes, the hash as a whole never expires.
-        words = await self._port.command(b"HGETALL", self._key)
+        words = await self._port.command(b"HGETALL", key)
         over = [host for host, note in _pairs(words) if _read("", note, float(seconds)) is None]
         await self._port.exchange(
             [
-                (b"HDEL", self._key, platform.node(), *over),
-                (b"HSET", self._key, platform.node(), codec.encode(card, "start")),
-                (b"PEXPIRE", self._key, int(_KEPT * 1000)),
+                (b"HDEL", key, platform.node(), *over),
+                (b"HSET", key, platform.node(), codec.encode(card, "start")),
+                (b"PEXPIRE", key, int(_KEPT * 1000)),
             ]
         )
 

@@ -152,20 +152,31 @@ class StoreLifecycle:
         assert self.cold is not None
         settings = self._settings
         archive_id, partitions = await port.sql(self.cold.register, settings.partitions)
-        if partitions != settings.partitions:
-            raise ConfigurationError(
-                f"namespace {settings.namespace!r} has {partitions} partitions, not {settings.partitions}; "
-                "the number is fixed at its first use"
-            )
+        self._adopt(partitions)
         self._layout = wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
         self._compare(await leave_mark(port.command, self.context.keys, wanted), wanted)
 
+    def _adopt(self, partitions: int) -> None:
+        """Take over a namespace's number of partitions. Raises ConfigurationError if another one was given."""
+        settings = self._settings
+        if partitions == settings.partitions:
+            return
+        if "partitions" in settings.model_fields_set or not self.context.keys.adopt(partitions):
+            raise ConfigurationError(
+                f"namespace {settings.namespace!r} has {partitions} partitions, not {settings.partitions}; the number "
+                f"is fixed at its first use: give partitions={partitions}, or DISTRIBUTED_STATE_PARTITIONS={partitions}"
+            )
+        self._settings = self.context.settings = settings.model_copy(update={"partitions": partitions})
+
     async def _open_without_sql(self, port: Port, error: ColdUnavailable) -> None:
         """Serve what Redis has until SQL is there. Raises `error` if Redis does not know the namespace."""
-        settings = self._settings
         mark = await port.command(b"GET", self.context.keys.store)
         if mark is None:
             raise error
+        found = self._compare(mark, {"layout": LAYOUT}).get("partitions")
+        if type(found) is int:
+            self._adopt(found)
+        settings = self._settings
         self._layout = self._compare(mark, {"layout": LAYOUT, "partitions": settings.partitions})
         self.cold = ColdStore.open_later(
             self._archive,

@@ -85,9 +85,13 @@ class Keys:
     def __init__(self, namespace: str, partitions: int) -> None:
         if not _NAMESPACE.fullmatch(namespace):
             raise ConfigurationError(f"namespace {namespace!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
+        self.namespace = namespace
+        self._divide(partitions)
+
+    def _divide(self, partitions: int) -> None:
+        namespace = self.namespace
         if not 1 <= partitions <= 1024:
             raise ConfigurationError(f"{partitions} partitions: use 1 to 1024")
-        self.namespace = namespace
         self.partitions = partitions
         self.store = f"{namespace}:meta".encode()  # string: partitions, layout and archive, compared at open
         self.archivers = f"{namespace}:archivers".encode()  # sorted set: who archives, and until when that counts
@@ -99,6 +103,13 @@ class Keys:
         self.gatherings_channel = f"{self._fleet}:gather".encode()  # channel: something is asked
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
+
+    def adopt(self, partitions: int) -> bool:
+        """Name with this number of partitions from now on; False, with no effect, if something was named before."""
+        if self.of.cache_info().misses or self._partitions.cache_info().misses:
+            return False
+        self._divide(partitions)
+        return True
 
     def link(self, partition: int, replica: str) -> bytes:
         """A channel: a replica's probes of a partition; its own channels there begin so, too."""

@@ -105,6 +105,11 @@ class Ref:
         return cls(scope, unescape(name))
 
 
+def is_storable(text: str) -> bool:
+    """Whether every database takes the text as it is: without NUL and lone surrogates."""
+    return not re.search("[\0\ud800-\udfff]", text)
+
+
 _UNSAFE = re.compile("[%:\x00-\x1f\x7f\ud800-\udfff]")
 _ESCAPED = re.compile("%(u[0-9A-F]{4}|[0-9A-F]{2})")
 

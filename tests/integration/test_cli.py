@@ -644,6 +644,25 @@ def shared(options: tuple[str, ...]) -> StateStore:
     return StateStore.open(options[1], archive=options[3], namespace=options[5])
 
 
+def test_commands_take_the_number_of_partitions_from_the_namespace(
+    run: Run, fleet: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StateStore.open(fleet[1], archive=fleet[3], namespace=fleet[5], partitions=16) as store:
+        store.session("s", user="u").write(set={"n": 1}, append=[{"role": "user", "content": "hi"}])
+    for command in (
+        ("get", "s"), ("history", "s"), ("sessions",), ("audit",), ("leases",), ("replicas",), ("set", "s", "n", "2"),
+        ("export", "s"), ("send", "event", "a.b"), ("erase", "--yes", "s"), ("purge", "--yes", "--older-than", "90d"),
+    ):  # fmt: skip
+        done = run(*fleet, *command)
+        assert done.code == 0, (command, done.err)
+    assert "16 partitions in namespace" in run(*fleet, "doctor").out
+    monkeypatch.setenv("DISTRIBUTED_STATE_PARTITIONS", "32")
+    refused = run(*fleet, "get", "s")
+    assert refused.code == 1
+    assert "has 16 partitions, not 32" in refused.err
+    assert "DISTRIBUTED_STATE_PARTITIONS=16" in refused.err
+
+
 def test_an_empty_list_says_that_commits_are_not_archived_yet(run: Run, fleet: tuple[str, ...]) -> None:
     """And the command leaves them as they are: its list does not depend on how far an archiver of its own comes."""
     with StateStore.open(fleet[1], archive=fleet[3], namespace=fleet[5], archiver=False) as store:

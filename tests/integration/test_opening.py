@@ -24,7 +24,7 @@ import pytest
 from below import ROOT, everything_in_sql
 from faces import Blocking, in_thread
 
-from distributed_state import AsyncStateStore, StateStore, WarmUnavailable
+from distributed_state import AsyncStateStore, ColdUnavailable, ConfigurationError, StateStore, WarmUnavailable
 from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.tables import HEAD, metadata
@@ -111,6 +111,41 @@ def test_a_child_forked_while_another_thread_opens_may_open_too(tmp_path: Path) 
             os._exit(1)
         until_ended(child)
     assert complete(f"sqlite:///{tmp_path}/child.db")
+
+
+@pytest.mark.replicas
+@pytest.mark.parametrize("without_sql", [False, True])
+async def test_a_store_takes_the_number_of_partitions_from_its_namespace(
+    opener: Any, without_sql: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Redis, where SQL is away."""
+    first = await opener(partitions=16)
+    ids = [f"s{number}" for number in range(20)]
+    for id in ids:
+        await first.session(id).set("n", 1)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ColdUnavailable("it is away")
+
+    if without_sql:
+        monkeypatch.setattr("distributed_state.store.lifecycle.ColdStore.open", away)
+    store = await opener()
+    assert store.settings.partitions == 16
+    assert [await store.session(id).increment("n") for id in ids] == [2] * 20
+    assert [await first.session(id).get("n", fresh=True) for id in ids] == [2] * 20
+    if not without_sql:
+        assert len(await store.sessions(fresh=True)) == 20
+
+
+@pytest.mark.only(face="asyncio")
+@pytest.mark.replicas
+async def test_what_was_named_by_another_number_of_partitions_is_never_used(opener: Any) -> None:
+    """A handle that was made before the store was opened names keys that nobody else has."""
+    await opener(partitions=16)
+    store = AsyncStateStore.open(opener.url, archive=opener.archive, namespace=opener.namespace)
+    store.session("s")
+    with pytest.raises(ConfigurationError, match=r"has 16 partitions, not 64; .*give partitions=16"):
+        await store
 
 
 def until(condition: Callable[[], Any]) -> None:
