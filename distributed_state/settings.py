@@ -33,7 +33,9 @@ class Settings(BaseSettings):
         None, min_length=1, description="SQLAlchemy URL, or 'memory'; None is a SQLite file when embedded"
     )
     namespace: str = Field("default", description="prefix of every key and column of every row")
-    partitions: int = Field(64, ge=1, le=1024, description="fixed at the first use of a namespace")
+    partitions: int = Field(
+        64, ge=1, le=1024, description="fixed at the first use of a namespace, and taken from there"
+    )
     durability: str | None = Field(
         None,
         description="memory, replicated, replicated:n, fsynced or archived; 'archived' when embedded, else 'memory'",
@@ -124,6 +126,15 @@ def refuse_unescaped(url: str, name: str) -> None:
     place, _, options = url.partition("?")
     if place.count("@") > 1 or "@" in options:
         raise ConfigurationError(f"{name}: {UNREADABLE}")
+
+
+def require_host(host: str, name: str) -> None:
+    """Raise ConfigurationError for a host's name that nobody can look up; it is not repeated, as it may be a secret."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        said = "a part of a host's name is empty or too long, or holds a character that no name has"
+        raise ConfigurationError(f"{name}: {said}") from None
 
 
 def require_files(place: str, options: Mapping[str, str]) -> None:

@@ -36,8 +36,10 @@ def name_of(request_id: str | None) -> bytes | None:
 
 
 def slot_of(name: str) -> bytes:
-    """The field that remembers the last request of a slot, whatever its id."""
-    return REQUEST + b"#" + name.encode()
+    """The field that remembers the last request of a slot, whatever its id. Raises InvalidValue for a bad name."""
+    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "surrogatepass")) <= 256:
+        raise InvalidValue(f"a slot is a str of 1 to 256 bytes, not {name!r:.80}")
+    return REQUEST + b"#" + name.encode("utf-8", "surrogatepass")
 
 
 def find(entry: CachedRecord, request: bytes) -> list[Any] | None:

@@ -74,8 +74,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        raise ConfigurationError(f"{str(file)!r}: cannot be read: {error}") from error
     try:
         found = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
     except json.JSONDecodeError as error:
@@ -189,7 +189,7 @@ class Config:
         assert self._path is not None
         try:
             found = self._path.stat()
-        except OSError:
+        except (OSError, ValueError):
             return None
         return found.st_mtime, found.st_size
 

@@ -12,6 +12,7 @@ Design: section 19.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from redis.connection import parse_url
 
 from distributed_state.errors import ConfigurationError
 from distributed_state.port.url_options import SENTINELS_OWN, read_options, require_tls
-from distributed_state.settings import UNREADABLE, refuse_unescaped
+from distributed_state.settings import UNREADABLE, refuse_unescaped, require_host
 
 PLAIN = ("redis://", "rediss://", "unix://")
 SENTINEL = ("redis+sentinel://", "rediss+sentinel://")
@@ -115,6 +116,7 @@ def _seeds(hosts: str, port: int, kind: str) -> tuple[str, ...]:
                 raise ValueError
         except ValueError:
             raise ConfigurationError(f"url: {UNREADABLE}") from None
+        require_host(parts.hostname or "localhost", "url")
         seeds.append(node_name(parts.hostname or "localhost", parts.port or port))
     if kind == "plain" and len(seeds) > 1:
         raise ConfigurationError("url: several servers are redis+cluster:// or redis+sentinel://")
@@ -152,4 +154,8 @@ def _login(url: str, place: str) -> dict[str, Any]:
         options.pop(name, None)
     if url.startswith("unix") and not options.get("path"):
         raise ConfigurationError("url: the path of a Unix socket is missing, as in unix:///run/redis.sock")
+    try:
+        os.fsencode(options.get("path", ""))
+    except UnicodeEncodeError:
+        raise ConfigurationError("url: the path of the Unix socket holds a character that no path has") from None
     return options

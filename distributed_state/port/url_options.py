@@ -132,5 +132,5 @@ def require_tls(options: Mapping[str, Any], place: str, prefix: str = "") -> Non
         name = "ssl_ciphers"
         if "ssl_ciphers" in options:
             context.set_ciphers(options["ssl_ciphers"])
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+    except (OSError, ValueError, TypeError) as error:  # ssl.SSLError is an OSError
         raise ConfigurationError(f"{place}: {prefix}{name}: {error}") from error

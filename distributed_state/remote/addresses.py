@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from distributed_state.errors import ConfigurationError
 from distributed_state.port.http import HttpPlace
+from distributed_state.settings import require_host
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,8192}")
 URL, TOKEN, TOKEN_FILE = (f"DISTRIBUTED_STATE_{name}" for name in ("URL", "TOKEN", "TOKEN_FILE"))
@@ -35,6 +36,7 @@ def address(url: str | None, token: str | None = None) -> HttpPlace:
         raise ConfigurationError("url: a remote store has an http:// or https:// one")
     if not host:
         raise ConfigurationError("url: names no host; it is as https://state.example.com")
+    require_host(host, "url")
     if "@" in parts.netloc:
         raise ConfigurationError("url: holds a user or password; give the token as token=")
     if parts.query or parts.fragment:

@@ -177,8 +177,8 @@ class Encryption:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: the keys cannot be read: {type(error).__name__}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path!r}: the keys cannot be read: {type(error).__name__}") from None
 
 
 def _switch(name: str, given: Mapping[str, str], *, default: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import socket
 import sys
@@ -28,9 +29,11 @@ from hypothesis import strategies as st
 
 from distributed_state import (
     AsyncStateStore,
+    ColdUnavailable,
     ConfigurationError,
     Conflict,
     InvalidValue,
+    StateError,
     StateMachine,
     StateStore,
     WarmUnavailable,
@@ -627,8 +630,8 @@ async def test_a_folder_that_is_not_there_is_not_made(face: str, tmp_path: Path)
 async def test_redis_and_archive_must_belong_together(opener: Any, tmp_path: Path) -> None:
     store = await opener(partitions=16)
     await store.session("s").set("a", 1)
-    with pytest.raises(ConfigurationError, match="has 16 partitions, not 64"):
-        await opener()
+    with pytest.raises(ConfigurationError, match=r"has 16 partitions, not 32; .*or DISTRIBUTED_STATE_PARTITIONS=16"):
+        await opener(partitions=32)
     with pytest.raises(ConfigurationError, match="do not belong together"):
         await opener(archive=f"sqlite:///{tmp_path}/another.db", partitions=16)
     with redis_of(store) as client:
@@ -729,3 +732,118 @@ async def test_bounds_of_a_history_are_versions(store: Any) -> None:
                 await session.history(**{name: bad})
     with pytest.raises(InvalidValue, match="after is an int"):
         await session.history(after=None)
+
+
+# Texts that are no Unicode
+
+LONE = "a\ud800b"
+_PLAIN = {"id": "s", "value": 1, "by": 1, "values": {"k": 1}, "type": "t.x"}
+
+
+def lone(parameter: inspect.Parameter) -> list[Any]:
+    """What stands for a parameter that takes texts, with a lone surrogate in it."""
+    kind = str(parameter.annotation)
+    if "Callable" in kind:
+        return []
+    if "Mapping[str" in kind or "dict[str" in kind:
+        return [{LONE: 1}, {"k": LONE}]
+    if "Iterable[str" in kind:
+        return [[LONE]]
+    return [LONE] if "str" in kind or "Source" in kind else []
+
+
+def plain(parameter: inspect.Parameter) -> Any:
+    kind = str(parameter.annotation)
+    if parameter.name in _PLAIN:
+        return _PLAIN[parameter.name]
+    if "Callable" in kind:
+        return lambda *_: None
+    return {} if "Mapping" in kind else [] if "Iterable" in kind else "x" if "str" in kind else 1
+
+
+def ways_of(kind: type) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """Each public method with a lone surrogate in one of its texts, and what else it has to be given."""
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if name[:1] == "_" or name in ("close", "hook", "tiers"):
+            continue
+        parameters = [*inspect.signature(method).parameters.values()][1:]
+        required = [each for each in parameters if each.default is each.empty and "VAR" not in each.kind.name]
+        for parameter in parameters:
+            others = {each.name: plain(each) for each in required if each is not parameter}
+            for text in lone(parameter):
+                if parameter.kind is parameter.VAR_POSITIONAL:
+                    yield name, [*others.values(), text], {}
+                elif parameter.kind is parameter.VAR_KEYWORD:
+                    yield name, [], others | {LONE: 1}
+                else:
+                    yield name, [], others | {parameter.name: text}
+
+
+async def used(made: Any) -> None:
+    made = await made if inspect.isawaitable(made) else made
+    if hasattr(made, "__aenter__"):
+        async with made:
+            pass
+
+
+@pytest.mark.only(face="asyncio")
+async def test_a_lone_surrogate_is_stored_or_refused_wherever_a_text_is_taken(opener: Any) -> None:
+    """It is no bare UnicodeEncodeError. The parameters are those that the methods have, so that no new one escapes."""
+    store = await opener()
+    session = store.session("s")
+    await session.set("k", 1)
+    async with session.turn() as turn:
+        turn["n"] = 1
+    tried = 0
+    for thing in (session, session.items("c"), turn, store):
+        for name, args, named in ways_of(type(thing)):
+            tried += 1
+            try:
+                async with asyncio.timeout(20):
+                    await used(getattr(thing, name)(*args, **named))
+            except (StateError, KeyError):
+                pass  # refused, or not there
+            except UnicodeError as error:
+                pytest.fail(
+                    f"{type(thing).__name__}.{name}({args}, {named}): {error!r}".encode(errors="replace").decode()
+                )
+    assert tried > 150
+    for slot in ("x" * 257, 7):
+        with pytest.raises(InvalidValue, match="a slot is a str of 1 to 256 bytes"):
+            async with store.session("t").turn(request_id="r", slot=slot):
+                pass
+    async with store.session("t").turn(request_id="r", slot=LONE) as turn:
+        turn["n"] = 1
+    async with store.session("t").turn(request_id="r", slot=LONE) as turn:
+        assert turn.repeated
+
+
+@faces
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"archive": f"sqlite:///{LONE}.db"},
+        {"archive": f"sqlite:///file:{LONE}.db?uri=true"},
+        {"archive": f"postgresql://u:{LONE}@127.0.0.1:1/d"},
+        {"archive": f"postgresql://{LONE}:1/d"},
+        {"archive": f"postgresql://127.0.0.1:1/d?sslrootcert={LONE}"},
+        {"namespace": LONE},
+        {"durability": LONE},
+        *({"url": url} for url in (
+            f"redis://{LONE}:1", "redis://a..b:1", f"redis://{'x' * 64}:1", f"redis://u:{LONE}@127.0.0.1:1", f"unix:///{LONE}",
+            f"redis://127.0.0.1:1?client_name={LONE}", f"rediss://127.0.0.1:1?ssl_ca_certs={LONE}",
+            f"rediss://127.0.0.1:1?ssl_ca_data={LONE}", f"redis+sentinel://127.0.0.1:1/{LONE}",
+            f"redis+cluster://127.0.0.1:1,{LONE}:1", f"http://{LONE}:1",
+        )),
+        {"url": "http://127.0.0.1:1", "token": LONE},
+    ],
+    ids=ascii,
+)  # fmt: skip
+async def test_a_lone_surrogate_in_what_a_store_is_opened_with_is_refused(
+    face: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = {} if given.get("url", "").startswith("http") else {"archive": "memory", "retry_for": 0}
+    with pytest.raises((ConfigurationError, WarmUnavailable, ColdUnavailable)):
+        await open_store(face, **{"url": None} | more | given)
+    assert list(tmp_path.iterdir()) == []
