@@ -778,7 +778,7 @@ async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
                 "headers": [(b"content-type", b"application/json")], "server": ("x", 80), "scheme": "http",
                 "state": {"body": json.dumps(body or {}).encode()},
             }  # fmt: skip
-            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(0), Rates(Limits()))
+            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(Limits()), Rates(Limits()))
 
         await store.session("other:c").set("a", 1)
         made = await conversations.create("session", asked("POST", "/v1/conversations", {}))
