@@ -130,10 +130,10 @@ FAULTS = {
     ),
     "SQL's disk is full": Fault(
         disk_is_full,
-        "archiver .*No space left on device",
+        "(archiver|partition [0-3]).*No space left on device",
         "No space left on device",
-        "distributed_state_archiver_failing == 1",
-        "^ArchiverFailing$",
+        "distributed_state_partition_diverged == 1 or distributed_state_archiver_failing == 1",
+        "^(ArchiveDiverged|ArchiverFailing)$",  # as the full disk is needed by what is written, or by the cursors
         small=True,
     ),
     "SQL was restored": Fault(
