@@ -227,7 +227,8 @@ def _merged(
 ) -> Iterable[tuple[bytes, int, str, int, int]]:
     """The items that all sources show, in order: of those that lie upon each other the uppermost, if that is none."""
     order: Callable[[Any], Any] = lambda row: row[0]  # noqa: E731  # one for both
-    streams = [_keys(connection, source, above, wanted, limit) for above, source in enumerate(place.sources)]
+    # One more than is wanted shows that there are more, and another one that this one is read to its end.
+    streams = [_keys(connection, source, above, wanted, limit + 2) for above, source in enumerate(place.sources)]
     together = merge(*streams, key=order, reverse=wanted.reverse)
     for key, rows in groupby(together, key=order):
         _, _, number, source, at, length = min(rows, key=lambda row: row[1])
@@ -245,11 +246,14 @@ def _keys(
         "source": source.record,
         "prefix": wanted.prefix,
     }
-    given |= {"after": wanted.after, "before": wanted.before, "end": item_rows.behind(wanted.prefix)}
+    # One bound on each side: of two SQLite seeks by one, and walks past all that the other leaves out.
+    ends = [each for each in (wanted.before, item_rows.behind(wanted.prefix)) if each is not None]
+    given["after"] = wanted.after if wanted.after is not None and wanted.after >= wanted.prefix else None
+    given["below"] = min(ends, default=None)
     given["first"], given["last"] = source.spans[0]
     while True:
         given["some"] = some
-        bounds = frozenset(name for name in ("after", "before", "end") if given[name] is not None)
+        bounds = frozenset(name for name in ("after", "below") if given[name] is not None)
         if len(source.spans) == 1:
             query = _in_range_of_one(bounds, wanted.reverse)
         else:
@@ -261,7 +265,7 @@ def _keys(
             return
         # Those that were deleted, or lie hidden, are not counted: who asks for one does not ask for each of them.
         some = max(some, min(4 * some, _MOST))
-        given["before" if wanted.reverse else "after"] = rows[-1][0]
+        given["below" if wanted.reverse else "after"] = rows[-1][0]
 
 
 @cache
@@ -273,19 +277,20 @@ def _in_range_of_one(bounds: frozenset[str], reverse: bool) -> Select[Any]:
 def _in_range(bounds: frozenset[str], within: ColumnElement[bool], *, reverse: bool) -> Select[Any]:
     """From key to key by a look into the index each, so that what was put a thousand times costs no more than once.
 
-    *As rows that no newer one follows, PostgreSQL without statistics read all of the collection for each.*
+    *As rows that no newer one follows, PostgreSQL without statistics read all of the collection for each. With the
+    bounds of the range beside that of the last key, SQLite read all from the range's beginning for each.*
     """
     i = items.c
     mine = [i.record == bindparam("r"), i.collection == bindparam("c"), within]
-    limits = [i.key >= bindparam("prefix"), *[i.key > bindparam("after")] * ("after" in bounds)]
-    limits += [i.key < bindparam(name) for name in ("before", "end") if name in bounds]
+    lower = i.key > bindparam("after") if "after" in bounds else i.key >= bindparam("prefix")
+    upper = [i.key < bindparam("below")] if "below" in bounds else []
 
-    def nearest(*conditions: ColumnElement[bool]) -> ColumnElement[bytes]:
-        query = select(i.key).where(*mine, *limits, *conditions).order_by(i.key.desc() if reverse else i.key)
+    def nearest(*within: ColumnElement[bool]) -> ColumnElement[bytes]:
+        query = select(i.key).where(*mine, *within).order_by(i.key.desc() if reverse else i.key)
         return query.limit(1).scalar_subquery()
 
-    keys_ = select(nearest().label("key")).cte("keys", recursive=True)
-    following = nearest(i.key < keys_.c.key if reverse else i.key > keys_.c.key)
+    keys_ = select(nearest(lower, *upper).label("key")).cte("keys", recursive=True)
+    following = nearest(lower, i.key < keys_.c.key) if reverse else nearest(i.key > keys_.c.key, *upper)
     keys_ = keys_.union_all(select(following).where(keys_.c.key.is_not(None)))
 
     def newest(what: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -94,7 +94,8 @@ def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) 
     # The index is of a time that is behind by less than a minute.
     if wanted.changed_from_ms is not None:
         query = query.where(r.listed_ms > wanted.changed_from_ms - record_index.LISTED_MS)
-    if wanted.changed_to_ms is not None:
+    # One upper bound, as in `_by_id`.
+    if wanted.changed_to_ms is not None and (after is None or int(after[0]) >= wanted.changed_to_ms):
         query = query.where(r.listed_ms < wanted.changed_to_ms)
     query = query.where(*_conditions(wanted))
     if after is not None:
@@ -157,10 +158,9 @@ def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
         t = tags.alias(f"tag{at}").c
         query = query.where(t.namespace == namespace, t.tag == tag, t.record == text)
         text = t.record if at == 0 else text
-    query = query.where(text >= wanted.text, text < end(wanted.text))
-    if after is not None:
-        query = query.where(text > after)
-    query = query.where(*_conditions(wanted))
+    # One lower bound: of two SQLite seeks by one, and walks past all that the other leaves out.
+    lower = text > after if after is not None and str(after) >= wanted.text else text >= wanted.text
+    query = query.where(lower, text < end(wanted.text), *_conditions(wanted))
     if not wanted.deleted:
         query = query.where(r.deleted.is_(False))
     return query.order_by(text)

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import FromClause, Join, and_, event, join
 
-from distributed_state.cold import purging, remembered, tables
+from distributed_state.cold import listing, purging, remembered, tables
+from distributed_state.cold.item_reading import Range
 from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Wanted
+from distributed_state.values.model import ITEMS
 from tests.integration.conftest import Opener
 from tests.journals import Journal, put
 
@@ -87,6 +90,66 @@ def test_a_question_about_one_record_costs_the_same_among_many(opened: Opener, t
     few, many = asked(opened, tmp_path, question)
     assert few > 5
     assert many < 1.3 * few
+
+
+@pytest.fixture
+def paged(opened: Opener, tmp_path: Path) -> ColdStore:
+    """An archive of a record with 2,000 items, put at two versions, and of 1,000 records with a tag."""
+    journal = Journal(opened(f"sqlite:///{tmp_path}/a.db"))
+    for half in (0, 1):
+        puts = [(b"p", b"x\0k%04d" % number, b"v") for number in range(half, 2000, 2)]
+        journal.commit(ASKED, (b"s", ITEMS, b"1"), *puts)
+    for number in range(1000):
+        journal.commit(f"session:p{number:04}", put("k", "v"), (b"s", b"##run:r1", b"1"))
+        journal.now += 60_000
+    journal.commit(ASKED, put("k", "v"))
+    journal.flush()
+    return journal.store
+
+
+PAGES: dict[str, Callable[[ColdStore, int], object]] = {
+    "items": lambda store, at: store.list_items(ASKED, None, Range(b"x", after=b"k%04d" % (2 * at)), 100, 10**6),
+    "items of the past": lambda store, at: store.list_items(
+        ASKED, 2, Range(b"x", after=b"k%04d" % (2 * at)), 100, 10**6, exact=True
+    ),
+    "items backwards": lambda store, at: store.list_items(
+        ASKED, 2, Range(b"x", before=b"k%04d" % (2000 - 2 * at), reverse=True), 100, 10**6
+    ),
+    "items of a prefix": lambda store, at: store.list_items(
+        ASKED, 2, Range(b"x", prefix=b"k", before=b"l", after=b"k%04d" % (2 * at)), 100, 10**6
+    ),
+    "records of a prefix": lambda store, at: store.listing(
+        Wanted("session", 50, prefix="p", after=listing._cursor(f"session:p{at:04}"))
+    ),
+    "records with a tag": lambda store, at: store.listing(
+        Wanted("session", 50, tags=("run:r1",), after=listing._cursor(f"session:p{at:04}"))
+    ),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_costs_the_same_wherever_it_begins(paged: ColdStore, page: str) -> None:
+    """Not what lies before it, nor what lies between its own rows and its first one."""
+    cost = [steps(paged, lambda at=at: PAGES[page](paged, at)) for at in (10, 400, 800)]  # type: ignore[misc]
+    assert min(cost) > 50
+    assert max(cost) < 1.3 * min(cost)
+
+
+def test_a_page_by_time_costs_the_same_wherever_it_begins(paged: ColdStore) -> None:
+    def wanted(limit: int, after: str | None = None) -> Wanted:
+        return Wanted("session", limit, changed_to_ms=10**13, after=after)
+
+    cursors = [paged.listing(wanted(at))[-1].cursor for at in (10, 400, 800)]
+    cost = [steps(paged, lambda at=at: paged.listing(wanted(50, at))) for at in cursors]  # type: ignore[misc]
+    assert max(cost) < 1.3 * min(cost)
+
+
+def test_a_page_of_items_costs_by_its_size(paged: ColdStore) -> None:
+    first, whole = (
+        steps(paged, lambda limit=limit: paged.list_items(ASKED, 2, Range(b"x"), limit, 10**6))  # type: ignore[misc]
+        for limit in (100, 1000)
+    )
+    assert whole < 12 * first
 
 
 def test_without_its_order_a_join_looks_at_everything(
