@@ -21,7 +21,7 @@ HARD = (
 _LETTERS = "ab./%2fFeE?#&=+~-_: ;\\\"'<>\n\x00\x7f\xa0é日\ufffd\ud800\udfff\U0001f600"
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 NAMES = st.sampled_from(HARD) | st.text(_LETTERS, min_size=1, max_size=12).filter(lambda name: not _PAIR.search(name))
-"""Names that the library takes. Two surrogates that JSON makes one character of are not among them."""
+"""Names that the library takes: not two surrogates, of which JSON makes one character."""
 
 
 class DecodingProxy:

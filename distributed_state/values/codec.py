@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 import orjson
@@ -19,11 +18,10 @@ from pydantic import ValidationError
 
 from distributed_state.errors import CorruptState, DecryptionFailed, InvalidValue, TooLarge
 from distributed_state.values import field_ttl
-from distributed_state.values.model import Message
+from distributed_state.values.model import Message, has_pair, refuse_pair
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
-_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
 SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
 BYTES = b"\x02"  # and what is bytes, not JSON, with this
@@ -99,7 +97,7 @@ def _complaint(value: Any) -> str | None:
                 if found:
                     return found
             open_containers.discard(id(value))
-        elif isinstance(value, str) and _PAIR.search(value):
+        elif isinstance(value, str) and has_pair(value):
             return f"{path}: two surrogates in a row, which JSON reads back as one character"
         elif isinstance(value, int) and abs(value) >= _LARGEST:
             return f"{path}: an integer of more than 4300 digits, which Python does not read back"
@@ -138,6 +136,7 @@ def encode_key(key: str, limit: int = 1024) -> bytes:
         raise InvalidValue("a field needs a name: '' is none")
     if key[0] == "#":
         raise InvalidValue(f"field {key!r}: names that begin with '#' are reserved")
+    refuse_pair(key, "field")
     data = key.encode("utf-8", "surrogatepass")
     if len(data) > limit:
         raise TooLarge(f"a field name of {len(data)} bytes is longer than {limit}")

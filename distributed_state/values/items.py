@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.values.journal import COLLECTION_BYTES, KEY_BYTES
+from distributed_state.values.model import refuse_pair
 
 MOST_ITEMS = 1000  # in one commit, and in one read
 
@@ -83,6 +84,7 @@ def encode_collection(collection: str) -> bytes:
         raise InvalidValue(
             f"a collection is a str of 1 to {COLLECTION_BYTES} bytes without NUL, not {collection!r:.80}"
         )
+    refuse_pair(collection, "collection")
     data = collection.encode("utf-8", "surrogatepass")
     if len(data) > COLLECTION_BYTES:
         raise TooLarge(f"a collection's name of {len(data)} bytes is longer than {COLLECTION_BYTES}")
@@ -93,6 +95,7 @@ def encode_item_key(key: str, what: str = "an item's key") -> bytes:
     """The bytes of an item's key, which may be any text, or what it begins with. Raises InvalidValue."""
     if not isinstance(key, str):
         raise InvalidValue(f"{what} is a str, not {key!r:.80}")
+    refuse_pair(key, what)
     data = key.encode("utf-8", "surrogatepass")
     if len(data) > KEY_BYTES:
         raise TooLarge(f"{what} of {len(data)} bytes is longer than {KEY_BYTES}")

@@ -89,6 +89,7 @@ class Ref:
             raise InvalidValue(f"scope {self.scope!r} is none of {', '.join(SCOPES)}")
         if not isinstance(self.id, str) or not self.id:
             raise InvalidValue(f"an id must be a non-empty str, not {self.id!r}")
+        refuse_pair(self.id, "id")
         # Length first: escaping 10 MB to reject it afterwards would be work done for an attacker.
         escaped = escape(self.id) if len(self.id) <= MAX_ID_BYTES else ""
         if not 0 < len(escaped.encode()) <= MAX_ID_BYTES:
@@ -114,6 +115,20 @@ _UNSAFE = re.compile("[%:\x00-\x1f\x7f\ud800-\udfff]")
 _ESCAPED = re.compile("%(u[0-9A-F]{4}|[0-9A-F]{2})")
 
 
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+def has_pair(text: str) -> bool:
+    """Whether the text has a high surrogate before a low one, which JSON reads back as one character: another text."""
+    return not text.isascii() and _PAIR.search(text) is not None
+
+
+def refuse_pair(text: str, what: str) -> None:
+    """Raise InvalidValue if JSON would change this text."""
+    if has_pair(text):
+        raise InvalidValue(f"{what} {text!r:.80}: two surrogates in a row, which JSON reads back as one character")
+
+
 def escape(text: str) -> str:
     """Make text printable, free of ':' and storable in any database; two texts never give the same result."""
     return _UNSAFE.sub(lambda m: f"%{ord(m[0]):02X}" if ord(m[0]) < 256 else f"%u{ord(m[0]):04X}", text)
@@ -129,6 +144,7 @@ def checked_phase(phase: Any) -> str:
     """A phase that may be written. Raises InvalidValue."""
     if not isinstance(phase, str) or not 0 < len(phase) <= MAX_PHASE:
         raise InvalidValue(f"a phase is a str of 1 to {MAX_PHASE} characters or None, not {phase!r:.80}")
+    refuse_pair(phase, "phase")
     return phase
 
 

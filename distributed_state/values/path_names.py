@@ -3,7 +3,7 @@
 A name is one part of a path, percent-encoded. Some servers and proxies decode paths and tidy them up, so that `a%2Fb`
 becomes two parts and `..` is taken away: below `/base64` each name is written in base64url instead, which no proxy
 changes. The bytes of a name are its UTF-8; those of a lone surrogate are what UTF-8 would make of it. A high surrogate
-before a low one is refused: in JSON they are one character, and so another name.
+before a low one is refused, as everywhere: in JSON they are one character, and so another name.
 
 Source: RFC 3986, section 2.4: a URI is taken apart before anything in it is decoded. RFC 4648, section 5.
 Design: section 23.
@@ -15,10 +15,9 @@ import base64
 import re
 from urllib.parse import quote, unquote_to_bytes
 
-from distributed_state.errors import InvalidValue
+from distributed_state.values.model import refuse_pair
 
 BASE64 = "base64"
-_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _PLAIN = re.compile(r"[A-Za-z0-9_:~-][A-Za-z0-9_.:~-]*")  # what is the same, or meant the same, wherever it is decoded
 
 
@@ -56,8 +55,7 @@ def read_base64(part: bytes) -> str:
 
 def checked(name: str) -> str:
     """The name. Raises InvalidValue for one that JSON would change."""
-    if not name.isascii() and _PAIR.search(name):
-        raise InvalidValue(f"{name!r:.80}: two surrogates are one character in JSON, so HTTP has no place for them")
+    refuse_pair(name, "name")
     return name
 
 

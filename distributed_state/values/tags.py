@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from distributed_state.errors import InvalidValue
-from distributed_state.values.model import TAG, escape, unescape
+from distributed_state.values.model import TAG, escape, refuse_pair, unescape
 
 MOST = 256  # of one record; commit.lua has the same
 KEY_BYTES = 64
@@ -25,6 +25,7 @@ def tag_text(key: str, text: str) -> str:
             raise InvalidValue(f"the {what} of a tag is a non-empty str, not {given!r:.80}")
         if len(given) > most or len(escape(given).encode()) > most:
             raise InvalidValue(f"the {what} of a tag takes at most {most} bytes when escaped: {given!r:.80}")
+        refuse_pair(given, f"{what} of a tag")
     return f"{escape(key)}:{escape(text)}"
 
 

@@ -808,6 +808,14 @@ async def test_a_lone_surrogate_is_stored_or_refused_wherever_a_text_is_taken(op
                     f"{type(thing).__name__}.{name}({args}, {named}): {error!r}".encode(errors="replace").decode()
                 )
     assert tried > 150
+    pair = "\ud83d\ude00"
+    for refused in (
+        lambda: store.session(pair).set("k", 1), lambda: session.set(pair, 1), lambda: session.write(phase=pair),
+        lambda: session.items(pair).put("k", 1), lambda: session.items("c").put(pair, 1),
+        lambda: session.write(tag={pair: "x"}), lambda: session.write(tag={"x": pair}),
+    ):  # fmt: skip
+        with pytest.raises(InvalidValue, match="two surrogates in a row"):
+            await refused()
     for slot in ("x" * 257, 7):
         with pytest.raises(InvalidValue, match="a slot is a str of 1 to 256 bytes"):
             async with store.session("t").turn(request_id="r", slot=slot):
