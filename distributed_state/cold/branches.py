@@ -18,12 +18,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, select
 
-from distributed_state.cold import archive, blocks, branch_reading, record_index
+from distributed_state.cold import archive, blocks, branch_reading, record_index, refusals
 from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST, parse
 from distributed_state.cold.record_index import forgotten, hashed
+from distributed_state.cold.refusals import Fault
 from distributed_state.cold.tables import branches, changes, erasures, records
 from distributed_state.cold.values import Branched, BranchState, Kept
 from distributed_state.errors import CorruptState, UnknownStep
@@ -60,7 +61,15 @@ def keep(
             log.warning("partition %d: %d commits under epoch %s are of something erased", partition, count, epoch)
         head = rows.get(record)
         owner = head["owner"] if head else None
-        kept += _Line(connection, namespace, record, partition, epoch, owner).keep(living, cause)
+        try:
+            with connection.begin_nested():
+                kept += _Line(connection, namespace, record, partition, epoch, owner).keep(living, cause)
+        except Exception as error:
+            if refusals.fault_of(connection, error) is not Fault.ROW:
+                raise
+            # Else the partition could not start again, with all its other records.
+            for entry in living:
+                archive.quarantine(connection, namespace, entry, partition, epoch, error)
     return kept
 
 

@@ -176,6 +176,23 @@ def test_a_refused_version_is_used_up_and_what_it_replaced_is_set_aside(
     assert aside == sorted([(3, old), (4, old), (3, journal.epoch)])
 
 
+def test_a_branch_that_sql_refuses_is_quarantined_and_those_of_other_records_are_kept(
+    postgres_url: str, opened: Opener
+) -> None:
+    """Else its partition could not start again after a failover."""
+    cold = opened(postgres_url)
+    journal = Journal(cold)
+    execute(cold, "ALTER TABLE branches ADD CHECK (actor <> 'mallory')")
+    closed = journal.epoch
+    lost = [journal.commit("session:good", put("k", "1")), journal.commit("session:bad", actor="mallory", messages=1)]
+    journal.renew()
+    (kept,) = cold.branches.keep(journal.partition, closed, lost, "failover")
+    assert (kept.record, kept.commits) == ("session:good", 1)
+    (row,) = cold.quarantined()
+    assert (row.record, row.version, row.event) == ("session:bad", 1, lost[1].event)
+    assert "violates check" in row.reason
+
+
 # A place in SQL
 
 
