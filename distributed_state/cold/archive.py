@@ -234,6 +234,7 @@ class Intake:
                 log.error(text, record, item.epoch, item.entry.version, extra={"record": record})
                 set_aside(self.connection, row, item.entry.version, f"replaced by {item.epoch}")
                 before = states(self.connection, self.namespace, {record: item.entry.version - 1}).get(record)
+                existing[record] = {**row, **record_index.about(before)}
                 tagging.replace(self.connection, self.namespace, record, before.fields if before else {})
 
     def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:

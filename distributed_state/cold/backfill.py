@@ -12,18 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, and_, func, select
 
-from distributed_state.cold import backfill_items, blocks, bulk, erasure, record_index, remembered, tables
+from distributed_state.cold import backfill_items, blocks, branches, bulk, erasure, record_index, remembered
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.epochs import clock_us
-from distributed_state.cold.history import states
+from distributed_state.cold.history import oldest, states
 from distributed_state.cold.recovery import is_at
-from distributed_state.cold.values import RESOLVED, Backfilled, Batch, Cursor, Held
-from distributed_state.values import message_ranges
+from distributed_state.cold.setting_aside import undo
+from distributed_state.cold.tables import events
+from distributed_state.cold.values import RESOLVED, Archived, Backfilled, Batch, Cursor, Held
+from distributed_state.values import codec, message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack
 from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START
+
+_BESIDE = "SQL was restored older, and Redis had read that state before it was repaired"
 
 
 def backfill(
@@ -34,21 +39,86 @@ def backfill(
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
     heads = remembered.heads(connection, namespace, names)
-    before = states(connection, namespace, {name: head.version for name, head in heads.items()})
+    # Changes of a repair that was broken off before they were in Redis.
+    unseen = {name: head for name, head in heads.items() if _is_unseen(held, name, head)}
+    undone = {name: head.version for name, head in unseen.items() if _is_passed(held, name, head)}
+    known = {name: head.version - (name in undone) for name, head in heads.items()}
+    before = states(connection, namespace, known)
     plan = _Plan(held, clock_us(connection) // 1000, partial(_kept, connection, namespace))
+    plan.done.stale += sorted(unseen.keys() - undone.keys())
     for name in sorted(names):
-        plan.add(name, heads[name].version if name in heads else 0, before.get(name))
+        plan.add(name, known.get(name, 0), before.get(name))
+    brought = {(entry.record, entry.version) for entry in plan.carried}
+    for name, place in sorted(plan.forks.items()):
+        if place not in brought and not _has(connection, namespace, *place):
+            plan.lose_items(name, known.get(name, 0))
     alone = held.entries.get("", ())
-    lacking = remembered.lacking(connection, namespace, held.partition, held.epoch, [*alone, *plan.aside])
+    left = [*alone, *plan.aside, *plan.beside]
+    lacking = remembered.lacking(connection, namespace, held.partition, held.epoch, left)
     carried = plan.carried + [entry for entry in alone if entry.event in lacking]
     plan.done.aside = sum(entry.event in lacking for entry in plan.aside)
+    beside = [entry for entry in plan.beside if entry.event in lacking]
+    plan.done.branched = len(beside)
     if not keep:
+        for name in sorted(undone):
+            undo(connection, namespace, name, undone[name], before.get(name))
         batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=lambda entry: (entry.offset, entry.version)))
         # First these: behind a record that came whole they would be taken for purged.
         remembered.set_aside(connection, namespace, held.partition, held.epoch, plan.aside, RESOLVED)
+        branches.keep(connection, namespace, held.partition, held.epoch, beside, _BESIDE)
         erasure.erase(connection, namespace, plan.erased)
         Intake(connection, namespace).take([batch], snapshot_every)
+        _note(connection, namespace, held, plan.notes)
     return plan.done
+
+
+def _is_unseen(held: Held, name: str, head: Archived) -> bool:
+    """Whether SQL's last version is a repair's own, and Redis, which has the record, does not go on from it."""
+    if name not in held.states or head.event != _event(held, head.version):
+        return False
+    return held.states[name].state.version < head.version or _is_passed(held, name, head)
+
+
+def _is_passed(held: Held, name: str, head: Archived) -> bool:
+    """Whether Redis has given SQL's last version to another commit since."""
+    entries = held.entries.get(name, ())
+    return any(entry.version == head.version and entry.offset > head.offset for entry in entries)
+
+
+def _has(connection: Connection, namespace: str, record: str, version: int) -> bool:
+    """Whether SQL has a record's version; else its items may have come later, with a version that came whole."""
+    key = record_index.keys(connection, namespace, [record]).get(record)
+    if key is None:
+        return False
+    if blocks.changes_between(connection, key, version - 1, version + 1, 1):
+        return True
+    return version < oldest(connection, namespace, record)
+
+
+def _nothing_of(version: int) -> dict[str, Any]:
+    """The note about a record of which nothing is to be said."""
+    return {"version": version, "after": version, "aside": 0, "lost": [], "items": False, "deleted": False}
+
+
+def _event(held: Held, version: int) -> str:
+    """The event of a repair's own change."""
+    return f"{REPAIR}.{version}.{held.epoch.rpartition('-')[2]}"
+
+
+def _note(connection: Connection, namespace: str, held: Held, notes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add what was done to records to the audit, in this transaction: who is killed later has said it all the same."""
+    # Events of Redis have numbers of their own under its epoch.
+    epoch = f"{held.epoch}.{REPAIR}"
+    e = events.c
+    here = and_(e.namespace == namespace, e.partition == held.partition, e.epoch == epoch)
+    last = connection.execute(select(func.max(e.offset)).where(here)).scalar() or 0
+    now_ms = clock_us(connection) // 1000
+    rows = []
+    for number, (name, note) in enumerate(sorted(notes.items()), last + 1):
+        id = f"{REPAIR}.{held.partition}.{held.epoch}.{number}"
+        place = (namespace, held.partition, epoch, number, id, "conversation.repaired", name)
+        rows.append((*place, now_ms, "", note["version"], codec.encode(note)))
+    bulk.add(connection, events, rows)
 
 
 def _kept(connection: Connection, namespace: str, name: str, runs: Sequence[Segment]) -> set[tuple[str, int]]:
@@ -74,11 +144,25 @@ class _Plan:
         self._kept = kept
         self.carried: list[JournalEntry] = []
         self.aside: list[JournalEntry] = []
+        self.beside: list[JournalEntry] = []  # what neither the record nor anything that is carried has
         self.erased: list[str] = []
+        self.forks: dict[str, tuple[str, int]] = {}  # whose items each shows, and as of which version
+        self.notes: dict[str, dict[str, Any]] = {}  # by record, as the audit has them
         self.done = Backfilled()
 
     def add(self, name: str, version: int, before: State | None) -> None:
         """Add a record, which SQL has up to a version, with the state before."""
+        self._note = _nothing_of(version)
+        self._add(name, version, before)
+        if self._note != _nothing_of(version):
+            self.notes[name] = self._note
+
+    def lose_items(self, name: str, version: int) -> None:
+        """Note that items of a record may be lost."""
+        self.done.lost_items.append(name)
+        self.notes.setdefault(name, _nothing_of(version))["items"] = True
+
+    def _add(self, name: str, version: int, before: State | None) -> None:
         there = self._held.states.get(name)
         newer = there if there is not None and there.state.version > version else None
         if newer is not None and before is not None and _next(newer.state) < _next(before):
@@ -91,12 +175,15 @@ class _Plan:
         if gone and not (there and there.state.deleted):
             # What Redis shows of it was read from the older SQL since, and perhaps written on.
             self.done.deleted.append(name)
+            self._note["deleted"] = True
             self.done.stale.append(name)
             if newer is None and before is not None:
                 newer = _tombstone(before, ended)
         else:
             gone = False
-        entries = [entry for entry in self._held.entries.get(name, ()) if entry.version > version]
+        every = self._held.entries.get(name, ())
+        entries = [entry for entry in every if entry.version > version]
+        self.beside += [entry for entry in every if ended < entry.version <= version]
         carried = self._follow(name, version, before, entries, newer)
         if carried and newer is not None:
             if gone and not newer.state.deleted:
@@ -114,19 +201,29 @@ class _Plan:
         continues = [entry.version for entry in entries] == [*range(version + 1, last + 1)]
         if continues and (newer is None or newer.state.version == last):
             self.done.commits += len(entries)
+            begun = unpack(entries[0].data) if entries and not version else []
+            self._inherit(name, {op.name: op.value for op in begun if op.kind == b"s"})
             return entries
+        ended = self._held.deleted.get(name, 0)
         if newer is None:
-            self.aside += entries
+            self.beside += [entry for entry in entries if entry.version > ended]
             return []
         # The newest one that has its version: where it was hydrated from SQL since, an older one may have it, too.
         same = next((entry for entry in reversed(entries) if entry.version == newer.state.version), None)
-        self.aside += [entry for entry in entries if entry is not same]
+        line = backfill_items.line(newer.state.version, entries)
+        aside = [entry for entry in entries if entry is not same and any(entry is each for each in line)]
+        others = [entry for entry in entries if not any(entry is each for each in line)]
+        self.aside += aside
+        self.beside += [entry for entry in others if entry.version > ended]
         self.done.records += 1
+        self._inherit(name, newer.state.fields if not version else {})
+        self._note |= {"version": newer.state.version, "aside": len(aside)}
         carried: list[JournalEntry] = []
         known = version if before else 0
         items, missing = backfill_items.steps(self._held.items.get(name), known, newer, entries)
         if missing:
             self.done.lost_items.append(name)
+            self._note["items"] = True
         runs = message_ranges.segments(name, newer.state.fields)
         kept = self._kept(name, runs) if before else set()
         sources = {number: run.source for run in runs for number in range(run.start, run.stop)}
@@ -140,6 +237,11 @@ class _Plan:
         newer = replace(newer, state=backfill_items.layered(newer.state, known))
         self._change(name, newer, before.fields if before else {}, carried, steps, same)
         return carried
+
+    def _inherit(self, name: str, fields: Mapping[bytes, bytes]) -> None:
+        """Note whose items a record shows that begins with these fields."""
+        if place := backfill_items.inherited(fields):
+            self.forks[name] = place
 
     def _change(
         self,
@@ -179,10 +281,12 @@ class _Plan:
             and not kept & {(name, number), (run.source, number)}
         ]
         if lost:
-            self.done.lost += [replace(each, source=name) for each in message_ranges.joined(lost)]
+            gaps = message_ranges.joined(lost)
+            self.done.lost += [replace(each, source=name) for each in gaps]
             self.done.stale.append(name)
-            shown = message_ranges.shown(message_ranges.without(runs, message_ranges.joined(lost)), fields)
+            shown = message_ranges.shown(message_ranges.without(runs, gaps), fields)
             version = newer.state.version + 1
+            self._note |= {"version": version, "lost": [[each.start, each.stop - 1] for each in gaps]}
             steps: list[Step] = [(b"s", each, value) for each, value in shown.items()]
             carried.append(self._entry(name, version, steps, fields, newer.time_ms, carried, None))
 
@@ -201,7 +305,7 @@ class _Plan:
         behind = max([self._held.archived, *(entry.offset for entry in carried)])
         return JournalEntry(
             offset=same.offset if same else behind,
-            event=same.event if same else f"{REPAIR}.{version}.{self._held.epoch.rpartition('-')[2]}",
+            event=same.event if same else _event(self._held, version),
             record=name,
             version=version,
             time_ms=same.time_ms if same else time_ms or self._now_ms,
@@ -231,7 +335,7 @@ def add_events(connection: Connection, namespace: str, happened: Sequence[Happen
     """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
     if not happened:
         return 0
-    c = tables.events.c
+    c = events.c
     oldest = min(each.time_ms for each in happened)
     here = and_(c.namespace == namespace, c.partition == happened[0].partition, c.time_ms >= oldest)
     # By their ids, too: of a stream that went on from one epoch to the next SQL may have some under the first.
@@ -245,5 +349,5 @@ def add_events(connection: Connection, namespace: str, happened: Sequence[Happen
             for e in lacking
             for place in [(e.partition, e.epoch, e.offset)]
         ]
-        bulk.add(connection, tables.events, rows)
+        bulk.add(connection, events, rows)
     return len(lacking)

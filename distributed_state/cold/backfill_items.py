@@ -7,11 +7,11 @@ Design: section 14.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from distributed_state.values.journal import JournalEntry, KeptItems, Loaded, State, Step, unpack
-from distributed_state.values.model import ITEMS
+from distributed_state.values.model import ITEMS, PARENT
 
 
 def steps(
@@ -24,7 +24,7 @@ def steps(
     kept = kept or KeptItems({}, newer.state.version)
     found: dict[bytes, bytes] = {}
     reached = known
-    for entry in _line(newer.state.version, entries):
+    for entry in line(newer.state.version, entries):
         reached += entry.version == reached + 1
         if entry.version >= since:
             found |= {op.name: op.value for op in unpack(entry.data) if op.kind in (b"p", b"q")}
@@ -34,7 +34,15 @@ def steps(
     return [(b"p" if frame else b"q", item, frame) for item, frame in sorted(found.items())], missing
 
 
-def _line(version: int, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+def inherited(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
+    """The record whose items a fork with these fields shows, and as of which version; None if there are none."""
+    if PARENT not in fields or fields.get(ITEMS) != b"1":
+        return None
+    source, _, version = fields[PARENT].decode().rpartition("@")
+    return source, int(version)
+
+
+def line(version: int, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
     """Those that led to a version: of several of one version, as it was hydrated from the older SQL since, the last."""
     line: list[JournalEntry] = []
     for entry in reversed(entries):

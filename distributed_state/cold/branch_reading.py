@@ -33,13 +33,13 @@ def ordinal(epoch: str) -> int:
 def of_record(connection: Connection, namespace: str, record: str) -> list[Branched]:
     """The branches of a record, the oldest epoch first."""
     b = branches.c
-    names = (b.branch, b.partition, b.epoch, b.version, b.time_ms, b.kept_ms, b.cause, b.actor, b.told)
+    names = (b.branch, b.partition, b.epoch, b.version, b.offset, b.time_ms, b.kept_ms, b.cause, b.actor, b.told)
     rows = connection.execute(select(*names).where(b.namespace == namespace, b.record == record)).all()
     found = []
     for id, group in groupby(sorted(rows, key=lambda row: (row.branch, row.version)), key=lambda row: row.branch):
         own = list(group)
         versions = tuple(row.version for row in own)
-        base = _base(connection, namespace, record, versions[0], own[0].epoch)
+        base = _base(connection, namespace, record, versions[0], own[0].epoch, own[0].offset)
         found.append(
             Branched(
                 record=record,
@@ -71,16 +71,22 @@ def gaps(base: int, versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _base(connection: Connection, namespace: str, record: str, first: int, epoch: str) -> int:
-    """The last version before `first` that was not written in a later life; 0 if there is none."""
+def _base(connection: Connection, namespace: str, record: str, first: int, epoch: str, offset: int) -> int:
+    """The last version before `first`, at this offset, that was not written in a later life; 0 if there is none.
+
+    Nor later in the same life: then Redis had gone back to an older SQL, and it is of the other line.
+    """
     found = 0
     key = key_of(namespace, record)
     for rows in blocks.downwards(connection, key, first - 1):
-        found = max((row.version for row in rows if ordinal(row.epoch) <= ordinal(epoch)), default=0)
+        known = (row for row in rows if ordinal(row.epoch) <= ordinal(epoch))
+        found = max((row.version for row in known if row.epoch != epoch or row.offset < offset), default=0)
         if found:
             break
+    c = changes.c
+    later = select(c.version).where(c.record == key, c.version < first, c.epoch == epoch, c.offset > offset)
     for t in (changes.c, snapshots.c):
-        query = select(t.epoch, func.max(t.version)).where(t.record == key)
+        query = select(t.epoch, func.max(t.version)).where(t.record == key, t.version.not_in(later))
         for theirs, version in connection.execute(query.where(t.version < first).group_by(t.epoch)):
             if ordinal(theirs) <= ordinal(epoch):
                 found = max(found, version)

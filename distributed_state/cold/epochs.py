@@ -46,6 +46,11 @@ def begin(connection: Connection, namespace: str, partition: int, epoch: str) ->
     connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True))
 
 
+def begin_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+    """The same of an epoch that begins as SQL was repaired: Redis lost nothing, so `minted_since` leaves it out."""
+    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True, minted_ms=None))
+
+
 def never_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
     """Note that Redis did not take it."""
     connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=False))
@@ -65,7 +70,7 @@ def any_begun(connection: Connection, namespace: str, partition: int) -> bool:
 
 
 def minted_since(connection: Connection, namespace: str, seconds: float) -> Minted:
-    """The partitions that began another epoch within the last seconds, behind one that had begun."""
+    """The partitions that began another epoch within the last seconds, behind one that had begun, but for repairs."""
     c, earlier = cursors.c, cursors.alias("earlier")
     now = now_ms(connection)
     had_begun = exists().where(

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Table, func, select
 
 from distributed_state.cold import change_reading, epochs, schema
 from distributed_state.cold.tables import branches, cursors, erasures, quarantine, records
-from distributed_state.cold.values import Quarantined
+from distributed_state.cold.values import RESOLVED, Quarantined
 from distributed_state.values.journal import unpack
 from distributed_state.values.model import PARENT
 
@@ -21,7 +21,7 @@ RECENT = 600.0  # seconds for which an epoch that began is news
 MINTED = "epochs minted lately"
 NEWEST = "newest quarantined"
 NONE_MINTED = "none began behind another one lately"
-_COUNTED = {"records": records, "quarantined": quarantine, "cursors": cursors, "erasures": erasures}
+_COUNTED = {"records": records, "cursors": cursors, "erasures": erasures}
 
 
 def quarantined(connection: Connection, namespace: str) -> list[Quarantined]:
@@ -66,6 +66,13 @@ def count(connection: Connection, namespace: str, table: Table) -> int:
     return int(connection.execute(query).scalar_one())
 
 
+def count_quarantined(connection: Connection, namespace: str) -> int:
+    """How many entries are in quarantine, without those of which nothing is lost."""
+    q = quarantine.c
+    query = select(func.count()).where(q.namespace == namespace, q.reason != RESOLVED)
+    return int(connection.execute(query).scalar_one())
+
+
 def connections(connection: Connection) -> tuple[int, int] | None:
     """How many connections the server has, and how many it allows; None for a file."""
     if connection.dialect.name != "postgresql":
@@ -82,6 +89,7 @@ def facts(connection: Connection, namespace: str) -> dict[str, str]:
         "revision": str(schema.revision(connection)),
     }
     found |= {name: str(count(connection, namespace, table)) for name, table in _COUNTED.items()}
+    found["quarantined"] = str(count_quarantined(connection, namespace))
     b = branches.c
     records_of = select(func.count(b.record.distinct())).where(b.namespace == namespace)
     minted = epochs.minted_since(connection, namespace, RECENT)

@@ -27,7 +27,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import auditing, blocks, branch_reading, bulk, item_rows, layers
+from distributed_state.cold import auditing, blocks, branch_reading, bulk, item_rows, layers, setting_aside
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.handing_down import hand_down, hand_down_all, let_go
@@ -68,6 +68,8 @@ def purge_all(
     # First: what a branch continues stays until the branch is old.
     cut = partial(branch_reading.purge, namespace=namespace, before_ms=branches_before, limit=CHUNK)
     total = Purged(0, _by_batches(database, cut), 0)
+    cut = partial(setting_aside.purge, namespace=namespace, before_ms=before_ms)
+    total += Purged(0, _by_batches(database, cut), 0)
     after: int | None = 0
     while after is not None:
         with database.long_read() as connection:

@@ -29,8 +29,9 @@ from sqlalchemy import (
 
 from distributed_state.cold import bulk
 from distributed_state.cold.bulk import Row
-from distributed_state.cold.entries import Parsed
+from distributed_state.cold.entries import Parsed, parse
 from distributed_state.cold.tables import TEXT, quarantine, records
+from distributed_state.values.journal import JournalEntry, State, pack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, PHASE
 
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
@@ -145,6 +146,13 @@ def heads(namespace: str, changes: Iterable[Parsed], existing: Mapping[str, Head
             head = found[record] = dict(existing[record]) if record in existing else _new(namespace, item)
         _follow(head, item)
     return found
+
+
+def about(state: State | None) -> dict[str, Any]:
+    """The columns of a row that follow from a record's state."""
+    fields = state.fields.items() if state else ()
+    said = parse(JournalEntry(0, "", "", 0, 0, "", "", 0, pack((b"s", *each) for each in fields), 0), 0, "")
+    return {name: getattr(said, name) for name in (*ABOUT, "deleted")}
 
 
 def put(

@@ -5,11 +5,15 @@ Design: section 9.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, delete, insert
+from sqlalchemy import Connection, and_, delete, insert, select
 
-from distributed_state.cold import blocks, change_reading
+from distributed_state.cold import blocks, change_reading, record_index, tagging
 from distributed_state.cold.record_index import Head
 from distributed_state.cold.tables import changes, items, layers, messages, quarantine, shares, snapshots
+from distributed_state.cold.values import RESOLVED
+from distributed_state.values.journal import State
+
+_TOGETHER = 10_000
 
 
 def set_aside(connection: Connection, head: Head, first: int, reason: str) -> None:
@@ -25,6 +29,27 @@ def set_aside(connection: Connection, head: Head, first: int, reason: str) -> No
     ]  # fmt: skip
     if rows:
         connection.execute(insert(quarantine), rows)
+    _remove(connection, head, first)
+
+
+def undo(connection: Connection, namespace: str, record: str, first: int, before: State | None) -> None:
+    """Remove a record's changes from version `first` on, which nobody was acknowledged: it is as it was `before`."""
+    head = record_index.lock(connection, namespace, [record])[record]
+    blocks.expand(connection, [head["key"]])
+    _remove(connection, head, first)
+    record_index.put(connection, [{**head, "version": first - 1, **record_index.about(before)}])
+    tagging.replace(connection, namespace, record, before.fields if before else {})
+
+
+def purge(connection: Connection, namespace: str, before_ms: int) -> int:
+    """Remove the oldest rows of the quarantine of which nothing is lost, some thousands at most; how many."""
+    q = quarantine.c
+    old = and_(q.namespace == namespace, q.reason == RESOLVED, q.time_ms < before_ms)
+    some = select(q.id).where(old).order_by(q.id).limit(_TOGETHER).scalar_subquery()
+    return connection.execute(delete(quarantine).where(q.id.in_(some))).rowcount
+
+
+def _remove(connection: Connection, head: Head, first: int) -> None:
     for table in (changes, messages, snapshots, items):
         connection.execute(delete(table).where(table.c.record == head["key"], table.c.version >= first))
     for table in (shares, layers):

@@ -46,7 +46,6 @@ from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.item_reading import FoundItems, FoundPage, Range
 from distributed_state.cold.registration import Known
 from distributed_state.cold.search_store import SearchStore
-from distributed_state.cold.tables import quarantine
 from distributed_state.cold.values import (
     Backfilled,
     Batch,
@@ -171,6 +170,11 @@ class ColdStore:
         with self._database.write() as connection:
             epochs.begin(connection, self.namespace, partition, epoch)
 
+    def begin_repaired(self, partition: int, epoch: str) -> None:
+        """Note that Redis is told of an epoch now, which begins as SQL was repaired."""
+        with self._database.write() as connection:
+            epochs.begin_repaired(connection, self.namespace, partition, epoch)
+
     def never_begun(self, partition: int, epoch: str) -> None:
         """Note that Redis did not take it."""
         with self._database.write() as connection:
@@ -182,7 +186,7 @@ class ColdStore:
             return epochs.any_begun(connection, self.namespace, partition)
 
     def minted_since(self, seconds: float) -> Minted:
-        """The partitions that began another epoch within the last seconds, behind one that had begun."""
+        """The partitions that began another epoch within the last seconds, behind one that had begun; no repairs."""
         with self._database.read() as connection:
             return epochs.minted_since(connection, self.namespace, seconds)
 
@@ -511,9 +515,9 @@ class ColdStore:
             return inspection.newest_quarantined(connection, self.namespace)
 
     def count_quarantined(self) -> int:
-        """How many entries are in quarantine."""
+        """How many entries are in quarantine, without those of which nothing is lost."""
         with self._database.read() as connection:
-            return inspection.count(connection, self.namespace, quarantine)
+            return inspection.count_quarantined(connection, self.namespace)
 
     def check(self) -> dict[str, str]:
         """Facts about the database, for a doctor."""

@@ -251,15 +251,17 @@ class Sought:
 class Backfilled:
     """How many records came whole, how many commits and events of the journal one by one, and how many were put aside.
 
-    `lost` are messages that neither has, by the record that showed them. Of the items of those in `lost_items` some may
-    be lost: Redis has only the newest. `deleted` are records of which Redis only knows that they were deleted, or
-    erased, since the backup. Of `stale` ones Redis shows what they are not any more.
+    `branched` commits are of a line that Redis left as it read the older SQL. `lost` are messages that neither has, by
+    the record that showed them. Of the items of those in `lost_items` some may be lost: Redis has only the newest.
+    `deleted` are records of which Redis only knows that they were deleted, or erased, since the backup. Of `stale` ones
+    Redis shows what they are not any more.
     """
 
     records: int = 0
     commits: int = 0
     events: int = 0
     aside: int = 0
+    branched: int = 0
     lost: list[Segment] = field(default_factory=list)
     lost_items: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
@@ -271,6 +273,7 @@ class Backfilled:
         self.commits += other.commits
         self.events += other.events
         self.aside += other.aside
+        self.branched += other.branched
         self.lost += other.lost
         self.lost_items += other.lost_items
         self.deleted += other.deleted

@@ -53,6 +53,18 @@ TYPES = (
         },
     ),
     EventType(
+        "conversation.repaired", "the record",
+        "`repair` brought it to a SQL that was restored older. It is in the audit alone; nobody hears it.",
+        {
+            "version": "the version that SQL has since, which came whole or leaves out what is lost",
+            "after": "SQL's last version before it; those between the two cannot be read",
+            "aside": "how many commits between the two are kept in the quarantine, resolved",
+            "lost": "the messages that are lost, as pairs of a first and a last number",
+            "items": "whether items may be lost",
+            "deleted": "whether it was deleted again, as it was before the restore",
+        },
+    ),
+    EventType(
         "session.expired", _SESSION, "Its time is over: it ended, as if deleted.",
         {"reason": "`idle` or `lifetime`"},
     ),

@@ -31,7 +31,8 @@ class Repaired:
 
     `partitions` were looked at, `behind` are those where SQL was older. `commits` and `events` came one by one,
     `records` whole, at their present version, without the versions before. `aside` are commits in the quarantine: what
-    came before them is not known, and a record that came whole has what they did. `deleted` are (scope, id) of records
+    came before them is not known, and a record that came whole has what they did. `branched` are commits that continue
+    nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
     that Redis only knows to have been deleted, or erased: they are deleted again; what was to be erased is to be
     erased once more. `lost` are messages that neither has; of the items of the records in `lost_items` some may be
     lost, as Redis keeps the newest alone.
@@ -43,6 +44,7 @@ class Repaired:
     commits: int = 0
     events: int = 0
     aside: int = 0
+    branched: int = 0
     lost: tuple[LostMessages, ...] = ()
     deleted: tuple[tuple[str, str], ...] = ()
     lost_items: tuple[tuple[str, str], ...] = ()
@@ -65,6 +67,7 @@ async def repair(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Repa
                 commits=done.commits + found.commits,
                 events=done.events + found.events,
                 aside=done.aside + found.aside,
+                branched=done.branched + found.branched,
                 lost=(*done.lost, *map(_lost, found.lost)),
                 deleted=(*done.deleted, *map(_named, found.deleted)),
                 lost_items=(*done.lost_items, *map(_named, found.lost_items)),

@@ -242,7 +242,8 @@ class Recovery:
         # Behind the mint: from here on nothing gets into SQL but what an import brings, which looks at the epoch there.
         texts = await self._port.sql(self._cold.known_names, partition)
         if not self._embedded:
-            await self._port.sql(self._cold.begin, partition, minted.epoch)
+            begin = self._cold.begin if brought is None else self._cold.begin_repaired
+            await self._port.sql(begin, partition, minted.epoch)
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor, texts=texts)
         lost = had and brought is None  # an embedded one begins empty at each start
         if word != "ok":

@@ -411,6 +411,58 @@ def test_what_was_deleted_read_from_the_backup_and_written_is_deleted_again(serv
         assert store.session("s").get_all() == {"n": 2}
 
 
+def test_after_a_repair_nothing_is_left_to_look_at(server: RedisServer, sql: Sql) -> None:
+    """Commits that came with a later version are resolved, as the audit says, and go with the next purge."""
+    with opened(server, sql, partitions=1) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        store.archive()
+        sql.back_up()
+        session.set("n", 1)
+        session.set("n", 2)
+        store.archive()
+        session.set("n", 3)
+        session.set("n", 4)
+        sql.restore()
+    with opened(server, sql, partitions=1) as store:
+        done = store.repair()
+        assert (done.records, done.aside, done.branched) == (1, 2, 0)
+        assert {each.name for each in store.doctor() if not each.ok} & {"sql quarantine", "epochs", "branches"} == set()
+        (note,) = store.audit(type="conversation.repaired")
+        assert note.subject == "session:s"
+        shown = {"version": 5, "after": 1, "aside": 2, "lost": [], "items": False, "deleted": False}
+        assert note.data == shown
+        cold = store._twin._lifecycle.cold
+        assert cold.count_quarantined() == 0
+        assert len(cold.quarantined()) == 2
+        assert store.session("s").confirm("archived") == 5
+        cold.purge(2**62, events_before_ms=0)
+        assert cold.quarantined() == []
+        assert len(store.audit(type="conversation.repaired")) == 1
+
+
+def test_a_commit_that_redis_left_as_it_read_the_backup_is_kept_in_a_branch(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql, partitions=1) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        store.archive()
+        sql.back_up()
+        session.set("n", 1)
+        session.set("n", 2)
+        store.archive()
+        evict(server, store, "s")
+        sql.restore()
+    with opened(server, sql, partitions=1) as store:
+        assert store.session("s").set("m", 1) == 2
+        assert store.repair(dry_run=True).branched == 1
+        assert store.repair().branched == 1
+        assert store.session("s").get_all() == {"n": 0, "m": 1}
+        (branch,) = store.session("s").branches()
+        assert (branch.commits, branch.version, branch.missing) == (1, 3, ((2, 2),))
+        assert store._twin._lifecycle.cold.quarantined() == []
+        assert store.session("s").set("n", 5, durability="archived") == 3
+
+
 @pytest.mark.wide
 def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, partitions=1) as store:
@@ -426,7 +478,7 @@ def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer,
         sql.restore()
     with opened(server, sql, partitions=1) as store:
         done = store.repair()
-        assert (done.records, done.aside) == (1, store._twin._lifecycle.cold.count_quarantined())
+        assert (done.records, done.aside) == (1, len(store._twin._lifecycle.cold.quarantined()))
         session = store.session("s")
         session.set("n", 9)
         session.rollback(label="safe")

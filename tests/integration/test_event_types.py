@@ -60,5 +60,5 @@ async def test_events_hold_what_the_table_says() -> None:
     assert heard == {name: KNOWN[name] for name in heard}
     # Those that take a failure or time: tests/integration has each of them.
     assert set(KNOWN) - set(heard) == {
-        "conversation.diverged", "session.expired", "lock.lost", "replica.lost", "resync",
+        "conversation.diverged", "conversation.repaired", "session.expired", "lock.lost", "replica.lost", "resync",
     }  # fmt: skip

@@ -113,6 +113,8 @@ def repair(
     typer.echo(
         f"{what}: {done.commits} commits, {done.records} records whole, {done.events} events; {done.aside} aside"
     )
+    if done.branched:
+        typer.echo(f"kept in branches, see `branches`: {done.branched} commits that neither SQL nor Redis continues")
     for scope, id in done.deleted:
         typer.echo(f"deleted since the backup, erase it again if it was erased: {scope} {printable(id)}")
     for each in done.lost:
