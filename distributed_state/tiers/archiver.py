@@ -185,7 +185,7 @@ class Archiver:
 
     async def anybody(self, now: float) -> bool:
         """Whether any replica of the fleet archives, at this time of the server's clock."""
-        return await self._assignment.members(now) > 0
+        return await self._assignment.anybody(now)
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
         """Those of the partitions that hold what is not archived yet."""

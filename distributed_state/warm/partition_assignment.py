@@ -134,9 +134,9 @@ class PartitionAssignment:
         self._tries = math.ceil(2 * partitions * pauses / waiting)
         return share, self._tries
 
-    async def members(self, now: float) -> int:
-        """How many are there at this time of the server's clock."""
-        return int(await self._port.command(b"ZCOUNT", self._team, now, b"+inf"))
+    async def anybody(self, now: float) -> bool:
+        """Whether there is any member at this time of the server's clock."""
+        return bool(await self._port.command(b"ZRANGEBYSCORE", self._team, now, b"+inf", b"LIMIT", 0, 1))
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""
