@@ -154,7 +154,9 @@ class Intake:
                 raise
             if len(parsed) == 1:
                 (blamed,) = parsed
-                if fault is Fault.ROW:
+                if fault is Fault.ROW and self._make_way(blamed):
+                    self._insert(parsed, every)
+                elif fault is Fault.ROW:
                     self._refuse(blamed.entry, blamed.partition, blamed.epoch, error, blamed)
                 else:
                     self._stop(blamed.entry, blamed.partition, error)
@@ -162,6 +164,19 @@ class Intake:
         middle = len(parsed) // 2
         self._insert(parsed[:middle], every)
         self._insert(parsed[middle:], every)
+
+    def _make_way(self, item: Parsed) -> bool:
+        """Put aside what a repair, or another epoch, wrote under the version of an entry; whether there was any."""
+        record, version = item.entry.record, item.entry.version
+        row = record_index.lock(self.connection, self.namespace, [record]).get(record)
+        c = tables.changes.c
+        there = select(c.epoch, c.kind).where(c.record == (row["key"] if row else 0), c.version == version)
+        found = self.connection.execute(there).first()
+        if row is None or found is None or (found.epoch == item.epoch and found.kind != REPAIR):
+            return False
+        row = self._set_aside(row, item)
+        record_index.put(self.connection, [{**row, "version": version - 1}])
+        return True
 
     def _carry(self, parsed: Sequence[Parsed], every: int) -> None:
         """Insert entries, and all that follows from them."""
@@ -230,12 +245,16 @@ class Intake:
         for record, item in first.items():
             row = existing.get(record)
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
-                text = "%s: epoch %s replaces versions from %d on"
-                log.error(text, record, item.epoch, item.entry.version, extra={"record": record})
-                set_aside(self.connection, row, item.entry.version, f"replaced by {item.epoch}")
-                before = states(self.connection, self.namespace, {record: item.entry.version - 1}).get(record)
-                existing[record] = {**row, **record_index.about(before)}
-                tagging.replace(self.connection, self.namespace, record, before.fields if before else {})
+                existing[record] = self._set_aside(row, item)
+
+    def _set_aside(self, row: record_index.Head, item: Parsed) -> record_index.Head:
+        """Put aside a record's versions from that of an entry on; its row as it stands then, but for the version."""
+        record, version = item.entry.record, item.entry.version
+        log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, version, extra={"record": record})
+        set_aside(self.connection, row, version, f"replaced by {item.epoch}")
+        before = states(self.connection, self.namespace, {record: version - 1}).get(record)
+        tagging.replace(self.connection, self.namespace, record, before.fields if before else {})
+        return {**row, **record_index.about(before)}
 
     def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:
         """Note which items forks show of what they were made from, and of what that was made from; rollbacks, too."""

@@ -23,6 +23,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from distributed_state import ColdUnavailable, DurabilityUnknown, StateError, StateStore
+from distributed_state.cold import backfill
 from distributed_state.programs.servers import RedisServer, redis_server
 
 _LEVELS = ("memory", "fsynced", "archived")
@@ -230,3 +231,12 @@ def test_what_was_acknowledged_around_a_restore_is_shown_or_named(
     server: RedisServer, before: Any, since: Any, restored: Any, kills: Any, after: Any
 ) -> None:
     restored_and_repaired(server, before, since, restored, kills, after)
+
+
+def test_without_a_look_at_a_broken_repair_a_commit_is_lost(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: Redis has given the version of the repair's own change to another commit."""
+    monkeypatch.setattr(backfill, "_is_unseen", lambda *_: False)
+    with pytest.raises((AssertionError, StateError)):
+        restored_and_repaired(server, [_APPEND], _LOSING, [], [(41, [_APPEND])], [])

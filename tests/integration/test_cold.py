@@ -21,7 +21,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from below import logged_in
-from sqlalchemy import LargeBinary, event, func, select, text
+from sqlalchemy import LargeBinary, event, func, select, text, update
 
 from distributed_state.cold import archive, auditing, bulk, erasure, tables
 from distributed_state.cold.engine import Database
@@ -503,6 +503,24 @@ def test_a_new_epoch_replaces_what_redis_lost(cold: ColdStore, journal: Journal)
     assert loaded.state == journal.states["session:a"]
     assert [seq for seq, _ in loaded.messages] == list(range(9))
     assert [row.version for row in cold.quarantined()] == [9, 10, 11, 12]
+
+
+def test_a_row_that_does_not_know_its_last_version_keeps_no_commit_out(cold: ColdStore, journal: Journal) -> None:
+    """What has the version of a commit was written in another epoch: that is put aside, and the commit is archived."""
+    for n in range(3):
+        journal.commit("session:a", put("k", str(n)), messages=1)
+    journal.flush()
+    journal.renew()
+    journal.states["session:a"] = State(journal.epoch, 2, journal.past["session:a", 2])
+    late = journal.commit("session:a", put("k", "new"), messages=1)
+    with cold._database.write() as connection:
+        connection.execute(update(tables.records).where(tables.records.c.record == "session:a").values(version=2))
+    assert cold.archive([journal.batch()]) == {0: set()}
+    assert cold.history("session:a")[-1] == late
+    assert [(row.version, row.reason) for row in cold.quarantined()] == [(3, f"replaced by {journal.epoch}")]
+    loaded = cold.load("session:a", window=10)
+    assert loaded
+    assert loaded.state == journal.states["session:a"]
 
 
 # Poison
