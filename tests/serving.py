@@ -27,9 +27,11 @@ def served(
     service = service or Service(Limits(busy=0.3))
     # The protocol is named: without it asyncio sets no TCP_NODELAY, and an answer with a body takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 64 * 1024)  # as `running` has it
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    server = Server(config_of(service.app, Connections(service.limits)))
+    server = Server(config_of(service.app, Connections(service.limits, service.budget)))
     failed: list[BaseException] = []
 
     async def run() -> None:

@@ -29,6 +29,7 @@ from distributed_state.programs.servers import redis_server
 CONVERSATIONS = "/v1/conversations"
 HONEST = "honest"  # the conversation that somebody reads meanwhile
 _MEGABYTE = 10**6
+NINES = 24  # conversations of nine messages of a megabyte
 
 
 class Target:
@@ -317,10 +318,57 @@ def _fork_at_once(target: Target, id: str, many: int) -> Callable[[], int]:
     return run
 
 
+def _read_at_once(target: Target, paths: Sequence[str], writing: bool) -> Callable[[], int]:
+    """All of them together, three times, while somebody writes there or not."""
+    over = threading.Event()
+
+    def read(path: str) -> set[int]:
+        with httpx.Client(base_url=target.url, timeout=60) as http:
+            return {http.get(path).status_code for _ in range(3)}
+
+    def write(_: int) -> None:
+        with httpx.Client(base_url=target.url, timeout=60) as http:
+            while not over.wait(0.05):
+                http.put(f"{paths[0].partition('?')[0]}/fields/n", json={"value": os.urandom(400_000).hex()})
+
+    def run() -> int:
+        over.clear()
+        with ThreadPoolExecutor(len(paths) + 4) as pool:
+            writers = [pool.submit(write, number) for number in range(4 * writing)]
+            try:
+                statuses = set().union(*pool.map(read, paths))
+            finally:
+                over.set()
+            for each in writers:
+                each.result()
+        assert statuses <= {200, 503}, statuses
+        return len(paths) + 4 * writing
+
+    return run
+
+
+def _follow_unread(target: Target, many: int) -> Callable[[], int]:
+    """Streams of events that nobody reads, while there are thousands of events."""
+
+    def write(number: int) -> None:
+        with httpx.Client(base_url=target.url, timeout=60) as http:
+            http.post(CONVERSATIONS, json={"id": f"e{number}"})
+            for at in range(100):
+                http.post(f"{CONVERSATIONS}/e{number}/checkpoints", json={"label": f"{at:0200}"})
+
+    def run() -> int:
+        with held(deaf(target, "/v1/events", many)) as connections, ThreadPoolExecutor(8) as pool:
+            list(pool.map(write, range(8)))
+            return len(connections)
+
+    return run
+
+
 def attacks(target: Target) -> dict[str, Callable[[], int]]:
     """Each of the table, and how many connections it takes."""
     limit = 19_000
     large = f"{CONVERSATIONS}/large?last=8"
+    nine = [f"{CONVERSATIONS}/nine{number}?last=9" for number in range(NINES)]
     return {
         "6,000 half-sent heads": _hold(lambda: half_heads(target, 6_000)),
         f"{limit:,} silent connections": _hold(lambda: silent(target, limit)),
@@ -328,6 +376,10 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
         "1,000 bodies of ten bytes that do not come": _hold(lambda: ten_bytes(target, 1_000)),
         "a conversation of 312 MB at once": lambda: _ask_at_once(target),
         "30 readers that do not read 8 MB": _ignore(target, large, 30),
+        "24 readers at once of 9 MB": _read_at_once(target, nine[:1] * 24, False),
+        "24 readers at once of 9 MB, and 4 writers": _read_at_once(target, nine[:1] * 24, True),
+        "24 readers at once of 9 MB each": _read_at_once(target, nine, False),
+        "250 streams of events that are not read": _follow_unread(target, 250),
         "16 forks at once of a conversation with 22 MB of fields": _fork_at_once(target, "wide", 16),
         "380,000 fields in one request, 20 times": _send(target, many_fields(380_000), 20),
         "5,001 fields in one request, 20 times": _send(target, many_fields(5_001), 20),
@@ -336,8 +388,8 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
     }
 
 
-def main(only: str = "") -> None:
-    """Print the table, or those of its lines that contain a text."""
+def main(*only: str) -> None:
+    """Print the table, or those of its lines that contain one of these texts."""
     with tempfile.TemporaryDirectory() as folder, redis_server() as server:
         options = ["--url", server.url, "--archive", f"sqlite:///{folder}/archive.db"]
         with Target(options) as another:
@@ -345,11 +397,13 @@ def main(only: str = "") -> None:
             conversation(another, "huge", 312, _MEGABYTE)
             conversation(another, "large", 8, _MEGABYTE)
             fields(another, "wide", 22, _MEGABYTE)
+            for number in range(NINES):
+                conversation(another, f"nine{number}", 9, _MEGABYTE)
         with Target(options) as target:
             print("| attack | connections | seconds | RSS, MB | `/healthz`, ms | a read, ms | of them failed |")
             print("|---|---|---|---|---|---|---|")
             for name, run in attacks(target).items():
-                if only not in name:
+                if only and not any(each in name for each in only):
                     continue
                 began = time.perf_counter()
                 with Watch(target) as watch:

@@ -13,7 +13,7 @@ from distributed_state.errors import InvalidValue
 from distributed_state.events.group import Group
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.results import Event
-from distributed_state.warm.consumer import Subscription, Waiting
+from distributed_state.warm.consumer import Buffer, Subscription, Waiting
 from distributed_state.warm.positions import shown
 
 
@@ -105,6 +105,10 @@ class AsyncEvents:
     def waiting(self) -> int:
         """How many events have arrived and were not returned yet."""
         return len(self._subscription)
+
+    def count_in(self, buffer: Buffer) -> None:
+        """Count what waits here in this buffer. Call it before `join`, and for no group."""
+        self._subscription.buffer = buffer
 
     def end(self) -> None:
         """Let whoever waits for an event get none."""

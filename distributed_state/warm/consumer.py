@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from distributed_state.errors import InvalidValue
 from distributed_state.port import Port
@@ -29,7 +29,22 @@ from distributed_state.warm.stream import StreamEvent
 RESYNC = "resync"
 _ROOM = 2000
 _ROOM_BYTES = 16 * 2**20
+_LEAST = 16  # events that one takes whose buffer is full and empty of its own: it goes on, by little
+_EVENT = 600  # bytes that an event takes beside its text
 _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
+
+
+class Buffer(Protocol):
+    """Counts what waits for a consumer together with what waits for others."""
+
+    def count(self, size: int) -> None:
+        """Count bytes that came, or went."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """Whether it should take no more until it is empty."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,7 @@ class Subscription:
     """One consumer: what it has taken and not been given yet. The link, the feed and the consumer meet here."""
 
     def __init__(self, port: Port, types: Iterable[str]) -> None:
+        self.buffer: Buffer | None = None
         types = list(types)
         self.patterns = [pattern(each) for each in types]
         self.types = types_of(types)
@@ -106,7 +122,7 @@ class Subscription:
                 self._taken.pop(each, None)
                 self._heard.pop(each, None)
             self._waiting = deque(each for each in self._waiting if each.partition not in gone)
-            self._bytes = sum(map(len, self._waiting))
+            self._bytes = sum(map(len, self._waiting))  # a group's, which has no buffer
 
     def taken(self) -> dict[int, Position]:
         """How far the reader is, by partition."""
@@ -128,6 +144,8 @@ class Subscription:
     @property
     def room(self) -> int:
         """How many more events may wait here."""
+        if self.buffer is not None and self.buffer.full:
+            return 0 if self._waiting else _LEAST
         return max(0, _ROOM - len(self._waiting)) if self._bytes < _ROOM_BYTES else 0
 
     def __len__(self) -> int:
@@ -177,8 +195,11 @@ class Subscription:
             return
         if self.wants(stored.head.split(b"\n", 2)[1]):
             before = {partition: Position(epoch, stored.offset - 1)}
-            self._waiting.append(Waiting(partition, position, stored, before))
-            self._bytes += len(self._waiting[-1])
+            waiting = Waiting(partition, position, stored, before)
+            self._waiting.append(waiting)
+            self._bytes += len(waiting)
+            if self.buffer is not None:
+                self.buffer.count(len(waiting) + _EVENT)
 
     def lose(
         self,
@@ -207,15 +228,18 @@ class Subscription:
         with self._mutex:
             if self._waiting:
                 self.handed += 1
-                self._bytes -= len(self._waiting[0])
-                return self._waiting.popleft()
+                waiting = self._waiting.popleft()
+                self._bytes -= len(waiting)
+                if self.buffer is not None and waiting.stored is not None:
+                    self.buffer.count(-len(waiting) - _EVENT)
+                return waiting
             if not self.closed:
                 self.ready.clear()
             return None
 
     def made_room(self) -> bool:
         """Whether the stream should be looked at again, because a full queue is half empty now."""
-        if self.starved and self.room >= _ROOM // 2 and self._bytes < _ROOM_BYTES // 2:
+        if self.starved and (not self._waiting or (self.room >= _ROOM // 2 and self._bytes < _ROOM_BYTES // 2)):
             self.starved = False
             return True
         return False

@@ -267,8 +267,10 @@ class Consumers:
         wanted = [at for at in partitions if at in taken and heads[at].epoch and taken[at] != Position(*heads[at][:2])]
         if not wanted:
             return set()
-        del wanted[_AT_ONCE:]
-        share = min(_AT_ONCE, subscription.room) // len(wanted)
+        room = min(_AT_ONCE, subscription.room)
+        self.stir(wanted[room:] if room else ())
+        del wanted[max(1, room) :]
+        share = room // len(wanted)
         if not share:
             subscription.starved = True  # looked at again when it has made room
             return set()

@@ -25,6 +25,7 @@ from distributed_state.errors import AccessDenied, WarmUnavailable
 from distributed_state.programs import logs
 from distributed_state.programs.servers import redis_server
 from distributed_state.programs.service import Limits, Service, remembering
+from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.rates import Rates
@@ -778,7 +779,9 @@ async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
                 "headers": [(b"content-type", b"application/json")], "server": ("x", 80), "scheme": "http",
                 "state": {"body": json.dumps(body or {}).encode()},
             }  # fmt: skip
-            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(Limits()), Rates(Limits()))
+            return Asked(
+                store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(Limits()), Rates(Limits()), Budget(2**20)
+            )
 
         await store.session("other:c").set("a", 1)
         made = await conversations.create("session", asked("POST", "/v1/conversations", {}))

@@ -159,8 +159,9 @@ async def test_a_body_is_waited_for_before_its_request_has_a_place(
     """If it were waited for in that place, strangers who send nothing would take all of them."""
     receive = bodies.receive
 
-    async def unread(request: Request, limits: Limits) -> None:
+    async def unread(request: Request, limits: Limits) -> int:
         request.state.body = b""
+        return 0
 
     async def late(asked: Asked) -> Response:
         if not first:
@@ -262,6 +263,8 @@ def test_attacks_of_full_size(servers: Any, tmp_path: Path) -> None:
     with Target(where) as another:
         attacks.conversation(another, "huge", 312, 10**6)
         attacks.conversation(another, "large", 8, 10**6)
+        for number in range(attacks.NINES):
+            attacks.conversation(another, f"nine{number}", 9, 10**6)
     with Target(where) as target:
         for name, run in attacks.attacks(target).items():
             with Watch(target) as watch:

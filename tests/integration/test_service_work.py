@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import pytest
 from below import until
+from serving import served
 
 from distributed_state.errors import Unavailable, WarmUnavailable
-from distributed_state.programs.service import memory
+from distributed_state.programs.service import Service, budget, memory, reading
+from distributed_state.programs.service.budget import Budget, Buffered
 from distributed_state.programs.service.connections import Connections
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.readiness import Probe
@@ -114,3 +124,151 @@ def test_giving_memory_back_is_no_error_wherever_it_runs(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory.ctypes, "CDLL", Mock(side_effect=OSError))
     memory.trim()
     memory.give_back()
+
+
+# What a worker holds for its clients
+
+NINE = "/v1/conversations/nine?last=9"
+ROOM = 3_000_000
+
+
+@contextlib.contextmanager
+def holding(monkeypatch: pytest.MonkeyPatch, **limits: Any) -> Iterator[tuple[httpx.Client, Service, list[int]]]:
+    """A service with a conversation of 900 KB, and the most that it held until now."""
+    service, most = Service(Limits(in_flight=ROOM, **limits)), [0]
+    counted = Budget._count
+
+    def count(self: Budget, party: str, size: int) -> None:
+        counted(self, party, size)
+        most[0] = max(most[0], self.taken)
+
+    monkeypatch.setattr(Budget, "_count", count)
+    with served(None, "memory", "holding", service=service) as client:
+        client.post("/v1/conversations", json={"id": "nine"}).raise_for_status()
+        for _ in range(9):
+            said = {"role": "user", "content": os.urandom(50_000).hex()}
+            client.post("/v1/conversations/nine/messages", json={"messages": [said]}).raise_for_status()
+        client.get(NINE).raise_for_status()
+        yield client, service, most
+        assert soon(lambda: service.budget.held == 0), "all of it is given back"
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def read_at_once(client: httpx.Client, many: int) -> list[int]:
+    def read(_: int) -> int:
+        with httpx.Client(base_url=client.base_url, timeout=60) as http:
+            return http.get(NINE).status_code
+
+    with ThreadPoolExecutor(many) as pool:
+        return list(pool.map(read, range(many)))
+
+
+def test_readers_of_a_large_conversation_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with holding(monkeypatch) as (client, _, most):
+        assert read_at_once(client, 24) == [200] * 24
+        assert most[0] <= ROOM
+
+
+def test_without_a_budget_they_would_all_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "_fits", lambda *_: True)
+    with holding(monkeypatch) as (client, _, most):
+        assert read_at_once(client, 24) == [200] * 24
+        assert most[0] > ROOM
+
+
+def unread(client: httpx.Client, path: str, many: int) -> list[socket.socket]:
+    found = []
+    for _ in range(many):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((client.base_url.host, client.base_url.port or 0))
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        found.append(connection)
+    return found
+
+
+def test_an_answer_is_held_until_it_is_read_and_given_back_when_its_client_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with holding(monkeypatch, leaving=60, room=0.5) as (client, service, most):
+        connections = unread(client, NINE, 6)
+        assert soon(lambda: service.budget.taken > 800_000)
+        assert soon(lambda: not service.budget.waiting)
+        refused = client.get(NINE)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert client.get("/v1/conversations/nine/tags").status_code in (200, 503)
+        assert client.get("/healthz").status_code == 200
+        assert most[0] <= ROOM
+        for each in connections:
+            each.close()
+        assert soon(lambda: service.budget.taken < 100_000)
+        assert client.get(NINE).status_code == 200
+
+
+def test_a_client_that_does_not_read_makes_room_for_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_PRESSING", 0.1)
+    with holding(monkeypatch, leaving=60, room=30) as (client, _, _):
+        connections = unread(client, NINE, 3)
+        assert read_at_once(client, 3) == [200] * 3
+        for each in connections:
+            each.close()
+
+
+def test_what_a_request_took_is_given_back_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with holding(monkeypatch, request=0.2) as (client, service, _):
+        assert client.get("/v1/conversations/none").status_code == 404
+        assert client.post("/v1/conversations", json={"id": "x", "fields": 1}).status_code == 422
+        monkeypatch.setattr(reading, "shown", lambda *_, **__: asyncio.Event().wait())
+        assert client.get(NINE).status_code == 503
+        monkeypatch.setattr(reading, "shown", lambda *_, **__: asyncio.sleep(0, 1 / 1))
+        assert client.get(NINE).status_code == 500
+        assert soon(lambda: service.budget.held == 0)
+
+
+def test_a_body_with_very_many_values_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"fields": {"a": [1] * 20_000}}
+    with holding(monkeypatch, room=0.2) as (client, service, most):
+        assert client.post("/v1/conversations", json=body).status_code == 201
+        assert most[0] >= 2_000_000
+        most[0] = 0
+        with ThreadPoolExecutor(6) as pool:
+            found = set(pool.map(lambda _: client.post("/v1/conversations", json=body).status_code, range(6)))
+        assert found <= {201, 503}
+        assert most[0] <= ROOM
+        assert soon(lambda: service.budget.held == 0)
+
+
+def test_unread_streams_of_events_buffer_little_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [0]
+    counted = Buffered.count
+
+    def count(self: Buffered, size: int) -> None:
+        counted(self, size)
+        held[0] = max(held[0], self._budget.buffered)
+
+    monkeypatch.setattr(Buffered, "count", count)
+    with holding(monkeypatch, slow=60, leaving=60) as (client, service, _):
+        connections = unread(client, "/v1/events", 8)
+        assert soon(lambda: len(service._hearers) == 8)
+        client.post("/v1/conversations", json={"id": "e", "fields": {"n": 0}})
+        for at in range(320):
+            client.post("/v1/conversations/e/checkpoints", json={"label": f"{at:0190}"}).raise_for_status()
+        # Each may have so few more when all of them together have a quarter, and what it is about to write.
+        assert ROOM // 8 < held[0] <= ROOM // 4 + 8 * 100_000
+        connections[0].settimeout(20)
+        text = b""
+        while b'"version":321' not in text:
+            text += connections[0].recv(65536)
+        for at in range(1, 322):
+            assert b'"version":%d' % at in text, "none is missing"
+        for each in connections:
+            each.close()
+        assert soon(lambda: service.budget.buffered == 0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
+from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.quotas import Quota
@@ -103,6 +104,7 @@ async def test_bytes_of_a_stream_of_events_count_as_others_do() -> None:
         lambda event: event.type == "mine",
         partial(rates.count, A),
         str,
+        Budget(2**20).stream(),
     )
     await events.stream({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
     assert b"".join(sent).count(b"event: mine") == 2

@@ -60,8 +60,8 @@ def serve(
         int, _option("MAX_PER_ADDRESS", "Connections of one client's address; 0: any number.", min=0)
     ] = 0,
     max_in_flight: Annotated[
-        int, _option("MAX_IN_FLIGHT", "Bytes of all bodies and unread answers together.", min=1)
-    ] = 32 * 2**20,
+        int, _option("MAX_IN_FLIGHT", "Bytes of all bodies, answers and unsent events together.", min=1)
+    ] = 64 * 2**20,
     max_body: Annotated[int, _option("MAX_BODY", "Largest request body in bytes.", min=1)] = 2**20,
     max_depth: Annotated[int, _option("MAX_DEPTH", "How deep the JSON of a body is nested at most.", min=1)] = 64,
     max_values: Annotated[int, _option("MAX_VALUES", "Most values in a body, nested ones too.", min=1)] = 50_000,

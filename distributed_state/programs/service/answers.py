@@ -18,6 +18,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from distributed_state.errors import (
     AccessDenied,
@@ -43,6 +44,8 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.programs.service import requests
+from distributed_state.programs.service.budget import Taken
+from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.routes import IF_MATCH, IF_NONE_MATCH, LEASE
 
 log = logging.getLogger(__name__)
@@ -197,6 +200,28 @@ def _refused(
     if status == 413:
         response.headers["Connection"] = "close"  # so that the rest of the body need not be read
     return response
+
+
+class PaidResponse(Response):
+    """A response for which bytes were taken: they are given back when the socket has taken it, or its client left."""
+
+    def __init__(self, response: Response, taken: Taken) -> None:
+        self._response = response
+        self._taken = taken
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        # Of a server that does not count them, as that of a test, there is no connection.
+        connection = scope.get("state", {}).get(CONNECTION)
+        if connection is not None:
+            connection.pay(self._taken)
+        try:
+            await self._response(scope, receive, send)
+        finally:
+            if connection is None:
+                self._taken.give_back()
+            else:
+                connection.answered(self._taken)
 
 
 async def compress(response: Response) -> None:

@@ -25,8 +25,9 @@ from starlette.routing import Route
 from distributed_state.errors import AccessDenied, InvalidValue, StateError, Unavailable
 from distributed_state.programs import logs
 from distributed_state.programs.service import bodies, requests
-from distributed_state.programs.service.answers import answer, compress, refusal
+from distributed_state.programs.service.answers import PaidResponse, answer, compress, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
+from distributed_state.programs.service.budget import Budget, Sizes
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
@@ -49,6 +50,7 @@ from distributed_state.store.metrics import collector
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
 _RECOGNIZED_FOR = 2.0  # seconds after which it is asked again who hears a stream of events
+_TAKEN = "taken"  # in the state of a request: what it holds of the budget
 _JOINING = 4  # streams at once: each asks SQL and Redis for the position of every partition
 
 
@@ -74,6 +76,9 @@ class Service:
         """What it waits for until it begins, as strangers may know it."""
         self._probes: dict[str, Probe] = {}
         self._work = Work()
+        self.budget = Budget(self.limits.in_flight, self.limits.room)
+        """The bytes that its requests, answers and streams hold."""
+        self._sizes = Sizes(self.limits.in_flight // 8)
         self._places = Shares(self.limits.requests, "requests")
         self._hearers = Shares(self.limits.streams, "event streams")
         self._joining = asyncio.Semaphore(_JOINING)
@@ -161,6 +166,10 @@ class Service:
             response = await self._served(operation, request)
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
             response = refusal(error, request)
+            self._give_back(request)
+        except BaseException:
+            self._give_back(request)
+            raise
         if (caller := getattr(request.state, "caller", None)) is not None:
             self._rates.count(caller, len(response.body))
             size = len(getattr(request.state, "body", b"")) + len(response.body)
@@ -168,7 +177,26 @@ class Service:
             response.headers.update(self._rates.headers(caller))
         took = time.perf_counter() - began
         self.measures.answered(request.method, operation.path, response.status_code, took)
-        return await self._sent(request, response, took)
+        try:
+            response = await self._sent(request, response, took)
+        except BaseException:
+            self._give_back(request)
+            raise
+        taken = getattr(request.state, _TAKEN, None)
+        if taken is None:
+            return response
+        taken.become(len(response.body))
+        return PaidResponse(response, taken)
+
+    def _copies(self, request: Request) -> int:
+        """How often an answer is there while it is made: what it is made of is counted elsewhere if hot keeps it."""
+        assert self.store is not None, "it has begun"
+        return 1 if requests.record_of(request) in self.store.tiers().hot.entries else 3
+
+    @staticmethod
+    def _give_back(request: Request) -> None:
+        if (taken := getattr(request.state, _TAKEN, None)) is not None:
+            taken.give_back()
 
     async def _served(self, operation: Operation, request: Request) -> Response:
         if self.store is None:
@@ -184,7 +212,7 @@ class Service:
         for name in CONDITIONS:
             if name in request.headers and name not in operation.headers and request.method != "GET":
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
-        await bodies.receive(request, self.limits)
+        parsed = await bodies.receive(request, self.limits)
         self._rates.count(caller, len(request.state.body))
         actor = caller.actor
         with (
@@ -192,8 +220,20 @@ class Service:
             serving(caller),
             self.store.acting_as(actor) if actor else contextlib.nullcontext(),
         ):
-            asked = Asked(self.store, self.limits, caller, request, self._quota, self._rates)
+            asked = Asked(self.store, self.limits, caller, request, self._quota, self._rates, self.budget)
+            # Of an answer to a write it is known that it is small.
+            kind = (operation.path, request.path_params.get("id", ""), caller.tenant)
+            reads = operation.right in ("read", None)
+            taken = await (
+                self._sizes.take(self.budget, caller.party, kind, parsed, self._copies(request))
+                if reads
+                else self.budget.take(caller.party, parsed)
+            )
+            setattr(request.state, _TAKEN, taken)
             response = await self._work.within(self.limits.request, operation.serve(asked))
+            taken.become(len(response.body))
+            if reads:
+                self._sizes.note(kind, len(response.body))
         if operation.right == "read" and len(response.body) > self.limits.answer:
             # What is bounded as it is stored may be longer as JSON.
             raise InvalidValue(
@@ -235,8 +275,10 @@ class Service:
         since = positions.open(requests.header(asked.request, LAST_EVENT_ID) or given.since or "") or None
         with serving(None):  # the stream leaves out what its caller may not hear
             events = asked.store.events(*types, since=since)
+        buffered = self.budget.stream()
+        events.count_in(buffered)
         count = partial(self._rates.count, asked.caller)
-        stream = EventStream(events, asked.limits, self._forget, asked.caller.hears, count, positions.seal)
+        stream = EventStream(events, asked.limits, self._forget, asked.caller.hears, count, positions.seal, buffered)
         self._hearers.take(asked.caller)
         self._streams[stream] = asked.caller, asyncio.create_task(self._end_when_refused(stream, asked))
         try:
@@ -260,6 +302,7 @@ class Service:
         known = self._streams.pop(stream, None)
         if known is not None:
             caller, watching = known
+            stream.buffered.give_back()
             self._hearers.leave(caller)
             watching.cancel()
 

@@ -15,6 +15,7 @@ from collections import Counter
 from typing import Protocol
 
 from distributed_state.programs.service import memory
+from distributed_state.programs.service.budget import Budget, Taken
 from distributed_state.programs.service.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,14 @@ class Connection(Protocol):
         """Count bytes that are kept for its request. Disconnects its client if there is no room for them."""
         ...
 
+    def pay(self, taken: Taken) -> None:
+        """Have what was taken for the answer that comes count for its bytes, until the client has read them."""
+        ...
+
+    def answered(self, taken: Taken) -> None:
+        """The answer is written, or there is none: give back what was taken for it once it is read."""
+        ...
+
     def end(self, status: int, why: str) -> None:
         """Disconnect its client, with this answer if it waits for one."""
         ...
@@ -57,10 +66,10 @@ class Connection(Protocol):
 class Connections:
     """Counts connections and the bytes that they hold; one for each worker."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, budget: Budget | None = None) -> None:
         self.limits = limits
         self.most = room(limits.connections)
-        self.in_flight = 0
+        self.budget = budget or Budget(limits.in_flight)
         self.evicted = 0
         self._gone = 0
         self._all: set[Connection] = set()
@@ -71,6 +80,11 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._all)
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes of requests and answers that are held."""
+        return self.budget.held
 
     # Connections
 
@@ -126,19 +140,18 @@ class Connections:
 
         Those that wait for their clients make room, the longest first, and this one not before them.
         """
-        self.in_flight += size
-        if self.in_flight <= self.limits.in_flight:
+        if self.budget.arrive(size):
             return True
         for waiting in (self._strangers, self._known):
             for each in [each for each in waiting if each.held and each is not connection]:
                 self._evict(each, "the worker needs the memory")
-                if self.in_flight <= self.limits.in_flight:
+                if self.budget.has_room:
                     return True
         return False
 
     def drop(self, size: int) -> None:
         """So many bytes are held no more."""
-        self.in_flight -= size
+        self.budget.leave(size)
 
     # Time
 

@@ -11,15 +11,18 @@ import logging
 from collections.abc import Callable
 from urllib.parse import quote
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from distributed_state.errors import StateError
+from distributed_state.programs.service.budget import Budget, Taken
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.limits import Limits
 from distributed_state.store.export import Export
 
+A_PAGE = 2**20  # bytes that some lines take, about
 log = logging.getLogger(__name__)
 
 
@@ -29,9 +32,16 @@ class Download(Response):
     media_type = "application/jsonl"
 
     def __init__(
-        self, lines: list[str], export: Export, name: str, limits: Limits, party: str, count: Callable[[int], None]
+        self,
+        lines: list[str],
+        export: Export,
+        name: str,
+        limits: Limits,
+        budget: Budget,
+        taken: Taken,
+        count: Callable[[int], None],
     ) -> None:
-        # `lines` are the first ones, `count` is given the bytes that are sent
+        # `lines` are the first ones, for which so much was taken; `count` is given the bytes that are sent
         title = quote(name[:200], safe="", errors="replace")
         named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{title}.jsonl"
         super().__init__(headers={"Content-Disposition": named, "Cache-Control": "no-store"})
@@ -39,7 +49,8 @@ class Download(Response):
         self._lines = lines
         self._export = export
         self._limits = limits
-        self._party = party
+        self._budget = budget
+        self._taken = taken
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,12 +59,17 @@ class Download(Response):
         try:
             while self._lines:
                 block = "".join(f"{line}\n" for line in self._lines).encode()
+                self._lines = []
+                self._taken.become(len(block))
                 self._count(len(block))
                 async with asyncio.timeout(self._limits.slow):
                     await send({"type": "http.response.body", "body": block, "more_body": True})
-                async with copying(self._party):
+                del block
+                self._taken.give_back()
+                self._taken = await self._budget.take(self._taken.party, A_PAGE)
+                async with copying(self._taken.party):
                     self._lines = await self._export.following()
-        except (TimeoutError, StateError) as error:
+        except (TimeoutError, StateError, HTTPException) as error:
             slow = f"the client read nothing for {self._limits.slow:g} s"
             log.warning("an export was cut off: %s", slow if isinstance(error, TimeoutError) else error)
             connection = scope.get("state", {}).get(CONNECTION)
@@ -64,4 +80,6 @@ class Download(Response):
                 async with asyncio.timeout(1):  # or uvicorn would log the response as incomplete
                     await receive()
             return
+        finally:
+            self._taken.give_back()
         await send({"type": "http.response.body", "body": b""})

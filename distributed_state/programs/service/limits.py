@@ -20,7 +20,8 @@ class Limits:
     idle: int = 75  # between requests: longer than most proxies keep a connection, as the proxy should close it
     connections: int = 4096  # at once, or fewer if the process may not open as many descriptors
     per_address: int = 0  # connections of one client's address, 0: any number; behind a proxy all are the proxy's
-    in_flight: int = 32 * 2**20  # of all bodies and unread answers together
+    in_flight: int = 64 * 2**20  # of all bodies, answers that are made or not read yet, and events that are not sent
+    room: float = 10.0  # for room among these: a request that waits longer is answered 503
 
     # Of a request.
     body: int = 2**20  # a larger one is answered 413 before all of it is read

@@ -17,10 +17,12 @@ import h11
 import orjson
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from distributed_state.programs.service.budget import Taken
 from distributed_state.programs.service.connections import CONNECTION, Connections
 
 _HEAD = 16 * 1024  # bytes of a head that has no end yet
 _LAST = 1.0  # seconds for a request that has not begun when the worker stops
+_FAST = 16  # times the slowest rate: a client that reads so fast is not disconnected to make room for another
 _STATUS = {408: ("Request Timeout", "Timeout"), 503: ("Service Unavailable", "Unavailable")}
 
 
@@ -61,12 +63,15 @@ class Protocol(H11Protocol):
         self._until: float | None = None  # when a head or a body has to be here; None: neither is waited for
         self._kept = 0  # bytes for the request that is served
         self._unread: tuple[float, int] | None = None  # since when the client reads too slowly, and how much it has to
+        self._unpaid = 0  # of that nobody took anything for so much
+        self._lost = False
+        self._paid: list[Taken] = []  # for answers that are written, or about to be
         self._last = False  # the worker stops: the next request is the last one
 
     @property
     def held(self) -> int:
         """Bytes of its request and of its unread answer."""
-        return self._kept + (self._unread[1] if self._unread else 0)
+        return self._kept + self._unpaid + sum(each.size for each in self._paid if self._unread)
 
     # The life of a connection
 
@@ -85,8 +90,12 @@ class Protocol(H11Protocol):
         """Forget it."""
         self._all.leave(self)
         self._until = None
+        self._lost = True
         self._release()
         self._read()
+        for each in self._paid:
+            each.give_back()
+        self._paid.clear()
         super().connection_lost(exc)
         # All of these lead back to here. Without them it is gone now; with them it would stay, and some 20 KB with it,
         # until the next full garbage collection, which may be long after thousands of connections.
@@ -144,8 +153,9 @@ class Protocol(H11Protocol):
 
     def _leave_unread(self, now: float) -> None:
         self._unread = (now, self.transport.get_write_buffer_size())
+        self._unpaid = max(0, self._unread[1] - sum(each.size for each in self._paid))
         self._all.waits(self, known=False)
-        if not self._all.hold(self, self._unread[1]):
+        if not self._all.hold(self, self._unpaid):
             self.abort()
 
     def resume_writing(self) -> None:
@@ -158,8 +168,11 @@ class Protocol(H11Protocol):
 
     def _read(self) -> None:
         if self._unread is not None:
-            self._all.drop(self._unread[1])
             self._unread = None
+            self._all.drop(self._unpaid)
+            self._unpaid = 0
+            for each in [each for each in self._paid if each.written]:
+                self._give_back(each)
 
     def look(self, now: float) -> None:
         """Disconnect the client if it took too long."""
@@ -189,6 +202,33 @@ class Protocol(H11Protocol):
         self._kept += size
         if not self._all.hold(self, size):
             self.end(503, "this worker holds as many bytes of requests and answers as it may")
+
+    def pay(self, taken: Taken) -> None:
+        """Have what was taken for the answer that comes count for its bytes."""
+        taken.reader = self._too_slow
+        self._paid.append(taken)
+
+    def answered(self, taken: Taken) -> None:
+        """Give back what was taken once the client has read the answer."""
+        taken.written = True
+        if self._unread is None or self._lost:
+            self._give_back(taken)
+
+    def _give_back(self, taken: Taken) -> None:
+        taken.give_back()
+        if taken in self._paid:
+            self._paid.remove(taken)
+
+    def _too_slow(self, seconds: float) -> bool:
+        """Disconnect a client that has read its answer for so long, and not fast."""
+        if self._unread is None:
+            return False
+        since, size = self._unread
+        took = self.loop.time() - since
+        slow = took >= seconds and size - self.transport.get_write_buffer_size() < took * self._limits.rate * _FAST
+        if slow:
+            self.abort()
+        return slow
 
     def _release(self) -> None:
         self._all.drop(self._kept)

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.quotas import Quota
@@ -31,6 +32,7 @@ class Asked:
     request: Request
     quota: Quota
     rates: Rates
+    budget: Budget
 
 
 PREFIX = "/v1"

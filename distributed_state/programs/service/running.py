@@ -163,7 +163,9 @@ async def _run(
     closed = True
     # Each port has its own: who takes all connections of the one leaves health and metrics theirs.
     connections = {
-        listener: Connections(limits if application is service.app else replace(limits, connections=_OPS))
+        listener: Connections(limits, service.budget)
+        if application is service.app
+        else Connections(replace(limits, connections=_OPS))
         for listener, application in places.items()
     }
     with _stopping_on_signals(stopping):

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from distributed_state.errors import CorruptState, StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.programs.service.answers import encode
+from distributed_state.programs.service.budget import Buffered
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.fairness import turn
 from distributed_state.programs.service.limits import Limits
@@ -42,6 +43,7 @@ class EventStream(Response):
         hears: Callable[[Event], bool],
         count: Callable[[int], None],
         shown: Callable[[str], str],
+        buffered: Buffered,
     ) -> None:
         # `over` is told of its end, `hears` says what the client may hear, `count` is given the bytes that are sent,
         # `shown` is a position as the client gets it
@@ -55,6 +57,8 @@ class EventStream(Response):
         self._count = count
         self._shown_position = shown
         self._sent_position = ""
+        self.buffered = buffered
+        """The bytes that it holds; the events that wait count there, too."""
         self._ended = False
 
     async def join(self) -> None:
@@ -88,8 +92,10 @@ class EventStream(Response):
 
     async def _write(self, send: Send, block: bytes) -> None:
         self._count(len(block))
+        self.buffered.count(len(block))
         async with asyncio.timeout(self._limits.slow):
             await send({"type": "http.response.body", "body": block, "more_body": True})
+        self.buffered.count(-len(block))
 
     async def _next(self) -> bytes | None:
         """Return what to write next, None at the end."""

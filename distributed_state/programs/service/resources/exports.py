@@ -6,7 +6,7 @@ from functools import partial
 
 from starlette.responses import Response
 
-from distributed_state.programs.service.downloading import Download
+from distributed_state.programs.service.downloading import A_PAGE, Download
 from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import Asked
@@ -22,7 +22,12 @@ async def export(scope: Scope, asked: Asked) -> Response:
     context.allow("admin", None)
     found = Export(context.tiers, context.keys)
     party = asked.caller.party
-    async with copying(party):
-        first = await found.begin()
+    taken = await asked.budget.take(party, A_PAGE)
+    try:
+        async with copying(party):
+            first = await found.begin()
+    except BaseException:
+        taken.give_back()
+        raise
     count = partial(asked.rates.count, asked.caller)
-    return Download(first, found, record.id, asked.limits, party, count)
+    return Download(first, found, record.id, asked.limits, asked.budget, taken, count)
