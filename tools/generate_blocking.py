@@ -143,7 +143,7 @@ INNER = {
     "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
     "AsyncTurn": {"suspends", "reported"},
-    "AsyncEvents": {"asks", "end", "join", "leave"},
+    "AsyncEvents": {"asks", "count_in", "end", "join", "leave"},
     "AsyncRemoteEvents": {"join"},
     "AsyncRemoteStore": {"__await__"},
     "AsyncHost": {

@@ -9,7 +9,6 @@ from typing import Self
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.port.blocking import finish
 from distributed_state.values.results import Event
-from distributed_state.warm.consumer import Buffer
 
 
 class Events:
@@ -46,10 +45,6 @@ class Events:
     def waiting(self) -> int:
         """How many events have arrived and were not returned yet."""
         return self._twin.waiting
-
-    def count_in(self, buffer: Buffer) -> None:
-        """Count what waits here in this buffer. Call it before `join`, and for no group."""
-        self._twin.count_in(buffer)
 
     def close(self, *, handled: bool = True) -> None:
         """Stop listening. For a group, `handled` says whether the event that was returned last was handled."""

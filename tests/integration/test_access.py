@@ -397,8 +397,10 @@ UNASKED: dict[str, dict[str, str]] = {
     )
     | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages", "tag", "untag", "put_tags"), WRITING)
     | dict.fromkeys(("put_item", "delete_item", "items", "layer"), WRITING)
-    | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
-    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join", "leave"), OPENING),
+    | dict.fromkeys(("copy", "detach", "draft", "fields", "put_items"), OWN),
+    "EVENTS": dict.fromkeys(
+        ("next", "close", "position", "waiting", "asks", "count_in", "end", "join", "leave"), OPENING
+    ),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
     | dict.fromkeys(("release_answered", "lose", "protect", "renewed"), OPENING),
     "EDIT": {"finish": WRITING},
