@@ -131,11 +131,17 @@ def test_what_redis_has_that_a_dump_has_not_is_brought_back(place: Place) -> Non
         write(store, "old", range(20, 25))
         store.archive()
         assert not [finding for finding in store.doctor() if finding.name.startswith("partition")]
+        assert {each.name for each in store.doctor() if not each.ok} & {"sql quarantine", "epochs", "branches"} == set()
+        assert {note.subject for note in store.audit(type="conversation.repaired")} == {"session:old", "session:young"}
     place.run(EMPTY)
     with place.store() as store:
         assert [change.version for change in store.session("old").history()] == [*range(1, 11), *range(20, 26)]
         assert store.session("old").get("n") == 24
         assert store.session("young").get("n") == 4
+        # Resolved commits go with a purge.
+        assert store._twin._lifecycle.cold.quarantined()
+        store._twin._lifecycle.cold.purge(2**62, events_before_ms=0)
+        assert store._twin._lifecycle.cold.quarantined() == []
 
 
 def test_a_copy_of_a_file_brings_back_all_that_it_has(place: Place) -> None:
