@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from distributed_state.conversation.phases import DEFAULT
-from distributed_state.conversation.working_memory import FROZEN, ToolCall, WorkingMemory, now, text_of
+from distributed_state.conversation.working_memory import FROZEN, Text, ToolCall, WorkingMemory, now, text_of
 from distributed_state.errors import InvalidTransition, InvalidValue
 from distributed_state.values import codec
 from distributed_state.values.model import MAX_PHASE, Message, Ref
@@ -94,13 +94,13 @@ class AgentState(BaseModel):
 
     model_config = FROZEN
 
-    session_id: Annotated[str, AfterValidator(_as_id)] = Field(default_factory=lambda: uuid4().hex)
-    phase: str = Field(default="idle", min_length=1, max_length=MAX_PHASE)
+    session_id: Annotated[Text, AfterValidator(_as_id)] = Field(default_factory=lambda: uuid4().hex)
+    phase: Text = Field(default="idle", min_length=1, max_length=MAX_PHASE)
     history: tuple[Message, ...] = ()
     memory: WorkingMemory = Field(default_factory=WorkingMemory)
     iteration: int = Field(default=0, ge=0)
-    final_answer: str | None = None
-    error_message: str | None = None
+    final_answer: Text | None = None
+    error_message: Text | None = None
     created_at: float = Field(default_factory=now)
     updated_at: float = Field(default_factory=now)
     _saved: Saved | None = PrivateAttr(default=None)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 from uuid import uuid4
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, Strict
 
 from distributed_state.errors import InvalidValue
 from distributed_state.values import codec
@@ -38,6 +38,7 @@ def text_of(value: Any, name: str) -> str:
 
 
 Json = Annotated[Any, AfterValidator(as_json)]
+Text = Annotated[str, Strict()]  # pydantic would make text of bytes
 FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -46,11 +47,11 @@ class ToolCall(BaseModel):
 
     model_config = FROZEN
 
-    call_id: str = Field(default_factory=lambda: f"call_{uuid4().hex}", min_length=1)
-    tool_name: str = Field(min_length=1)
+    call_id: Text = Field(default_factory=lambda: f"call_{uuid4().hex}", min_length=1)
+    tool_name: Text = Field(min_length=1)
     arguments: Annotated[dict[str, Any], AfterValidator(as_json)] = Field(default_factory=dict)
     result: Json = None
-    error: str | None = None
+    error: Text | None = None
     duration_ms: float | None = None
     timestamp: float = Field(default_factory=now)
 
@@ -90,9 +91,9 @@ class WorkingMemory(BaseModel):
 
     model_config = FROZEN
 
-    goal: str = Field(default="", validation_alias=AliasChoices("goal", "current_goal"))
-    plan_steps: tuple[str, ...] = ()
-    completed_steps: tuple[str, ...] = ()
+    goal: Text = Field(default="", validation_alias=AliasChoices("goal", "current_goal"))
+    plan_steps: tuple[Text, ...] = ()
+    completed_steps: tuple[Text, ...] = ()
     notes: Annotated[dict[str, Any], AfterValidator(as_json)] = Field(default_factory=dict)
     tool_calls: tuple[ToolCall, ...] = ()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from distributed_state.errors import InvalidValue, TooLarge
 
@@ -172,12 +172,15 @@ class Message(BaseModel):
     `content` is text, a list of parts, or None (a call of tools). `timestamp` is in seconds since 1970. One that was
     appended without has, when it is read, the time of its commit by the server's clock. That time, and its number, are
     what the store knows of it, no part of what was said: `to_dict()` and `==` leave them out.
+
+    A message comes back as it was given, so what JSON would change is refused: bytes, tuples, a Decimal as a time.
     """
 
     # Slots, not private attributes: those make reading a message a third slower. `_unread` is how to read it, and the
     # stored bytes, of one that nobody has looked at yet: then there is nothing else.
     __slots__ = ("_number", "_unread")
-    model_config = ConfigDict(frozen=True, extra="allow")
+    # Strict: pydantic would make text of bytes, and a list of a tuple.
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] | None = None
     content: str | list[Any] | None = None
@@ -186,6 +189,14 @@ class Message(BaseModel):
     tool_call_id: str | None = None
     timestamp: float | None = None
     metadata: dict[str, Any] | None = None
+
+    @field_validator("timestamp", mode="before")
+    @classmethod
+    def _stays_as_it_is(cls, value: Any) -> Any:
+        # Strict mode takes whatever has __float__, a Decimal too, and integers of any size.
+        if value is not None and (not isinstance(value, (int, float)) or (type(value) is int and abs(value) > 2**53)):
+            raise ValueError("a time is a float")
+        return value
 
     @model_validator(mode="after")
     def _has_role_or_type(self) -> Self:

@@ -33,6 +33,7 @@ from distributed_state import (
     ConfigurationError,
     Conflict,
     InvalidValue,
+    PutItem,
     StateError,
     StateMachine,
     StateStore,
@@ -128,6 +129,41 @@ anything = st.one_of(any_text, looks_like_ours)
 def embedded() -> Iterator[StateStore]:
     with StateStore.open(archive="memory", partitions=2) as store:
         yield store
+
+
+@pytest.mark.parametrize("value", [("a",), [("a",)], {"a": (1,)}, {"a": b"x"}, [b"x"], bytearray(b"x"), {1: "a"}, {1}])
+def test_what_json_would_change_is_refused_wherever_a_value_is_given(embedded: StateStore, value: Any) -> None:
+    """Fields, items, messages, outcomes, events, tools, states: what comes back is what was given."""
+    store, session = embedded, embedded.session(uuid.uuid4().hex)
+
+    def outcome() -> None:
+        with session.turn(request_id="r") as turn:
+            turn.outcome = value
+
+    def field_of_a_turn() -> None:
+        with session.turn() as turn:
+            turn["a"] = value
+
+    for give in (
+        lambda: session.set("a", value),
+        lambda: session.write(set={"a": value}),
+        lambda: session.update("a", {"b": value}),
+        lambda: session.append_to("a", value),
+        lambda: session.create({"a": value}),
+        lambda: session.restore_state({"a": value}),
+        lambda: session.items("c").put("k", value),
+        lambda: session.write(items=[PutItem(collection="c", key="k", value=value)]),
+        lambda: session.append({"role": "user", "content": value}),
+        lambda: session.append({"role": "user", "content": "hi", "metadata": {"a": value}}),
+        lambda: session.replace_messages([{"role": "user", "more": value}]),
+        lambda: session.restore_state({"fields": {}, "messages": [{"role": "user", "content": value}]}),
+        lambda: store.emit("note.made", {"a": value}, subject=session),
+        outcome,
+        field_of_a_turn,
+    ):
+        with pytest.raises(InvalidValue):
+            give()
+    assert session.version(fresh=True) == 0
 
 
 @settings(max_examples=30, deadline=None)

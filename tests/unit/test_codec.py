@@ -6,11 +6,14 @@ import enum
 import json
 import math
 from contextlib import suppress
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from distributed_state import CorruptState, InvalidValue, Message, TooLarge
 from distributed_state.values import codec, encryption, field_ttl
@@ -272,6 +275,29 @@ def test_absent_and_none_are_not_the_same() -> None:
 def test_a_bad_message_is_refused_and_the_place_named(fields: Any, complaint: str) -> None:
     with pytest.raises(InvalidValue, match=complaint):
         codec.encode_message(fields)
+
+
+@pytest.mark.parametrize(
+    "part", ["role", "content", "name", "tool_calls", "tool_call_id", "timestamp", "metadata", "x"]
+)
+@pytest.mark.parametrize(
+    "value", [b"user", ("a",), [("a",)], {"a"}, {"a": b"x"}, bytearray(b"x"), Decimal(1), date(2020, 1, 1), {1: 2}],
+    ids=repr,
+)  # fmt: skip
+def test_a_message_that_json_would_change_is_refused(part: str, value: Any) -> None:
+    """Bytes became a text, and a tuple a list, without a word."""
+    with pytest.raises(InvalidValue, match=f"message.*{part}"):
+        codec.encode_message({"role": "user", part: value})
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("name", True), ("timestamp", "3"), ("timestamp", True), ("timestamp", 2**53 + 1), ("content", 5)],
+)  # fmt: skip
+def test_a_message_is_made_of_what_its_fields_are(part: str, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        Message(role="user", **{part: value})
+    assert Message(role="user", timestamp=5).timestamp == 5.0
 
 
 @pytest.mark.parametrize("data", [b"[]", b"5", b"null", b"{", b'"text"', b"{}"])
