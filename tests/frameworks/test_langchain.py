@@ -26,7 +26,7 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from distributed_state import InvalidValue, to_openai
+from distributed_state import Deleted, InvalidValue, to_openai
 from distributed_state.adapters.langchain import DistributedChatMessageHistory
 
 pytestmark = [
@@ -109,12 +109,28 @@ async def test_both_kinds_of_methods_work_on_one_object_and_loop(store: Any) -> 
 async def test_what_was_deleted_begins_again(store: Any) -> None:
     history = history_of(store)
     for number in range(2):
+        assert history.messages == []
         history.add_user_message(f"{number}")
         await store.delete("s")
         assert history.messages == []
         await history.aadd_messages([HumanMessage("after")])
         assert [each.content for each in history.messages] == ["after"]
         await store.delete("s")
+
+
+async def test_a_chain_whose_conversation_is_deleted_meanwhile_brings_nothing_back(store: Any) -> None:
+    history = history_of(store)
+    history.add_user_message("a secret")
+    assert len(history.messages) == 1
+    await store.erase("s")
+    with pytest.raises(Deleted):
+        history.add_ai_message("the secret again")
+    with pytest.raises(Deleted):
+        await history.aadd_messages([HumanMessage("the secret again")])
+    assert await history.aget_messages() == []
+    history.add_user_message("hello")
+    await store.erase("s")
+    history_of(store).add_user_message("by an object that knew nothing of it")
 
 
 @pytest.mark.replicas

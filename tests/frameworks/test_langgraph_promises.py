@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import StateGraph
 from langgraph.store.base import GetOp, PutOp
 
-from distributed_state import Conflict, StateStore
+from distributed_state import Conflict, Deleted, StateStore
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 
 
@@ -134,6 +135,97 @@ def test_a_run_that_saves_in_copies_of_its_context_begins_a_thread_once(saver: A
     assert (
         saver.get_tuple(config).parent_config["configurable"]["checkpoint_id"] == first["configurable"]["checkpoint_id"]
     )
+
+
+def deleting(saver: Any, config: Any, then: Callable[[], Any]) -> Any:
+    """A graph whose run deletes its own thread while it answers, by the same saver, and then does this."""
+
+    def think(state: State) -> dict[str, Any]:
+        saver.delete_thread(config["configurable"]["thread_id"])
+        then()
+        return {"log": ["the secret again"]}
+
+    builder = StateGraph(State)
+    builder.add_node("think", think)
+    builder.add_node("answer", lambda state: {"log": ["re:" + state["log"][-1]]})
+    builder.add_edge("__start__", "think")
+    builder.add_edge("think", "answer")
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("turns", [0, 1])
+@pytest.mark.parametrize("durability", ["async", "sync", "exit"])
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_a_run_whose_thread_is_deleted_meanwhile_brings_nothing_back(
+    store: StateStore, saver: Any, face: str, durability: Any, turns: int, again: bool
+) -> None:
+    config, quick = config_of("t"), graph_on(saver)
+    for _ in range(turns):
+        quick.invoke({"log": ["a secret"]}, config)
+
+    def begin_again() -> None:
+        if again:
+            copy_context().run(quick.invoke, {"log": ["hello"]}, config)
+
+    graph = deleting(saver, config, begin_again)
+    with pytest.raises((Deleted, Conflict) if again else Deleted):
+        if face == "blocking":
+            graph.invoke({"log": ["one more secret"]}, config, durability=durability)
+        else:
+            asyncio.run(graph.ainvoke({"log": ["one more secret"]}, config, durability=durability))
+    expected = ["hello", "re:hello"] if again else []
+    assert quick.get_state(config).values.get("log", []) == expected
+    kept = store.session("langgraph/t")
+    found = [each.value for name in ("checkpoints", "writes", "blobs") for each in kept.items(name).list().items]
+    assert not any(b"secret" in each for each in found)
+    assert bool(found) == again
+    quick.invoke({"log": ["and on"]}, config)
+    assert quick.get_state(config).values["log"] == [*expected, "and on", "re:and on"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("mine", [True, False])
+def test_what_is_saved_late_under_an_old_config_is_refused(
+    saver: Any, settings: dict[str, Any], mine: bool, again: bool
+) -> None:
+    """Whether this worker deleted the thread or another one, and whether it began again meanwhile."""
+    read = graph_on(saver)
+    read.invoke({"log": ["a secret"]}, config_of("t"))
+    old = [read.get_state(config_of("t")).config, put(saver, read.get_state(config_of("t")).config)]
+    with StateStore.open(**settings) as store:
+        deleter = saver if mine else DistributedStateSaver(store)
+        deleter.delete_thread("t")
+        if again:
+            copy_context().run(graph_on(deleter).invoke, {"log": ["hello"]}, config_of("t"))
+        for config in old:
+            for namespace in "", "sub:1":
+                place = {**config["configurable"], "checkpoint_ns": namespace}
+                place["checkpoint_map"] = {"": place["checkpoint_id"]}
+                late: Any = {"configurable": place}
+                saver.get_tuple(config_of("t"))  # whatever this worker knows of it
+                with pytest.raises((Deleted, Conflict)):
+                    saver.put(late, empty_checkpoint(), {"source": "loop", "step": 9, "parents": {}}, {})
+                with pytest.raises(Deleted):
+                    saver.put_writes(late, [("log", ["a secret"])], "task")
+        found = store.session("langgraph/t")
+        assert found.items("writes").list(prefix="sub").items == ()
+        assert len(list(saver.list(config_of("t")))) == (4 if again else 0)
+
+
+def test_a_run_that_found_nothing_before_the_deletion_begins_nothing_after_it(saver: Any) -> None:
+    config = config_of("t")
+    late = copy_context()
+    assert late.run(saver.get_tuple, config) is None
+    copy_context().run(put, saver, config)
+    saver.delete_thread("t")
+    with pytest.raises(Deleted, match="deleted after this run"):
+        late.run(put, saver, config)
+    with pytest.raises(Deleted):
+        late.run(saver.put_writes, {"configurable": {**config["configurable"], "checkpoint_id": "1"}}, [("a", 1)], "x")
+    assert late.run(saver.get_tuple, config) is None
+    late.run(put, saver, config)
+    assert saver.get_tuple(config) is not None
 
 
 def test_a_copy_onto_a_thread_has_its_runs(saver: Any) -> None:

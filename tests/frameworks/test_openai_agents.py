@@ -15,7 +15,7 @@ from faces import Blocking
 from frameworks.examples import run_examples
 from frameworks.openai_agents_crew import QUIET, agent, called, look_up, spoken, turn_of
 
-from distributed_state import CorruptState, InvalidValue
+from distributed_state import CorruptState, Deleted, InvalidValue
 from distributed_state.adapters import openai_agents
 from distributed_state.adapters.openai_agents import DistributedSession
 
@@ -51,7 +51,7 @@ def session_of(store: Any, id: str = "s", **options: Any) -> DistributedSession:
     return DistributedSession(id, store.it if isinstance(store, Blocking) else store, **options)
 
 
-def said(*numbers: int) -> list[Any]:
+def said(*numbers: int | str) -> list[Any]:
     return [{"role": "user", "content": str(number)} for number in numbers]
 
 
@@ -163,8 +163,29 @@ async def test_what_was_deleted_begins_again(store: Any) -> None:
     await asyncio.gather(session.add_items(said(3)), session.add_items(said(4)))
     assert sorted(each["content"] for each in await session.get_items()) == ["3", "4"]
     await store.delete("s")
+    assert await session.get_items() == []
     assert await session._atomic_replace_items(said(5))
     assert await session.get_items() == said(5)
+
+
+async def test_a_run_whose_session_is_deleted_meanwhile_brings_nothing_back(store: Any) -> None:
+    """Whether it had read items of it or found none; the next run begins it again."""
+    for begun in False, True:
+        session = session_of(store)
+        if begun:
+            await session.add_items(said("a secret"))
+        await session.get_items()
+        await session.add_items(said("one more secret"))
+        await store.erase("s")
+        with pytest.raises(Deleted):
+            await session.add_items(said("the secret again"))
+        with pytest.raises(Deleted):
+            await session._atomic_replace_items(said("the secret again"))
+        assert await session.get_items() == []
+        await session.add_items(said("hello"))
+        assert await session.get_items() == said("hello")
+        await store.erase("s")
+    await session_of(store).add_items(said("by an object that knew nothing of it"))
 
 
 async def test_an_item_that_cannot_be_read_is_not_passed_over(store: Any) -> None:

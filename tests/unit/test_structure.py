@@ -153,8 +153,9 @@ def test_an_adapter_uses_public_names_only(module: Path) -> None:
         shared = {
             "adapters.adopting",
             "adapters.databases",
+            "adapters.deletions",
             "adapters.stores",
-        }  # the frame of those that copy, what is given
+        }  # the frame of those that copy, when a conversation may begin again, what is given
         known = [other.split(".")[:2] for other in others - shared]
         assert all(each == framework for each in known), "adapters do not know one another"
     elif others:

@@ -134,6 +134,7 @@ class Sessions(Runs):
         self, record: Any, fields: dict[str, Any], known: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, bool]:
         """What the session holds after this, None if it is somebody else's; and whether it began with it."""
+        was_read = known is not None
         for _ in range(_ROUNDS):
             # Who made the object without reading the session means it as it stands: the rest goes.
             base = await record.get_all(fresh=True) if known is None else known
@@ -148,6 +149,8 @@ class Sessions(Runs):
                 await record.write(set=changed, delete=gone, expect={ID: ABSENT} if begins else {OWNER: base[OWNER]})
                 return fields, begins
             except Deleted:
+                if was_read:  # a run that began before the deletion brings nothing back
+                    raise
                 if begins:
                     with suppress(Conflict):
                         await record.create(fields)  # it belongs to who begins it now, not to who had it

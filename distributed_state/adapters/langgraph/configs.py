@@ -28,3 +28,9 @@ def namespace_of(config: Any) -> str:
 def id_of(config: Any) -> str | None:
     """The checkpoint's id, None if the newest is meant."""
     return get_checkpoint_id(config) or None
+
+
+def root_of(config: Any, metadata: Any) -> str | None:
+    """The id of the root namespace's checkpoint from which a subgraph runs, None if nothing says so."""
+    named = config["configurable"].get("checkpoint_map") or metadata.get("parents") or {}
+    return named.get("")

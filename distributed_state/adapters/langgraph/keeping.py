@@ -21,7 +21,7 @@ from distributed_state.adapters.langgraph.frames import (
     write_key,
 )
 from distributed_state.adapters.langgraph.listing import everything, pending_writes
-from distributed_state.adapters.langgraph.reading import AT, HEAD, HEAD_BYTES, flag
+from distributed_state.adapters.langgraph.reading import AGAIN, AT, HEAD, HEAD_BYTES, flag
 from distributed_state.adapters.langgraph.steps import Steps
 from distributed_state.adapters.langgraph.threads import Thread
 
@@ -30,9 +30,15 @@ _ATTEMPTS = 20
 
 
 def delete(thread: Thread) -> Steps[None]:
-    """Erase a thread."""
+    """Erase a thread. One that is not there yet leaves a tombstone, which refuses runs that are about to begin it."""
     thread.recent.forget(thread.id)
-    yield thread.record.erase()
+    if not (yield thread.record.erase()):
+        found = yield thread.record.view(fresh=True)
+        if found.version == 0:
+            with suppress(Conflict):  # a run just began it
+                yield thread.record.create()
+        if found.version == 0 or found.exists:
+            yield thread.record.erase()
     thread.recent.forget(thread.id)
 
 
@@ -114,9 +120,8 @@ def _remove_all_but(
     may show a value that seemed to be nobody's. Then it begins again.
     """
     for _ in range(_ATTEMPTS):
-        fields = yield thread.record.get_all(fresh=True)
+        fields = yield from thread.look()
         head: str | None = fields.get(AT)
-        thread.known.read(head, fields)
         saved = yield from everything(thread)
         chosen = choose(saved, head)
         kept = [each for each in saved if (each.namespace, each.id) in chosen]
@@ -167,7 +172,7 @@ def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[Saved])
     yield thread.record.write(
         set=setting, delete=[name for name in over if name not in setting], expect={AT: fields[AT]}
     )
-    thread.known.read(newest.id if newest else None, setting)
+    thread.known.read(newest.id if newest else None, setting, fields.get(AGAIN))
     return newest.id if newest else None
 
 
@@ -188,7 +193,7 @@ def copy(source: Thread, target: Thread, target_id: str) -> Steps[None]:
             return
         if isinstance(error, Deleted):
             with suppress(Conflict):
-                yield target.record.create()
+                yield target.record.create({AGAIN: error.version})
     for collection in (BLOBS, WRITES, CHECKPOINTS):
         yield from _copy_items(source, target, collection, shown.version)
     for _ in range(_ATTEMPTS):
@@ -199,7 +204,7 @@ def copy(source: Thread, target: Thread, target_id: str) -> Steps[None]:
             return
         with suppress(Conflict):
             yield target.record.write(
-                set=dict(shown) if is_newer else {},
+                set={name: value for name, value in shown.items() if name != AGAIN} if is_newer else {},
                 delete=[HEAD] if is_newer and HEAD not in shown else [],
                 tag=runs,
                 expect={AT: there.get(AT, ABSENT)},

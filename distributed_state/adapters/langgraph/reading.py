@@ -1,7 +1,8 @@
 """Reads the checkpoints of a thread. Law: the newest is what the server has now, in one read of the record.
 
 The record's fields have the thread's newest checkpoint in the root namespace once more: `at` is its id, `head` its
-frame, `w:<id>` says that it has pending writes. All else is items (see `frames`).
+frame, `w:<id>` says that it has pending writes. `again` is in one that was deleted and began again. All else is items
+(see `frames`).
 
 Design: section 22.
 """
@@ -32,6 +33,7 @@ from distributed_state.adapters.langgraph.recent import Addressed, Latest, Recen
 from distributed_state.adapters.langgraph.steps import Steps
 
 AT, HEAD = "at", "head"
+AGAIN = "again"  # the version of the deletion after which the thread began again
 HEAD_BYTES = 16 * 1024  # a greater checkpoint is only an item
 PAGE = 1000
 _ATTEMPTS = 100
@@ -51,20 +53,28 @@ class ThreadReading:
         self.serde = serde
         self.recent = recent
         self.known: RecentThread = recent.thread(thread_id)
+        self.version = 0  # as it was when it was looked at last
+        self.begun_after: int | None = None
 
     def find(self, namespace: str, checkpoint_id: str) -> Steps[Saved | None]:
         """A checkpoint by its id."""
         data = yield self.record.items(CHECKPOINTS).get(checkpoint_key(namespace, checkpoint_id))
         return None if data is None else Saved.unpack(data)
 
+    def look(self) -> Steps[Any]:
+        """The record as the server has it now, a mapping of its fields with its version."""
+        fields = yield self.record.view(fresh=True)
+        self.known.read(fields.get(AT), fields, fields.get(AGAIN))
+        self.version, self.begun_after = fields.version, fields.get(AGAIN)
+        return fields
+
     def newest(self, namespace: str) -> Steps[tuple[Saved | None, bool]]:
         """The newest checkpoint of a namespace, as the server has it now, and whether it may have pending writes."""
         if namespace:
             return (yield from self._newest_within(namespace)), True
         for _ in range(_ATTEMPTS):
-            fields = yield self.record.get_all(fresh=True)
+            fields = yield from self.look()
             head = fields.get(AT)
-            self.known.read(head, fields)
             if head is None:
                 return None, False
             saved = Saved.unpack(fields[HEAD]) if HEAD in fields else (yield from self.find("", head))
@@ -98,10 +108,13 @@ class ThreadReading:
     def _get(self, namespace: str, checkpoint_id: str | None) -> Steps[CheckpointTuple | None]:
         if checkpoint_id is None:
             saved, written = yield from self.newest(namespace)
-            if saved is None and not namespace:
-                self.recent.found_nothing(self.id)
         else:
+            if not namespace:
+                yield from self.look()  # before it: it may be found in a thread that is deleted just now
             saved, written = (yield from self.find(namespace, checkpoint_id)), True
+        if not namespace:
+            empty_at = self.version if saved is None and checkpoint_id is None else None
+            self.recent.look(self.id, self.begun_after, empty_at)
         if saved is None:
             return None
         writes = (yield from self.writes(namespace, saved.id)) if written else []

@@ -1,8 +1,9 @@
 """What this process remembers of the threads it served last. Law: it saves a question, and is never the answer.
 
 Which checkpoint it takes for a thread's newest goes along with each commit as what the server must find; what it keeps
-of values never changes once it is stored. What a run found is the run's own: that it found nothing is a variable of its
-context, in copies of which LangGraph saves; all else is what its ids say.
+of values never changes once it is stored. What a run found is the run's own: that it found nothing, and whether the
+thread had been deleted by then, is a variable of its context, in copies of which LangGraph saves; all else is what its
+ids say.
 
 Design: section 22.
 """
@@ -21,7 +22,7 @@ _THREADS = 10_000  # a kilobyte or two each; a run whose thread is forgotten mea
 _OWN = 16
 _PARENTS = 2_000  # with 4 KiB of values each at most
 _BLOB_BYTES = 32 * 1024 * 1024
-_BEGINNINGS = 8
+_SEEN = 8
 
 Values = tuple[Mapping[str, Any], Mapping[str, Typed | None]]
 """The versions of a checkpoint's channels, and where their values are: see `frames`."""
@@ -56,18 +57,23 @@ class Addressed(_Id):
     __slots__ = ()
 
 
-class _Beginning:
-    """A read found nothing: what is saved first in that context, or a copy of it, begins the thread or is refused."""
+class Seen:
+    """A thread as a run found it: what the run saves is for that thread, and not for one that began after a deletion.
 
-    __slots__ = ("of", "open", "thread_id")
+    Of one that has no checkpoint yet, what is saved first in that context, or a copy of it, begins it or is refused.
+    """
 
-    def __init__(self, of: object, thread_id: str) -> None:
+    __slots__ = ("begun_after", "empty_at", "of", "open", "thread_id")
+
+    def __init__(self, of: object, thread_id: str, begun_after: int | None, empty_at: int | None) -> None:
         self.of = of
         self.thread_id = thread_id
-        self.open = True  # in all copies of the context at once: a run saves in copies
+        self.begun_after = begun_after
+        self.empty_at = empty_at  # the version of the record, which may be a deletion
+        self.open = empty_at is not None  # in all copies of the context at once: a run saves in copies
 
 
-_beginnings: ContextVar[tuple[_Beginning, ...]] = ContextVar("distributed_state_langgraph_beginnings", default=())
+_seen: ContextVar[tuple[Seen, ...]] = ContextVar("distributed_state_langgraph_seen", default=())
 
 
 class RecentThread:
@@ -76,7 +82,7 @@ class RecentThread:
     Several runs in several threads use one: what is iterated is a copy.
     """
 
-    __slots__ = ("flags", "head", "known", "own", "tags")
+    __slots__ = ("begun_after", "flags", "head", "known", "own", "tags")
 
     def __init__(self) -> None:
         self.known = False
@@ -84,13 +90,23 @@ class RecentThread:
         self.flags: set[str] = set()
         self.tags: set[str] = set()
         self.own: OrderedDict[str, None] = OrderedDict()
+        self.begun_after: int | None = None  # the version of the deletion after which the thread began again
 
-    def read(self, head: str | None, fields: Iterable[str]) -> None:
+    def read(self, head: str | None, fields: Iterable[str], begun_after: int | None) -> None:
         """Note what a read found."""
         if head not in self.own:
-            self.tags.clear()  # another process may have deleted the thread and begun it anew
-        self.known, self.head = True, head
+            self.tags.clear()  # another process may have deleted the thread and begun it again
+        if begun_after != self.begun_after:
+            self.deleted()
+        self.known, self.head, self.begun_after = True, head, begun_after
         self.flags = {name for name in fields if name.startswith("w:")}
+
+    def deleted(self) -> None:
+        """Note that the thread was deleted: all that is known of it is void."""
+        self.known, self.head, self.begun_after = False, None, None
+        self.flags.clear()
+        self.tags.clear()
+        self.own.clear()
 
     def saved(self, checkpoint_id: str, head: str | None) -> None:
         """Note a checkpoint that this process saved, and which is the newest now."""
@@ -124,28 +140,33 @@ class Recent:
                 self._threads.popitem(last=False)
         return found
 
-    def found_nothing(self, thread_id: str) -> None:
-        """Note that the running task or thread read this thread, and that there is nothing yet."""
-        others = [each for each in _beginnings.get() if each.open and not self._is(each, thread_id)]
-        _beginnings.set((*others[1 - _BEGINNINGS :], _Beginning(self._mark, thread_id)))
+    def look(self, thread_id: str, begun_after: int | None, empty_at: int | None) -> None:
+        """Note how the running task or thread found this thread: at which version, if there is nothing yet."""
+        others = [each for each in _seen.get() if not self._is(each, thread_id)]
+        _seen.set((*others[1 - _SEEN :], Seen(self._mark, thread_id, begun_after, empty_at)))
+
+    def seen(self, thread_id: str) -> Seen | None:
+        """How it found the thread when it looked last, None if it did not."""
+        return next((each for each in _seen.get() if self._is(each, thread_id)), None)
 
     def begins(self, thread_id: str) -> bool:
-        """Whether it did, and has saved nothing since."""
-        return any(each.open and self._is(each, thread_id) for each in _beginnings.get())
+        """Whether it found nothing, and has saved nothing since."""
+        seen = self.seen(thread_id)
+        return seen is not None and seen.open
 
     def begun(self, thread_id: str) -> None:
         """Note that it saved something, or was refused."""
-        for each in _beginnings.get():
-            if self._is(each, thread_id):
-                each.open = False
+        seen = self.seen(thread_id)
+        if seen is not None:
+            seen.open = False
 
-    def _is(self, beginning: _Beginning, thread_id: str) -> bool:
-        return beginning.of is self._mark and beginning.thread_id == thread_id
+    def _is(self, seen: Seen, thread_id: str) -> bool:
+        return seen.of is self._mark and seen.thread_id == thread_id
 
     def forget(self, thread_id: str) -> None:
-        """Drop all that is known of a thread."""
+        """Drop all that is known of a thread which is deleted."""
+        self.thread(thread_id).deleted()
         with self._lock:
-            self._threads.pop(thread_id, None)
             for parent in [parent for parent in self._parents if parent[0] == thread_id]:
                 del self._parents[parent]
             for name in [name for name in self._blobs if name[0] == thread_id]:

@@ -55,6 +55,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     A run that goes on from the newest checkpoint of its thread is refused with Conflict, at the commit itself, when
     somebody else saved another one meanwhile: with other savers the turn that came first is lost. Who names a
     checkpoint by its id makes a branch, as ever. With `exclusive` every run holds its thread: see `turn`.
+    A run that began before its thread was deleted is refused with Deleted: nothing that was erased comes back.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
             demand(self._record_id(thread.id))
         demand_owner(thread, config, self.user)
         checkpoint_id = config["configurable"]["checkpoint_id"]
-        return thread.put_writes(namespace_of(config), checkpoint_id, writes, task_id, path)
+        return thread.put_writes(config, namespace_of(config), checkpoint_id, writes, task_id, path)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return a channel's next version: a number that grows, and a random part."""
@@ -230,7 +231,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     # Removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
-        """Erase a thread in every tier: checkpoints, writes and history."""
+        """Erase a thread in every tier: checkpoints, writes and history. Runs that have begun are refused (Deleted)."""
         run(keeping.delete(self._named(thread_id, "blocking")))
 
     async def adelete_thread(self, thread_id: str) -> None:

@@ -1,6 +1,7 @@
 """A thread of LangGraph is a record: saves its checkpoints. Law: a checkpoint is one commit.
 
 That the checkpoint from which a run goes on still is the newest is what the commit expects of the record's field `at`.
+A thread that was deleted begins again with a run that found it deleted, and with no other.
 
 Design: section 22.
 """
@@ -20,6 +21,7 @@ from langgraph.checkpoint.base import (
 )
 
 from distributed_state import ABSENT, Conflict, Deleted, PutItem
+from distributed_state.adapters.langgraph.configs import root_of
 from distributed_state.adapters.langgraph.frames import (
     BLOBS,
     CHECKPOINTS,
@@ -35,8 +37,8 @@ from distributed_state.adapters.langgraph.frames import (
     run_tag,
     write_key,
 )
-from distributed_state.adapters.langgraph.reading import AT, HEAD, HEAD_BYTES, ThreadReading, flag
-from distributed_state.adapters.langgraph.recent import Addressed, Values
+from distributed_state.adapters.langgraph.reading import AGAIN, AT, HEAD, HEAD_BYTES, ThreadReading, flag
+from distributed_state.adapters.langgraph.recent import Addressed, Latest, Values
 from distributed_state.adapters.langgraph.steps import Steps
 
 _ATTEMPTS = 100
@@ -55,13 +57,17 @@ class Thread(ThreadReading):
         new_versions: ChannelVersions,
     ) -> Steps[None]:
         """Save a checkpoint. Raises Conflict where a run went on from the newest one, and it is not that any more."""
-        saved, items = yield from self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
+        saved, blobs = yield from self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
+        items = [PutItem(collection=BLOBS, key=key, value=pack_blob(value)) for key, value in blobs.items()]
         items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))
         tag = None if saved.run is None else run_tag(saved.run)
         if namespace:
+            yield from self._demand_of_this_life(root_of(config, metadata))
             yield from self._commit({}, [], items, None, tag)
         else:
             yield from self._advance(saved, parent, items, tag)
+        for key, value in blobs.items():
+            self.recent.keep_blob(self.id, key, value)
         self.recent.keep_values(self.id, namespace, saved.id, (checkpoint["channel_versions"], saved.values))
 
     def _frame(
@@ -72,8 +78,8 @@ class Thread(ThreadReading):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> Steps[tuple[Saved, list[PutItem]]]:
-        """The checkpoint as it is stored, and the values that are stored beside it."""
+    ) -> Steps[tuple[Saved, dict[str, Typed]]]:
+        """The checkpoint as it is stored, and by their keys the values that are stored beside it."""
         given: dict[str, Any] = dict(checkpoint)
         values, versions = given.pop("channel_values"), checkpoint["channel_versions"]
         fresh = {channel: self.serde.dumps_typed(values[channel]) for channel in new_versions if channel in values}
@@ -96,12 +102,11 @@ class Thread(ThreadReading):
             namespace, str(checkpoint["id"]), None if parent is None else str(parent), self.serde.dumps_typed(given),
             self.serde.dumps_typed(described), inline, str(run) if run is not None else None,
         )  # fmt: skip
-        items = []
-        for channel, value in alone.items():
-            key = blob_key(namespace, channel, versions.get(channel, new_versions.get(channel)))
-            items.append(PutItem(collection=BLOBS, key=key, value=pack_blob(value)))
-            self.recent.keep_blob(self.id, key, value)
-        return saved, items
+        blobs = {
+            blob_key(namespace, channel, versions.get(channel, new_versions.get(channel))): value
+            for channel, value in alone.items()
+        }
+        return saved, blobs
 
     def _values_of(self, namespace: str, checkpoint_id: str) -> Steps[Values | None]:
         """The versions of a checkpoint's channels, and where their values are."""
@@ -118,7 +123,10 @@ class Thread(ThreadReading):
         continues = self.recent.begins(self.id) if parent is None else self.known.continues(parent)
         expected = parent if continues or not self.known.known else self.known.head
         frame = items[-1].value
+        may_begin = parent is None
         for _ in range(_ATTEMPTS):
+            if not continues:
+                yield from self._demand_living(parent)
             # A child of the newest is the newest, also if it was made by a machine whose clock is behind.
             newest = expected is None or expected == parent or saved.id >= expected
             fields: dict[str, Any] = {AT: saved.id} if newest else {}
@@ -128,8 +136,8 @@ class Thread(ThreadReading):
             elif newest:
                 gone.append(HEAD)
             try:
-                yield from self._commit(fields, gone, items, expected, tag)
-            except (Conflict, Deleted) as error:
+                yield from self._commit(fields, gone, items, expected, tag, may_begin=may_begin)
+            except Conflict as error:
                 found = yield from self._refused(error, saved.id, parent if continues else Addressed())
                 expected = found
                 continue
@@ -151,16 +159,11 @@ class Thread(ThreadReading):
         own, before = flag(checkpoint_id), flag(parent) if parent else None
         return sorted(name for name in tuple(flags) if name < own or name == before)
 
-    def _refused(self, error: Conflict | Deleted, own: str, parent: str | None) -> Steps[str | None]:
+    def _refused(self, error: Conflict, own: str, parent: str | None) -> Steps[str | None]:
         """Which checkpoint is the newest, where another was expected. Raises Conflict for a run that is behind."""
-        if isinstance(error, Deleted):
-            if parent is not None and not isinstance(parent, Addressed):
-                raise error
-            with suppress(Conflict):  # somebody else just did
-                yield self.record.create()
-        fields = yield self.record.get_all(fresh=True)
-        head: str | None = fields.get(AT)
-        self.known.read(head, fields)
+        head: str | None = (yield from self.look()).get(AT)
+        if not isinstance(parent, Addressed) and head not in (parent, own):
+            yield from self._demand_living(parent)
         if not isinstance(parent, Addressed) and head not in (parent, own):  # its own: it is saved once more
             self.recent.begun(self.id)
             raise Conflict(
@@ -177,21 +180,76 @@ class Thread(ThreadReading):
         items: Sequence[Any],
         expected: str | None,
         tag: str | None,
+        *,
+        may_begin: bool = False,
     ) -> Steps[None]:
         added = {} if tag is None or tag in self.known.tags else {RUN: tag}
+        change: dict[str, Any] = {"items": items, "tag": added}
         if fields or gone:
             expect = {AT: ABSENT if expected is None else expected}
-            yield self.record.write(set=fields, delete=gone, items=items, expect=expect, tag=added)
-        else:
-            yield self.record.write(items=items, tag=added, revive=self._may_begin())
+            change |= {"set": fields, "delete": gone, "expect": expect}
+        yield from self._write(change, may_begin=may_begin)
         self.known.tags.update(added.values())
 
-    def _may_begin(self) -> bool:
-        """Whether a deleted thread may begin anew: not for a run that was under way when it was deleted."""
-        return not self.known.known or self.known.head is None
+    def _write(self, change: Mapping[str, Any], *, may_begin: bool = False) -> Steps[None]:
+        """Change the record; one that was deleted begins again first, if this is of a run that found it deleted.
+
+        `may_begin`: also for a caller that has not looked at the thread, but begins one. Raises Deleted.
+        """
+        seen = self.recent.seen(self.id)
+        for _ in range(_ATTEMPTS):
+            expect = dict(change.get("expect", {}))
+            expected = None if seen is None else seen.begun_after  # which another task of this run may change meanwhile
+            if seen is not None:
+                expect[AGAIN] = ABSENT if expected is None else expected
+            try:
+                yield self.record.write(**{**change, "expect": expect})
+                return
+            except Conflict as error:
+                if seen is None:
+                    raise
+                begun_after = (yield from self.look()).get(AGAIN)
+                if begun_after == expected:
+                    raise
+                if begun_after != seen.empty_at:
+                    raise self._deleted() from error
+                seen.begun_after = begun_after  # this run saw that deletion: it may begin, or join who did
+                continue
+            except Deleted as error:
+                if not (may_begin if seen is None else seen.empty_at == error.version):
+                    raise self._deleted() from error
+                version = error.version
+            with suppress(Conflict):  # somebody else just did
+                yield self.record.create({AGAIN: version})
+            if seen is not None:
+                seen.begun_after = version
+            yield from self.look()
+        raise Conflict(f"thread {self.id!r:.80}: is deleted all the time")
+
+    def _deleted(self) -> Deleted:
+        return Deleted(f"thread {self.id!r:.80} was deleted after this run, or this config, began: nothing was saved")
+
+    def _demand_living(self, checkpoint_id: str | None) -> Steps[None]:
+        """Raise Deleted for what goes on from a checkpoint that went when the thread was deleted and began again."""
+        known = self.known
+        if checkpoint_id is None or known.begun_after is None or checkpoint_id in known.own:
+            return
+        if (yield from self.find("", checkpoint_id)) is None:
+            raise self._deleted()
+
+    def _demand_of_this_life(self, root: str | None) -> Steps[None]:
+        """The same for what is saved beside a checkpoint of the root namespace. In a run that may be on its way yet."""
+        if self.recent.seen(self.id) is None or isinstance(root, Latest | Addressed):
+            yield from self._demand_living(root)
 
     def put_writes(
-        self, namespace: str, checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str
+        self,
+        config: Mapping[str, Any],
+        namespace: str,
+        checkpoint_id: str,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        path: str,
     ) -> Steps[None]:
         """Save what a task wrote; special writes replace what is there, others do not."""
         items: dict[int, PutItem] = {}
@@ -205,6 +263,7 @@ class Thread(ThreadReading):
         if not items:
             return
         # Its checkpoint may come later: LangGraph saves both in the background.
+        yield from self._demand_of_this_life(root_of(config, {}) if namespace else checkpoint_id)
         fields = {} if namespace else {flag(checkpoint_id): 1}
-        yield self.record.write(set=fields, items=list(items.values()), revive=self._may_begin())
+        yield from self._write({"set": fields, "items": list(items.values())})
         self.known.flags.update(fields)
