@@ -1,7 +1,8 @@
-"""A service in this process with tokens of several tenants, for tests of what these may."""
+"""A service in this process with tokens of several tenants, and its operations with what they are asked with."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -9,7 +10,32 @@ import httpx
 from distributed_state import AsyncStateStore
 from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.auth import Authentication
+from distributed_state.programs.service.routes import Operation
 from distributed_state.values import access_tokens
+
+HI = {"role": "user", "content": "hi"}
+OPERATIONS = {f"{each.method} {each.path}": each for each in Service().operations}
+BODIES: dict[str, Any] = {
+    "Create": {"id": "new"}, "Turn": {"messages": [HI]}, "Append": {"messages": [HI]}, "Patch": {"set": {"n": 1}},
+    "SetField": {"value": 1}, "Retag": {"tag": {"a": ["b"]}}, "Checkpoint": {"label": "here"},
+    "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
+    "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
+    "Compact": {}, "Purge": {"keep_changes": 1000}, "ChangeItems": {"put": {"1": 1}}, "Live": {"idle": 60},
+    "MakeToken": {"rights": ["read"]},
+}  # fmt: skip
+QUERIES = {"Other": "?to=1"}
+
+
+def path_of(operation: Operation, id: str) -> str:
+    path = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: {"id": id}.get(found[1], "1"), operation.path)
+    return path + QUERIES.get(operation.query.__name__ if operation.query else "", "")
+
+
+def body_of(operation: Operation, id: str) -> dict[str, Any]:
+    if operation.body is None:
+        return {}
+    body = BODIES[operation.body.__name__]
+    return {"json": body | {"id": f"{id}-{body['id']}"} if "id" in body else body}
 
 
 class Served:

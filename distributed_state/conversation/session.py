@@ -19,6 +19,7 @@ from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
 from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue
+from distributed_state.port.waited import bounded
 from distributed_state.records import expiry, messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import context_of
@@ -29,6 +30,7 @@ from distributed_state.values.model import MAX_ID_BYTES, PHASE, Message
 from distributed_state.values.results import Lifetime
 
 
+@bounded("phase")
 class AsyncSession(AsyncRecord):
     """A conversation: a record with messages, a phase and turns. `store.session(id)` returns one, without I/O.
 

@@ -29,6 +29,7 @@ from distributed_state.conversation.window import Bounds, Strategy, Summarizer, 
 from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import Deleted, DurabilityUnknown, Fenced, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port.waited import bounded
 from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, VERSION
 from distributed_state.records.context import RecordContext
@@ -49,6 +50,7 @@ _NOT_OPEN = "this transaction is over; nothing can be changed through it any mor
 _NOT_BEGUN = "this turn has not begun: it is open inside `with session.turn(...) as turn:`, or `async with`"
 
 
+@bounded()
 class AsyncTurn(Transaction):
     """One turn: the session's fields as a dict, its messages, its phase. Committed whole at the end of `async with`.
 

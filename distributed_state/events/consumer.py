@@ -11,12 +11,14 @@ from typing import Self
 
 from distributed_state.errors import InvalidValue
 from distributed_state.events.group import Group
+from distributed_state.port.waited import bounded
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.results import Event
 from distributed_state.warm.consumer import Buffer, Subscription, Waiting
 from distributed_state.warm.positions import shown
 
 
+@bounded()
 class AsyncEvents:
     """Events as they come, from `store.events(...)`.
 

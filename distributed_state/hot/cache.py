@@ -21,16 +21,17 @@ from distributed_state.values.journal import Step
 class Flight:
     """A load on its way. What it brings is kept only if nothing newer was published meanwhile.
 
-    `freshness` is that of the subscription under which it began; None: it is not kept.
+    `freshness` is that of the subscription under which it began; None: it is not kept. `lost`: no answer came.
     """
 
-    __slots__ = ("done", "floor", "freshness", "here", "open", "result")
+    __slots__ = ("done", "floor", "freshness", "here", "lost", "open", "result")
 
     def __init__(self, done: Any, freshness: Freshness | None, open: bool, here: object = None) -> None:
         self.done = done
         self.here = here  # who waits for it: see `Port.here`
         self.freshness = freshness
         self.open = open
+        self.lost = False
         self.floor = ("", 0)
         self.result: CachedRecord | None = None
 

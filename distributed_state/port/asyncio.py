@@ -8,6 +8,7 @@ Design: section 16.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import redis.exceptions as driver
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Words
+from distributed_state.port import Words, waited
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import BROKEN, translate
 from distributed_state.port.pipe import Pipe
@@ -73,7 +74,19 @@ class AsyncioPort(Router):
                 scope.reschedule(self._loop.time())
 
     async def look(self) -> None:
-        await self._looking_by(self._connections.look)
+        account = waited.present()
+        if account is None:
+            await self._looking_by(self._connections.look)
+            return
+        began = time.monotonic()
+        left = self._connections.left(account, began)
+        try:
+            async with asyncio.timeout(left):
+                await self._looking_by(self._connections.look)
+        except TimeoutError as error:
+            raise WarmUnavailable(f"{self._place}: nobody has said yet where keys are") from error
+        finally:
+            account.add(began)
 
     def _late(self) -> None:
         """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
@@ -120,21 +133,32 @@ class AsyncioPort(Router):
             answers = self._embedded.exchange(commands)
             await asyncio.sleep(0)  # as while a server works, the loop's other tasks get their turn
             return answers
-        pipe = self._pipes.get(node)
-        if pipe is None or pipe.broken is not None:
-            pipe = await self._connected(self._pipes, node)
-        try:
-            return await pipe.send(commands)
-        except BROKEN as error:
-            raise translate(error, self._place) from error
+        return await self._exchange_over(self._pipes, node, commands)
 
     async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        pipe = self._apart.get(node)
-        if pipe is None or pipe.broken is not None:
-            pipe = await self._connected(self._apart, node)
+        return await self._exchange_over(self._apart, node, commands)
+
+    async def _exchange_over(self, pipes: dict[str, Pipe], node: str, commands: Sequence[Words]) -> list[Any]:
+        account = waited.present()
+        began, left = 0.0, None
+        if account is not None:
+            began = time.monotonic()
+            left = self._connections.left(account, began)
+        pipe = pipes.get(node)
         try:
-            return await pipe.send(commands)
-        except BROKEN as error:
+            if pipe is not None and pipe.broken is None and (left is None or left >= self._timeout):
+                return await pipe.send(commands)  # which minds that time itself
+            async with asyncio.timeout(left):
+                if pipe is None or pipe.broken is not None:
+                    pipe = await self._connected(pipes, node)
+                return await pipe.send(commands)
+        except (StateError, *BROKEN) as error:
+            if account is not None:
+                account.add(began)
+            if isinstance(error, TimeoutError):
+                raise WarmUnavailable(f"{self._place}: no answer in time") from error
+            if isinstance(error, StateError):
+                raise
             raise translate(error, self._place) from error
 
     async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Wire, Words, background, user_coroutines
+from distributed_state.port import Wire, Words, background, user_coroutines, waited
 from distributed_state.port.background import finish as finish  # what the blocking face is written with
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded_wires import EmbeddedWire
@@ -41,6 +43,7 @@ class BlockingPort(Router):
         self._used: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
         self._connecting = threading.Lock()  # a set that grows cannot be gone through
         self.closed = False
+        self._is_cut = False
         self._uninterruptible = UninterruptibleThread()
         connections.used(self._gone)
 
@@ -71,8 +74,25 @@ class BlockingPort(Router):
         for socket in over:
             socket.shut()
 
+    def cut(self) -> None:
+        """End every wait for an answer, in whatever thread, for good."""
+        self._is_cut = True
+        with self._connecting:
+            sockets = {socket for kept in (self._made, self._used) for node in kept.values() for socket in node}
+        for socket in sockets:
+            socket.shut()
+
     async def look(self) -> None:
-        self._connections.look()
+        account = waited.present()
+        if account is None:
+            self._connections.look()
+            return
+        began = time.monotonic()
+        left = self._connections.left(account, began)
+        try:
+            self._connections.look(left)
+        finally:
+            account.add(began)
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         if self._embedded is not None:
@@ -82,34 +102,52 @@ class BlockingPort(Router):
             return []
         free = self._free[node]
         count = len(commands)
+        account = waited.present()
+        began, seconds = 0.0, self._timeout
+        if account is not None:
+            began = time.monotonic()
+            seconds = self._connections.left(account, began)
         try:
-            socket = self._taken(free, node)
-            answers = socket.exchange(socket.packer.pack(commands), count)
-        except BROKEN as error:
+            if free:
+                socket = self._taken(free, node, seconds)
+            else:
+                connecting = time.monotonic()
+                socket = self._taken(free, node, seconds)
+                seconds -= time.monotonic() - connecting if account is not None else 0.0
+            answers = socket.exchange(socket.packer.pack(commands), count, seconds)
+        except (StateError, *BROKEN) as error:
+            if account is not None:
+                account.add(began)
+            if isinstance(error, StateError):
+                raise
             self._topology.doubt()
             self._close_free(free)
             raise translate(error, self._place) from error
         self._put_back(free, socket)
         return answers
 
-    def _taken(self, free: list[Socket], node: str) -> Socket:
-        """A connection for the caller alone."""
+    def _taken(self, free: list[Socket], node: str, seconds: float) -> Socket:
+        """A connection for the caller alone, made within so many seconds."""
         try:
             return free.pop()
         except IndexError:
             pass  # raised below, an error would seem to come from this one
-        socket = self._connect(node, partial(self._refused, node))
+        socket = self._connect(node, partial(self._refused, node), seconds)
         with self._connecting:
             self._used[node].add(socket)
         return socket
 
-    def _connect(self, node: str, on_error: Callable[[str], Exception]) -> Socket:
+    def _connect(self, node: str, on_error: Callable[[str], Exception], seconds: float = math.inf) -> Socket:
         def begun(socket: Socket) -> None:
             with self._connecting:
                 self._made[node].add(socket)
+            if self._is_cut:
+                socket.shut()
 
         try:
-            return self._connections.connect(node, on_error, begun)
+            if self._is_cut:
+                raise WarmUnavailable(f"{self._place}: the store is closed, and Redis did not answer")
+            return self._connections.connect(node, on_error, begun, seconds)
         except StateError:
             self._topology.doubt()
             raise
@@ -133,18 +171,21 @@ class BlockingPort(Router):
         """Send to all servers, then read: they work side by side."""
         found: dict[str, list[Any] | WarmUnavailable] = {}
         sent: list[tuple[str, Socket]] = []
+        account = waited.present()
+        began = time.monotonic()
+        end = began + (self._timeout if account is None else self._connections.left(account, began))
         try:
             for node, commands in groups.items():
                 try:
-                    socket = self._taken(self._free[node], node)
+                    socket = self._taken(self._free[node], node, _until(end))
                     sent.append((node, socket))
-                    socket.send(socket.packer.pack(commands))
+                    socket.send(socket.packer.pack(commands), _until(end))
                 except (StateError, *BROKEN) as error:
                     found[node] = self._lost(error, node)
             for node, socket in sent:
                 if node not in found:
                     try:
-                        found[node] = socket.answers(len(groups[node]))
+                        found[node] = socket.answers(len(groups[node]), _until(end))
                     except BROKEN as error:
                         found[node] = self._lost(error, node)
                     else:
@@ -153,6 +194,9 @@ class BlockingPort(Router):
             for _, socket in sent:
                 socket.close()  # its answers are still to come, and would be taken for others'
             raise
+        finally:
+            if account is not None and any(isinstance(each, WarmUnavailable) for each in found.values()):
+                account.add(began)
         return found
 
     def _lost(self, error: Exception, node: str) -> WarmUnavailable:
@@ -189,6 +233,11 @@ class BlockingPort(Router):
         # As a task has it: what is done for the caller knows the caller's context.
         context = copy_context()
         return self._uninterruptible.run(lambda: context.run(finish, work))
+
+
+def _until(end: float) -> float:
+    """Seconds until then: few, if it is over, in which what has come already is read."""
+    return max(0.01, end - time.monotonic())
 
 
 class BlockingGuard:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,7 @@ from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
-from distributed_state.port import Filled, lives
+from distributed_state.port import Filled, lives, waited
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
@@ -31,9 +33,11 @@ from distributed_state.port.replicas import behind_sentinels, in_cluster
 from distributed_state.port.sentinels import SentinelWatch, hear
 from distributed_state.port.sockets import Socket, nothing
 from distributed_state.port.topology import Topology
+from distributed_state.port.waited import Waited
 from distributed_state.port.words import encode, packed
 
 _ROLE: Filled = (b"ROLE",)
+_HARDLY = 0.005  # seconds: nobody answers within the rest of a limit that is so short
 log = logging.getLogger(__name__)
 Credentials = Callable[[], tuple[str, str]]
 
@@ -78,8 +82,11 @@ class _Words:
 class Connections:
     """Makes connections of one URL, and knows which servers it means now; shared by all ports of a store."""
 
-    def __init__(self, url: str | None, timeout: float, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, url: str | None, timeout: float, credentials: Credentials | None = None, *, retry_for: float = 0.0
+    ) -> None:
         self.timeout = timeout
+        self.limit = retry_for or timeout  # seconds for which one call waits in all
         self.place = "the embedded server"
         self.lives: dict[str, str] = {}  # by server, as of its newest connection
         self.embedded: EmbeddedServer | None = None
@@ -125,15 +132,20 @@ class Connections:
         node: str,
         on_error: Callable[[str], Exception] = ReplyError,
         begun: Callable[[Socket], None] = lambda _: None,
+        seconds: float = math.inf,
     ) -> Socket:
-        """A connection for one caller at a time, as `Socket` has it. Raises WarmUnavailable or ConfigurationError."""
+        """A connection for one caller at a time, as `Socket` has it; `seconds` is for each of its answers.
+
+        Raises WarmUnavailable or ConfigurationError.
+        """
         late = self.late if self.topology.several else nothing
+        made = self._blocking(node, self._options, min(seconds, self.timeout))
         try:
-            socket = Socket(self._blocking(node, self._options), self.timeout, on_error, late, begun)
+            socket = Socket(made, self.timeout, on_error, late, begun)
             try:
                 if self.address.kind == "sentinel":
-                    self._require_primary(node, socket.exchange(socket.packer.pack([_ROLE]), 1)[0])
-                answer = socket.exchange(socket.packer.pack([lives.INFO]), 1)[0]
+                    self._require_primary(node, socket.exchange(socket.packer.pack([_ROLE]), 1, seconds)[0])
+                answer = socket.exchange(socket.packer.pack([lives.INFO]), 1, seconds)[0]
                 socket.packer = lives.Packer(self.met(node, lives.read(answer)))
             except BaseException:
                 socket.close()
@@ -183,6 +195,13 @@ class Connections:
             found = role[0] if isinstance(role, list) else role
             raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
 
+    def left(self, account: Waited, now: float) -> float:
+        """Seconds that an answer may take yet. Raises WarmUnavailable if this call has waited for as long as it may."""
+        left = self.limit - account.seconds(now)
+        if left < _HARDLY:
+            raise WarmUnavailable(f"{self.place}: no answer for {self.limit:g} s")
+        return min(left, self.timeout)
+
     def met(self, node: str, life: Life) -> str:
         """Note the life that a server is in; its connections that were made in another one are dropped."""
         known = self.lives.get(node)
@@ -211,9 +230,9 @@ class Connections:
         # So that the first command looks, and this process hears of switches as its parent does.
         self.topology.inherited()
 
-    def look(self) -> None:
+    def look(self, seconds: float = math.inf) -> None:
         """Find out where keys are, and hear of it from now on when that changes. Raises as `Topology.look`."""
-        self.topology.look()
+        self.topology.look(seconds)
         if self._watch is not None:
             self._watch.begin()
 
@@ -231,11 +250,11 @@ class Connections:
             return behind_sentinels(self.address.seeds, self.address.service, node, self.ask)
         return None
 
-    def late(self) -> None:
+    def late(self, seconds: float = math.inf) -> None:
         """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
         self.topology.doubt()
         try:
-            self.look()
+            self.look(seconds)
         except StateError as error:
             log.debug("%s: %s", self.place, error)
 
@@ -253,11 +272,16 @@ class Connections:
         """Ask a server, on a connection of its own, where keys are. Raises as `connect`, and for an error's answer."""
         # Without the database: what a cluster says of one that it does not have differs from server to server.
         options = self.address.sentinel_options if sentinel else self._options | {"db": 0}
+        began = time.monotonic()
+        if (account := waited.present()) is not None:
+            timeout = min(timeout, self.left(account, began))
         try:
             socket = Socket(self._blocking(node, options, timeout), timeout)
             answers = socket.exchange(socket.packer.pack(commands), len(commands))
             socket.close()
         except BROKEN as error:
+            if account is not None:
+                account.add(began)
             raise translate(error, self.place) from error
         for answer in answers:
             if isinstance(answer, Exception):

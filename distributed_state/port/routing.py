@@ -35,6 +35,7 @@ class Router:
         self._place = connections.place
         self._embedded = connections.embedded
         self._topology = connections.topology
+        self._timeout = connections.timeout
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         raise AssertionError("the face's own")

@@ -21,12 +21,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
-from distributed_state.port import Guard, Job, Words, background, callers
+from distributed_state.port import Guard, Job, Words, background, callers, waited
 from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, complete, shield
 from distributed_state.port.background import JOINED, BlockingJob, finish
 from distributed_state.port.blocking import BlockingGuard, BlockingPort
 from distributed_state.port.connections import Connections
 from distributed_state.port.pools import Pools
+from distributed_state.port.waited import Waited
 from distributed_state.port.waking import SharedSignal
 from distributed_state.values.background_replica import REPLICA
 
@@ -49,6 +50,7 @@ class SharedPort(BlockingPort):
         self._meeting = threading.Lock()
         self._jobs: weakref.WeakSet[BlockingJob] = weakref.WeakSet()  # a thread that runs keeps its own
         self._when_ended: list[Callable[[object], None]] = []
+        self._cutting: threading.Timer | None = None
 
     async def open(self) -> None:
         await self.command(b"PING")
@@ -65,6 +67,8 @@ class SharedPort(BlockingPort):
                 with suppress(RuntimeError):  # it was closed just now
                     loop.call_soon_threadsafe(self._part, loop)
         self.shut()
+        if self._cutting is not None:
+            self._cutting.cancel()
         ending = self._pools.close()
         await background.join(ending, self._connections.timeout)
         if ending.is_alive():
@@ -220,8 +224,20 @@ class SharedPort(BlockingPort):
     def ask_all(self) -> None:
         with self._meeting:
             jobs = list(self._jobs)
+            if self._cutting is None and self._embedded is None:
+                # One that waits for an answer of a server that stands still cannot hear that it is to end.
+                ending = waited.present(), time.monotonic()
+                self._cutting = threading.Timer(self._connections.limit, self._give_up, ending)
+                self._cutting.daemon = True
+                self._cutting.start()
         for job in jobs:
             job.ask()
+
+    def _give_up(self, account: Waited | None, began: float) -> None:
+        """Wait no longer for jobs that wait for Redis, nor for what they would say to it in the end."""
+        if account is not None:
+            account.add(began)
+        self.cut()
 
     def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
         loop = callers.loop()

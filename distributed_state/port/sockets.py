@@ -7,10 +7,12 @@ Design: section 19.
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,7 +30,10 @@ _READ = 65_536
 LATE = 1.0  # seconds without an answer after which another server may have the keys
 
 
-def nothing() -> None:
+_SHORTEST = 0.001  # seconds; a timeout of 0 is none
+
+
+def nothing(*_: float) -> None:
     """What is done about a late answer where nobody else could give it."""
 
 
@@ -38,19 +43,21 @@ def reader(make_error: Callable[[str], Exception]) -> Any:
 
 
 def _timeval(seconds: float) -> bytes:
+    seconds = max(seconds, _SHORTEST)
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
 
 
 class Socket:
     """A connection whose handshake is done. `on_error` makes the error of an answer that is one.
 
-    `late` is called, by the thread that waits, for each second in which no answer came; it may `shut` the connection.
+    `late` is called, by the thread that waits, for each second in which no answer came, with the seconds that are left;
+    it may `shut` the connection.
     `begun` is called with the connection when its handshake begins, and may have it `shut` from then on.
     """
 
     __slots__ = (
-        "__weakref__", "_buffer", "_connection", "_feed", "_gets", "_late", "_patience", "_receive", "_send", "_socket",
-        "_timeout", "packer",
+        "__weakref__", "_buffer", "_chunk", "_connection", "_feed", "_gets", "_late", "_receive", "_receives_for",
+        "_send", "_sends_for", "_socket", "_timeout", "packer",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +65,7 @@ class Socket:
         connection: Any,
         timeout: float,
         on_error: Callable[[str], Exception] = ReplyError,
-        late: Callable[[], None] = nothing,
+        late: Callable[[float], None] = nothing,
         begun: Callable[[Socket], None] = lambda _: None,
     ) -> None:
         self._socket: Any = None  # until the driver has connected it
@@ -77,17 +84,17 @@ class Socket:
         self.packer = Packer()  # of the life that its server was in when it was connected
         self._timeout = timeout
         self._late = late
-        patience = timeout if late is nothing else min(timeout, LATE)
-        self._patience = max(1, round(timeout / patience))  # how often nothing may come in time
+        self._chunk = timeout if late is nothing else min(timeout, LATE)  # seconds of one wait
+        self._receives_for = self._sends_for = 0.0  # seconds, as the kernel was told last
         self._send: Callable[[bytes], None] = self._send_slowly
         if isinstance(found, ssl.SSLSocket):
-            found.settimeout(patience)
+            self._receives_for = self._chunk
+            found.settimeout(self._chunk)
         else:
             # The kernel minds the time, where Python would ask poll() before each call.
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience))
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
             found.settimeout(None)
             self._send = found.sendall
+            self._wait_for(timeout)
         parser = reader(on_error)
         self._buffer = bytearray(_READ)
         self._feed = parser.feed
@@ -100,40 +107,48 @@ class Socket:
         begun(self)
         connection.on_connect()
 
-    def exchange(self, packed: bytes, count: int) -> list[Any]:
-        """Send, and read so many answers. Raises driver.RedisError or OSError; the connection is closed then."""
+    def exchange(self, packed: bytes, count: int, seconds: float = math.inf) -> list[Any]:
+        """Send, and read so many answers, waiting for each as long as given, at most the timeout.
+
+        Raises driver.RedisError or OSError; the connection is closed then.
+        """
         try:
             if packed:
+                self._wait_for(seconds)
                 self._send(packed)
-            return self._answers(count)
+            return self._answers(count, min(seconds, self._timeout))
         except BaseException:
             self.close()
             raise
 
-    def send(self, packed: bytes) -> None:
+    def send(self, packed: bytes, seconds: float = math.inf) -> None:
         """Send, and leave the answers to `answers`."""
         try:
+            self._wait_for(seconds)
             self._send(packed)
         except BaseException:
             self.close()
             raise
 
-    def answers(self, count: int) -> list[Any]:
+    def answers(self, count: int, seconds: float = math.inf) -> list[Any]:
         """Read so many answers."""
-        return self.exchange(b"", count)
+        return self.exchange(b"", count, seconds)
 
-    def _answers(self, count: int) -> list[Any]:
+    def _answers(self, count: int, left: float) -> list[Any]:
         answers: list[Any] = []
         gets = self._gets
-        missed = 0
         while True:
+            self._wait_for(left)
             try:
                 received = self._receive(self._buffer)
             except (BlockingIOError, TimeoutError) as error:
-                missed += 1
-                if missed >= self._patience:
+                left -= self._receives_for
+                if left > _SHORTEST:
+                    began = time.monotonic()
+                    self._late(left)
+                    left -= time.monotonic() - began
+                if left <= _SHORTEST:
                     raise driver.TimeoutError("no answer in time") from error
-                self._late()
                 continue
             if not received:
                 raise driver.ConnectionError("the server closed the connection")
@@ -143,12 +158,24 @@ class Socket:
                 if len(answers) == count:
                     return answers
 
+    def _wait_for(self, seconds: float) -> None:
+        """Let the next reads and writes take so long, at most as long as ever."""
+        receives_for = seconds if seconds < self._chunk else self._chunk
+        sends_for = seconds if seconds < self._timeout else self._timeout
+        if receives_for == self._receives_for and sends_for == self._sends_for:
+            return
+        self._receives_for, self._sends_for = receives_for, sends_for
+        if isinstance(self._socket, ssl.SSLSocket):
+            self._socket.settimeout(receives_for)
+        else:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(receives_for))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(sends_for))
+
     def _send_slowly(self, packed: bytes) -> None:
         """Send all, for which there is more time than for the first byte of an answer."""
-        patience = self._socket.gettimeout()
-        self._socket.settimeout(self._timeout)
+        self._socket.settimeout(self._sends_for)
         self._socket.sendall(packed)
-        self._socket.settimeout(patience)
+        self._socket.settimeout(self._receives_for)
 
     def read(self) -> None:
         """Wait for bytes and give them to the parser."""

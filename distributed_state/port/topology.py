@@ -12,6 +12,7 @@ Design: section 19.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from binascii import crc_hqx
@@ -37,6 +38,8 @@ _OF_ANOTHER_KIND = {
 _QUICK = 1.0  # seconds for a server to say what it knows of the others
 _GRACE = 0.1  # more, for the others, when most have said it
 _PAUSE = 0.05  # between two looks
+_LONGEST = 60.0  # and until somebody else's look is over, which is sooner
+_SHORTEST = 0.01
 _OFTEN = 1.0  # and between those for which the only reason is a slot that moved
 
 
@@ -70,6 +73,7 @@ class Topology:
         self._by_tag: dict[bytes, str] = {}
         self._epoch = -1  # of the primary that Sentinels named last
         self._looked = 0.0
+        self._seconds = math.inf  # that the present look may take
         self._looking = threading.Lock()  # for a second, at times: never waited for by an event loop
         self._changing = threading.Lock()
         self._gone: list[Callable[[str], None]] = []
@@ -141,14 +145,18 @@ class Topology:
             # One slot that moved is rarely alone; but while a cluster is resharded, every look is out of date at once.
             self.doubted = self.doubted or time.monotonic() - self._looked > _OFTEN
 
-    def look(self) -> None:
-        """Find out where keys are, if that is in doubt; it may take a second.
+    def look(self, seconds: float = math.inf) -> None:
+        """Find out where keys are, if that is in doubt; it may take a second, or as long as given if that is less.
 
         Raises WarmUnavailable or ConfigurationError.
         """
-        with self._looking:
+        began = time.monotonic()
+        if not self._looking.acquire(timeout=min(seconds, _LONGEST)):
+            raise WarmUnavailable(f"{self._where.place}: nobody has said yet where keys are")
+        try:
             if not self.doubted:
                 return  # somebody looked while we waited
+            self._seconds = max(_SHORTEST, seconds - (time.monotonic() - began))
             left = self._looked + _PAUSE - time.monotonic()
             if left > 0:
                 time.sleep(left)
@@ -167,6 +175,8 @@ class Topology:
             finally:
                 self._looked = time.monotonic()
                 self.looks += 1
+        finally:
+            self._looking.release()
         after = self.nodes()
         for node in before:
             if node not in after:
@@ -196,7 +206,7 @@ class Topology:
         seed = self._where.seeds[0]
         said: Any = []
         try:
-            (said,) = self._ask(seed, (b"HELLO",), timeout=self._timeout)
+            (said,) = self._ask(seed, (b"HELLO",), timeout=min(self._timeout, self._seconds))
         except ConfigurationError as error:
             if "lacks a right" not in str(error) and "unknown command" not in str(error):
                 raise
@@ -256,7 +266,7 @@ class Topology:
         answers: dict[str, Any] = {}
         last: StateError = WarmUnavailable(f"{self._where.place}: nobody to ask")
         pool = ThreadPoolExecutor(max_workers=min(len(asked), 16), thread_name_prefix="distributed-state-look")
-        quick = min(_QUICK, self._timeout)
+        quick = min(_QUICK, self._timeout, self._seconds / 2)  # it may take twice that
         try:
             ask = partial(self._ask, timeout=quick, sentinel=sentinel)
             waiting = {pool.submit(ask, each, *commands): each for each in asked}

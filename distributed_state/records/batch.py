@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from distributed_state.errors import Conflict, InvalidValue, StateError
+from distributed_state.port.waited import bounded
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.preconditions import Preconditions, preconditions
 from distributed_state.records.store_context import StoreContext
@@ -20,6 +21,7 @@ from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed, Draft
 
 
+@bounded()
 class AsyncBatch:
     """The `async with` around changes of many records. After it, `versions` maps each `record.ref` to the new version.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed_state.cold.item_reading import ItemRow, Range
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
+from distributed_state.port.waited import bounded
 from distributed_state.records.access import ITEMS
 from distributed_state.records.context import RecordContext
 from distributed_state.records.preconditions import equal
@@ -33,6 +34,7 @@ from distributed_state.values.items import (
 )
 
 
+@bounded()
 class AsyncItems:
     """A collection of a record's items: values under keys, of which there may be many thousands.
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
+from distributed_state.port.waited import bounded
 from distributed_state.records import backup, branches, cleanup, creation, erasure, fork, history, in_place, rollback
 from distributed_state.records import items as item_handle
 from distributed_state.records.access import MOVES, TAGS, VERSION
@@ -37,6 +38,7 @@ from distributed_state.warm.lease import AsyncLease
 T = TypeVar("T")
 
 
+@bounded("get", "has", "get_all", "view", "version", "exists", "tags")
 class AsyncRecord:
     """A versioned map: the state of a user, an app, a task, or the fields of a session.
 

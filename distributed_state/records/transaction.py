@@ -9,6 +9,7 @@ from collections.abc import Iterator, MutableMapping
 from types import TracebackType
 from typing import Any
 
+from distributed_state.port.waited import bounded
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.workspace import Workspace
@@ -99,6 +100,7 @@ async def newest(context: RecordContext) -> Workspace:
     return Workspace(await context.read(True, VERSION), context.changes(), context.allow)
 
 
+@bounded()
 class AsyncTransaction:
     """The `async with` around a Transaction."""
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Unpack
 
 from distributed_state.errors import InvalidValue
+from distributed_state.port.waited import bounded
 from distributed_state.records.access import VERSION
 from distributed_state.records.creation import creation
 from distributed_state.records.record import AsyncRecord
@@ -21,6 +22,7 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.values.model import Ref
 
 
+@bounded("load")
 class AsyncTypedRecord(AsyncRecord, Generic[M]):
     """A record whose fields are those of a pydantic model.
 
@@ -120,6 +122,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return await self._context.upcast()
 
 
+@bounded()
 class AsyncEdit(Generic[M]):
     """The `async with` around a model that is edited."""
 

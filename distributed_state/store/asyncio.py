@@ -24,6 +24,7 @@ from distributed_state.events.config import Source
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
 from distributed_state.port.connections import Credentials
+from distributed_state.port.waited import bounded
 from distributed_state.records import branches, deletion, erasure
 from distributed_state.records.access import MOVES, TAGS, Guard, Policy
 from distributed_state.records.batch import AsyncBatch
@@ -60,6 +61,7 @@ from distributed_state.values.tags import tag_texts
 H = TypeVar("H", bound=Handler)
 
 
+@bounded()
 class AsyncStateStore:
     """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
 

@@ -39,7 +39,7 @@ def _archive_alone(settings: Settings) -> list[Finding]:
 
 
 async def _warm_alone(settings: Settings) -> list[Finding]:
-    port = SharedPort(Connections(settings.url, settings.timeout))
+    port = SharedPort(Connections(settings.url, settings.timeout, retry_for=settings.retry_for))
     try:
         await port.open()
         return await doctor.check_server(port)

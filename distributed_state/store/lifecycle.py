@@ -69,7 +69,7 @@ class StoreLifecycle:
             tiers=self.tiers,
             face_of=face_of,
         )
-        self.connections = Connections(settings.url, settings.timeout, credentials)
+        self.connections = Connections(settings.url, settings.timeout, credentials, retry_for=settings.retry_for)
         # Before Redis is waited for: an error in it is raised, and a relative path means the folder of this moment.
         self._archive = parse_url(settings.archive or EMBEDDED_ARCHIVE)
         self.search = Setting(search, lazily=self.connections.embedded is not None, migrate=settings.migrate)

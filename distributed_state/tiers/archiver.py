@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _ENTRIES_A_PASS = 8000
 _BYTES_A_PASS = 32 * 2**20
 _QUARANTINED_SECONDS = 15.0
+_LOOK = 0.2  # seconds of waiting for what somebody else archives
 _SHORTEST = 0.001
 
 
@@ -136,7 +137,8 @@ class Archiver:
                 passed = await self._port.drive(self._drive([partition]))
                 later = True
             else:
-                await passed.done.wait()
+                while not await passed.done.wait(_LOOK):
+                    await self._partitions.tail(self._keys.partition(partition))  # raises if Redis is away
             if event in passed.carried.get(partition, ()):
                 return True
             if later:

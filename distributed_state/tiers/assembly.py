@@ -221,7 +221,7 @@ class Tiers:
             if self.port.holds_up(each.here) and not await each.joined.wait(0):
                 held_up = "ready: a handler is to listen in the event loop that this call holds up"
                 raise ConfigurationError(f"{held_up}: `await store.aio.ready()` there")
-            await each.joined.wait(self.settings.timeout)
+            await each.joined.wait(min(self.settings.timeout, self.warm.left()))
 
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})

@@ -145,7 +145,7 @@ class Memory:
 
     async def make_room(self, text: str) -> None:
         """Wait until less is remembered than may be. Raises Backpressure if that lasts for `retry_for` seconds."""
-        deadline = self._port.monotonic() + self._wait
+        deadline = self._port.monotonic() + min(self._wait, self._warm.left())
         here = self._port.here()
         problem: StateError | None = None
         while self.bytes >= self.limit:

@@ -11,6 +11,8 @@ from typing import Any
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import waited
+from distributed_state.port.waited import one_call
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.keys import PartitionKeys, RecordKeys
@@ -33,20 +35,35 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
     entry = hot.get(text)
     if entry is not None and not fresh:
         return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
+    return await _ask(tiers, names, fresh=fresh)
+
+
+@one_call
+async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
+    """The record as the server has it; who asks for the same at once shares the answer, unless it is to be `fresh`."""
+    hot = tiers.hot
+    text = names.ref.text
     tiers.listen(names)
     known = hot.known(text)
     alone = fresh
+    away = False
     for attempt in range(ROUNDS):
         flight, ours = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=alone)
         if not ours:
+            began = tiers.port.monotonic()
             # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
-            if not await flight.done.wait(_FLIGHT_SECONDS):
+            if not await flight.done.wait(min(_FLIGHT_SECONDS, tiers.warm.left())):
                 alone = True
                 flight.open = False  # nor is it waited for by those who come after us
+            if (account := waited.present()) is not None and (away := away or flight.lost):
+                account.add(began)  # its leader waited for nothing, and we with it
         else:
             found = None
             try:
                 found = await _load(tiers, names, known)
+            except WarmUnavailable:
+                flight.lost = True
+                raise
             finally:
                 hot.land(text, flight, found)
             if attempt >= _OVERTAKEN:

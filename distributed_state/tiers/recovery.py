@@ -24,7 +24,7 @@ from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Backfilled, Batch, Cursor, Kept
 from distributed_state.errors import RecoveryInProgress, StateError, WarmUnavailable
-from distributed_state.port import Port
+from distributed_state.port import Port, waited
 from distributed_state.port.facts import Life
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
@@ -102,7 +102,9 @@ class Recovery:
     async def _until_started(self, partition: int, over: str = "", brought: Backfilled | None = None) -> None:
         """Have it start; an epoch that is `over` ends, though it is of this life. `brought`: see `_start`."""
         token = secrets.token_hex(8)
-        deadline = self._port.monotonic() + self._limit
+        began = self._port.monotonic()
+        account = waited.present()
+        end = began + (self._limit if account is None else self._warm.left())
         pause = 0.02
         while True:
             held_up: StateError = RecoveryInProgress(f"partition {partition}: another replica is starting it")
@@ -111,9 +113,12 @@ class Recovery:
                     return
             except WarmUnavailable as error:
                 held_up = error
-            if self._port.monotonic() >= deadline:
+            if account is not None:
+                account.add(began)  # whoever starts it: this call waits
+            left = end - self._port.monotonic()
+            if left <= 0:
                 raise held_up
-            await self._port.sleep(pause * random.uniform(0.5, 1.0))
+            await self._port.sleep(min(left, pause * random.uniform(0.5, 1.0)))
             pause = min(pause * 1.5, _LONGEST)
 
     async def heal(self, partition: int) -> bool:

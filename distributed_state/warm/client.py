@@ -37,7 +37,7 @@ class Warm(Patience):
     """Redis or Valkey, as seen by one replica."""
 
     def __init__(self, port: Port, settings: Settings, replica: str, codec_of: Callable[[str], Codec]) -> None:
-        super().__init__(port, settings.retry_for)
+        super().__init__(port, settings.retry_for, settings.timeout)
         self._settings = settings
         self.replica = replica
         self.codec_of = codec_of

@@ -10,13 +10,14 @@ Design: section 14.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
-from distributed_state.port import Call, Port, Signal, Words
+from distributed_state.port import Call, Port, Signal, Words, waited
 from distributed_state.settings import Settings
 from distributed_state.values.levels import ARCHIVED, EVERY, FSYNCED, MEMORY, Level, level_of
 from distributed_state.warm.fsync import Fsynced
@@ -102,7 +103,7 @@ class Confirming:
         self.missed: Counter[str] = Counter()  # commits whose level was not reached, by level
         self._port = port
         self._patience = patience
-        self._wait_ms = max(1, int(settings.timeout * 1000 * _SHARE))
+        self._wait_ms = max(1, int(min(settings.timeout, settings.retry_for or math.inf) * 1000 * _SHARE))
         self._waits: dict[Level, Wait] = {}
         self._next: dict[tuple[object, str, Level], _Wave] = {}  # by event loop as well
         self._running: dict[tuple[object, str, Level], _Wave] = {}
@@ -168,7 +169,7 @@ class Confirming:
         else:
             first = len(wave.claims)
             wave.claims += claims
-            await wave.done.wait()
+            await self._over(wave)
         if len(wave.results) < len(wave.claims):
             raise WarmUnavailable(wave.lost)
         return wave.results[first : first + len(claims)]
@@ -178,7 +179,7 @@ class Confirming:
             await self._port.sleep(0)  # commits that were answered in one turn of the loop go together
             running = self._running.get(key)
             if running is not None:
-                await running.done.wait()
+                await self._over(running)
             del self._next[key]
             self._running[key] = wave
             wave.results = await self._exchange(key[1], key[2], wave.claims)
@@ -189,6 +190,14 @@ class Confirming:
                 if waves.get(key) is wave:
                     del waves[key]
             wave.done.set()
+
+    async def _over(self, wave: _Wave) -> None:
+        """Wait until others have asked. Raises WarmUnavailable when this call has waited for as long as it may."""
+        began = self._port.monotonic()
+        account = waited.present()
+        if not await wave.done.wait(None if account is None else self._patience.left()) and account is not None:
+            account.add(began)
+            raise WarmUnavailable("others wait for the same answer, and none came")
 
     async def _exchange(self, node: str, level: Level, claims: list[Claim]) -> list[str]:
         """Confirm at one server, in one round trip unless more replicas come."""

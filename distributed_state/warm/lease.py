@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from distributed_state.errors import Fenced, Interrupted, Locked, LockTimeout
 from distributed_state.port import Call, Guard, Port
+from distributed_state.port.waited import bounded
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.client import Warm
 from distributed_state.warm.lock import Lock, Taken, check_times, seizing
@@ -150,6 +151,7 @@ class Leases:
         await self._renewal.close()
 
 
+@bounded()
 class AsyncLease:
     """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
 

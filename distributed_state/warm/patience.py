@@ -1,4 +1,4 @@
-"""The one place for patience: what gets no answer is sent again for `retry_for` seconds.
+"""The one place for patience: what gets no answer is sent again until its call has waited for `retry_for` seconds.
 
 Law: whoever has a caller waiting asks through this, and only what may be carried out twice. What has a loop of its own
 uses the port, which tries once.
@@ -13,16 +13,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from distributed_state.errors import Backpressure, WarmUnavailable
-from distributed_state.port import Call, Port, Script, Words
+from distributed_state.port import Call, Port, Script, Words, waited
 
 
 class Patience:
     """A port that is asked again while Redis does not answer."""
 
-    def __init__(self, port: Port, retry_for: float) -> None:
+    def __init__(self, port: Port, retry_for: float, timeout: float) -> None:
         self.port = port
         self._retry_for = retry_for
+        self._limit = retry_for or timeout
         self.retried = 0
+
+    def left(self) -> float:
+        """Seconds for which the present call may wait yet for somebody who waits for Redis."""
+        account = waited.present()
+        return max(0.0, self._limit - (0.0 if account is None else account.seconds(self.port.monotonic())))
 
     async def command(self, *words: Any) -> Any:
         """One command, patiently; one that may be carried out twice."""
@@ -59,7 +65,13 @@ class Patience:
         return answers
 
     async def patiently(self, call: Any, *arguments: Any) -> Any:
-        """Repeat while Redis does not answer, with jitter, for `retry_for` seconds."""
+        """Repeat while Redis does not answer, with jitter, until its call has waited for `retry_for` seconds."""
+        if waited.present() is None:
+            with waited.call():
+                return await self._until_answered(call, *arguments)
+        return await self._until_answered(call, *arguments)
+
+    async def _until_answered(self, call: Any, *arguments: Any) -> Any:
         try:
             return await call(*arguments)
         except WarmUnavailable as error:
@@ -72,17 +84,17 @@ class Patience:
         """Hear that a server had no memory for a write."""
 
     async def again(self, first: WarmUnavailable, call: Any, *arguments: Any) -> Any:
-        """Repeat what failed so, with jitter, for `retry_for` seconds; then raise that first error."""
-        if self._retry_for == 0:
-            raise first
-        deadline = self.port.monotonic() + self._retry_for
+        """Repeat what failed so, with jitter, for what is left of `retry_for`; then raise that first error."""
+        began = self.port.monotonic()
         pause = 0.02
-        while True:
-            self.retried += 1
-            await self.port.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, 0.5)
-            try:
-                return await call(*arguments)
-            except WarmUnavailable:
-                if self.port.monotonic() >= deadline:
-                    raise first from None
+        with waited.call() as account:
+            while (left := self._retry_for - account.seconds(self.port.monotonic())) > 0:
+                self.retried += 1
+                await self.port.sleep(min(left, pause * random.uniform(0.5, 1.0)))
+                pause = min(pause * 2, 0.5)
+                account.add(began)
+                try:
+                    return await call(*arguments)
+                except WarmUnavailable:
+                    account.add(began)
+        raise first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 import time
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from below import tiers, until
-from tenants import Served, opened
+from tenants import OPERATIONS, Served, body_of, opened, path_of
 
 from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs.service import Access, Service, callers_policy
@@ -21,7 +20,6 @@ from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.positions import Positions
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Operation
 from distributed_state.records.access import Request as Asked
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import RIGHTS
@@ -32,22 +30,10 @@ HI = {"role": "user", "content": "hi"}
 # The table
 
 
-OPERATIONS = {f"{each.method} {each.path}": each for each in Service().operations}
 OF_ALL_TENANTS = {
     "GET /v1/replicas", "GET /v1/partitions", "GET /v1/findings", "GET /v1/branches", "GET /v1/tenants",
     "POST /v1/maintenance/compact", "POST /v1/maintenance/purge",
 }  # fmt: skip
-BODIES: dict[str, Any] = {
-    "Create": {"id": "new"}, "Turn": {"messages": [HI]}, "Append": {"messages": [HI]}, "Patch": {"set": {"n": 1}},
-    "SetField": {"value": 1}, "Retag": {"tag": {"a": ["b"]}}, "Checkpoint": {"label": "here"},
-    "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
-    "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
-    "Compact": {}, "Purge": {"keep_changes": 1000}, "ChangeItems": {"put": {"1": 1}}, "Live": {"idle": 60},
-    "MakeToken": {"rights": ["read"]},
-}  # fmt: skip
-
-
-QUERIES = {"Other": "?to=1"}
 
 
 @pytest.mark.wide
@@ -85,18 +71,6 @@ async def test_each_operation_is_for_those_who_have_its_right_in_its_tenant() ->
                 wrong.append((name, [each.text for each in found[3:]]))
         assert wrong == []
         assert len(OPERATIONS) > 60
-
-
-def path_of(operation: Operation, id: str) -> str:
-    path = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: {"id": id}.get(found[1], "1"), operation.path)
-    return path + QUERIES.get(operation.query.__name__ if operation.query else "", "")
-
-
-def body_of(operation: Operation, id: str) -> dict[str, Any]:
-    if operation.body is None:
-        return {}
-    body = BODIES[operation.body.__name__]
-    return {"json": body | {"id": f"{id}-{body['id']}"} if "id" in body else body}
 
 
 async def test_tokens_are_made_listed_and_refused_within_a_tenant_and_its_rights() -> None:

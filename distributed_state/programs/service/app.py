@@ -23,6 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from distributed_state.errors import AccessDenied, InvalidValue, StateError, Unavailable
+from distributed_state.port import waited
 from distributed_state.programs import logs
 from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import PaidResponse, answer, compress, refusal
@@ -163,7 +164,8 @@ class Service:
         began = time.perf_counter()
         logs.is_about(requests.request_id(request), requests.record_of(request))
         try:
-            response = await self._served(operation, request)
+            with waited.call():  # of Redis, whatever is asked of it
+                response = await self._served(operation, request)
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
             response = refusal(error, request)
             self._give_back(request)

@@ -1,0 +1,109 @@
+"""How long one call waits for a Redis that does not answer. Law: the whole call has one limit, whatever it asks.
+
+The limit is `retry_for`. A call of the public API enters here (`bounded`, or `call`), and what it calls finds the same
+account: the port waits for no answer longer than what is left, and whatever tries again stops when nothing is. Only
+time in which Redis did not answer counts. Time in which it does gives it back, second for second: an archive of a
+thousand conversations may meet several outages, each of which is over within the limit.
+
+*Each command had a limit of its own, which began after a first attempt of `timeout`: a call that made several took
+20 to 30 s where 10 were promised.*
+
+Design: section 5.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+_ENTRANCES = ("__aenter__", "__aexit__", "__anext__")
+
+
+class Waited:
+    """For how long one call has waited for Redis in vain."""
+
+    __slots__ = ("_seconds", "_until", "over")
+
+    def __init__(self) -> None:
+        self.over = False  # the call has ended: a task that it began and that outlived it is another's
+        self._seconds = 0.0
+        self._until = -math.inf
+
+    def seconds(self, now: float) -> float:
+        """How much of its limit is used up."""
+        return max(0.0, self._seconds - max(0.0, now - self._until))
+
+    def add(self, since: float) -> None:
+        """No answer came since then. What is added already counts once, also if several waited side by side."""
+        now = time.monotonic()
+        since = max(since, self._until)
+        self._seconds = self.seconds(since) + now - since
+        self._until = now
+
+
+_present: ContextVar[Waited | None] = ContextVar("distributed_state_waited", default=None)
+
+
+def present() -> Waited | None:
+    """The account of the call that is being answered; None outside of any, as in the background."""
+    found = _present.get()
+    return None if found is None or found.over else found
+
+
+@contextmanager
+def call() -> Iterator[Waited]:
+    """Inside is one call, or part of the one around it."""
+    found = present()
+    if found is not None:
+        yield found
+        return
+    found = Waited()
+    _present.set(found)
+    try:
+        yield found
+    finally:
+        # Not reset by a token: a coroutine that is collected half done ends in whatever context that happens.
+        found.over = True
+
+
+def bounded(*reads: str) -> Callable[[C], C]:
+    """Make each public coroutine method of a class one call.
+
+    `reads` are those that make one read: when hot answers they are not to pay for it, and what asks the server is a
+    call itself.
+    """
+
+    def decorate(kind: C) -> C:
+        for name, work in list(vars(kind).items()):
+            public = not name.startswith("_") or name in _ENTRANCES
+            if public and name not in reads and inspect.iscoroutinefunction(work):
+                setattr(kind, name, one_call(work))
+        return kind
+
+    return decorate
+
+
+def one_call(work: F) -> F:
+    """Make a coroutine function one call."""
+
+    @functools.wraps(work)
+    async def entered(*arguments: Any, **named: Any) -> Any:
+        found = _present.get()
+        if found is not None and not found.over:
+            return await work(*arguments, **named)
+        found = Waited()
+        _present.set(found)
+        try:
+            return await work(*arguments, **named)
+        finally:
+            found.over = True
+
+    return cast(F, entered)

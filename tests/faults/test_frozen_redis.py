@@ -1,0 +1,360 @@
+"""Redis stands still. Law: each call is answered within `retry_for`, whatever it asks, and so is each HTTP operation.
+
+Every public coroutine method is called, on either face, and every operation that is described: those that the tables
+here do not know are noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import generate_blocking
+import pytest
+from below import own_server, said, until
+from pydantic import BaseModel
+from tenants import OPERATIONS, Served, body_of, path_of
+
+from distributed_state import AgentState, AsyncStateStore, PutItem, StateError, WarmUnavailable, Workflow, tool
+from distributed_state.programs.servers import RedisServer, redis_server
+from distributed_state.programs.service import Access, callers_policy
+from distributed_state.values.access_tokens import RIGHTS
+
+RETRY_FOR, AT_MOST, MAX_STALENESS = 0.5, 1.5, 0.2
+GIVEN = {"retry_for": RETRY_FOR, "max_staleness": MAX_STALENESS, "partitions": 4, "durability": "memory"}
+AT_ONCE = 8
+pytestmark = [pytest.mark.only(warm="single"), pytest.mark.brief("servers"), pytest.mark.timeout(180)]
+Called = Callable[[], Awaitable[Any]]
+
+
+class Trip(BaseModel):
+    city: str = ""
+
+
+def put(value: int) -> PutItem:
+    return PutItem(collection="seats", key="1", value=value)
+
+
+class Place:
+    """What one call is about: a session of its own, which was written, and the store."""
+
+    def __init__(self, opener: Any, store: Any, name: str) -> None:
+        self.opener, self.store, self.id = opener, store, name
+        self.session = store.session(name, user=f"u{name}")
+        self.typed = store.session(f"typed {name}", schema=Trip)
+        self.items = self.session.items("seats")
+        self.made: Any = None
+        self.entered: Any = None
+
+    async def write(self, patient: Any) -> None:
+        """Through a store that has time: on a busy machine half a second is little."""
+        session = patient.session(self.id, user=f"u{self.id}")
+        await session.write(set={"a": 1, "o": {}, "l": []}, append=[said("hi")], items=[put(1)])
+        await session.checkpoint("here")
+        await session.set("a", 2)  # something to archive
+        await patient.session(self.typed.id, schema=Trip).create(Trip())
+
+    async def opened(self, name: str) -> bool:
+        """Whether what the call is inside of is open now."""
+        make = INSIDE.get(name) or INSIDE.get(name.partition(".")[0] + ".")
+        try:
+            if make is not None:
+                self.made = make(self)
+            if inspect.isawaitable(self.made):
+                self.made = await self.made
+            elif make is not None and not name.endswith(("__aenter__", "acquire")):
+                self.entered = await self.made.__aenter__()
+        except WarmUnavailable:
+            return False
+        return True
+
+
+@tool
+def nothing(state: Any) -> str:
+    return "nothing"
+
+
+INSIDE: dict[str, Callable[[Place], Any]] = {
+    "AsyncLease.": lambda at: at.session.lock(ttl=120),
+    "AsyncLease.acquire": lambda at: at.store.user(at.id).lock(ttl=120),
+    "AsyncTransaction.": lambda at: at.session.transaction(),
+    "AsyncTurn.": lambda at: at.session.turn(request_id="r", ttl=120),
+    "AsyncEdit.": lambda at: at.typed.edit(),
+    "AsyncBatch.": lambda at: at.store.batch(),
+    "AsyncEvents.": lambda at: at.store.events("note.*"),
+    "AsyncStateStore.close": lambda at: at.opener(url=at.opener.url, **GIVEN),
+    "AsyncStateStore.__aexit__": lambda at: at.opener(url=at.opener.url, **GIVEN),
+    "AsyncStateStore.import_": lambda at: at.store.export(at.id),
+}
+END = (None, None, None)
+
+
+async def changed(at: Place) -> None:
+    at.entered["a"] = 2
+    await at.made.__aexit__(*END)
+
+
+async def edited(at: Place) -> None:
+    at.entered.city = "Oslo"
+    await at.made.__aexit__(*END)
+
+
+async def batched(at: Place) -> None:
+    at.entered.on(at.session).set("a", 2)
+    at.entered.on(at.store.user(at.id)).set("a", 2)
+    await at.made.__aexit__(*END)
+
+
+CALLS: dict[str, Callable[[Place], Awaitable[Any]]] = {
+    "AsyncRecord.get": lambda at: at.session.get("a"),
+    "AsyncRecord.has": lambda at: at.session.has("a"),
+    "AsyncRecord.get_all": lambda at: at.session.get_all(fresh=True),
+    "AsyncRecord.view": lambda at: at.session.view(),
+    "AsyncRecord.version": lambda at: at.session.version(),
+    "AsyncRecord.exists": lambda at: at.session.exists(),
+    "AsyncRecord.tags": lambda at: at.session.tags(),
+    "AsyncRecord.set": lambda at: at.session.set("a", 2, ttl=60, expect={"a": 1}),
+    "AsyncRecord.set_many": lambda at: at.session.set_many({"a": 2}),
+    "AsyncRecord.delete": lambda at: at.session.delete("a"),
+    "AsyncRecord.clear": lambda at: at.session.clear(),
+    "AsyncRecord.update": lambda at: at.session.update("o", {"a": 1}),
+    "AsyncRecord.append_to": lambda at: at.session.append_to("l", 1),
+    "AsyncRecord.increment": lambda at: at.session.increment("a", 0.5),
+    "AsyncRecord.write": lambda at: at.session.write(set={"a": 2}, items=[put(2)], durability="archived"),
+    "AsyncRecord.create": lambda at: at.store.task(f"new {at.id}").create({"a": 1}),
+    "AsyncRecord.apply": lambda at: at.session.apply(lambda tx: tx.update(a=2)),
+    "AsyncRecord.initialize": lambda at: at.session.initialize({"b": 1}),
+    "AsyncRecord.export_state": lambda at: at.session.export_state(messages=True),
+    "AsyncRecord.restore_state": lambda at: at.session.restore_state({"fields": {"a": 3}}),
+    "AsyncRecord.cleanup": lambda at: at.session.cleanup(days=1),
+    "AsyncRecord.erase": lambda at: at.session.erase(),
+    "AsyncRecord.history": lambda at: at.session.history(),
+    "AsyncRecord.at": lambda at: at.session.at(version=1),
+    "AsyncRecord.branches": lambda at: at.session.branches(),
+    "AsyncRecord.drop_branch": lambda at: at.session.drop_branch("none"),
+    "AsyncRecord.confirm": lambda at: at.session.confirm("archived"),
+    "AsyncRecord.checkpoint": lambda at: at.session.checkpoint("there"),
+    "AsyncRecord.checkpoints": lambda at: at.session.checkpoints(),
+    "AsyncRecord.rollback": lambda at: at.session.rollback(label="here"),
+    "AsyncRecord.fork": lambda at: at.session.fork(f"fork {at.id}"),
+    "AsyncItems.get": lambda at: at.items.get("1"),
+    "AsyncItems.find": lambda at: at.items.find("1"),
+    "AsyncItems.get_many": lambda at: at.items.get_many(["1"]),
+    "AsyncItems.find_many": lambda at: at.items.find_many(["1"]),
+    "AsyncItems.exists": lambda at: at.items.exists("1"),
+    "AsyncItems.list": lambda at: at.items.list(),
+    "AsyncItems.put": lambda at: at.items.put("2", 2),
+    "AsyncItems.put_many": lambda at: at.items.put_many({"2": 2}),
+    "AsyncItems.put_missing": lambda at: at.items.put_missing({"2": 2}),
+    "AsyncItems.delete": lambda at: at.items.delete("1"),
+    "AsyncSession.append": lambda at: at.session.append(said("there")),
+    "AsyncSession.messages": lambda at: at.session.messages(),
+    "AsyncSession.raw_messages": lambda at: at.session.raw_messages(fresh=True),
+    "AsyncSession.message": lambda at: at.session.message(0),
+    "AsyncSession.pop_message": lambda at: at.session.pop_message(),
+    "AsyncSession.replace_messages": lambda at: at.session.replace_messages([said("anew")]),
+    "AsyncSession.window": lambda at: at.session.window(max_tokens=100),
+    "AsyncSession.phase": lambda at: at.session.phase(),
+    "AsyncSession.transition": lambda at: at.session.transition("planning"),
+    "AsyncSession.context": lambda at: at.session.context(),
+    "AsyncSession.load_state": lambda at: at.session.load_state(),
+    "AsyncSession.save_state": lambda at: at.session.save_state(AgentState(session_id=at.id)),
+    "AsyncSession.switch": lambda at: at.session.switch(),
+    "AsyncSession.lifetime": lambda at: at.session.lifetime(),
+    "AsyncSession.set_lifetime": lambda at: at.session.set_lifetime(idle=60),
+    "AsyncSession.call": lambda at: at.session.call(nothing, {}, call_id="c"),
+    "AsyncTypedRecord.load": lambda at: at.typed.load(fresh=True),
+    "AsyncTypedRecord.create": lambda at: at.store.task(f"typed {at.id}", schema=Trip).create(Trip()),
+    "AsyncTypedRecord.modify": lambda at: at.typed.modify(lambda trip: Trip(city="Oslo")),
+    "AsyncTypedRecord.is_older": lambda at: at.typed.is_older(),
+    "AsyncTypedRecord.upcast": lambda at: at.typed.upcast(),
+    "AsyncLease.acquire": lambda at: at.made.acquire(),
+    "AsyncLease.release": lambda at: at.entered.release(),
+    "AsyncLease.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncLease.__aexit__": lambda at: at.made.__aexit__(*END),
+    "AsyncTransaction.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncTransaction.__aexit__": changed,
+    "AsyncTurn.messages": lambda at: at.entered.messages(),
+    "AsyncTurn.window": lambda at: at.entered.window(max_tokens=100),
+    "AsyncTurn.load_state": lambda at: at.entered.load_state(),
+    "AsyncTurn.save_state": lambda at: at.entered.save_state(AgentState(session_id=at.id)),
+    "AsyncTurn.call": lambda at: at.entered.call(nothing, {}, call_id="c"),
+    "AsyncTurn.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncTurn.__aexit__": changed,
+    "AsyncEdit.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncEdit.__aexit__": edited,
+    "AsyncBatch.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncBatch.__aexit__": batched,
+    "AsyncEvents.next": lambda at: at.entered.next(timeout=0.1),
+    "AsyncEvents.close": lambda at: at.made.close(),
+    "AsyncEvents.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncEvents.__aexit__": lambda at: at.made.__aexit__(*END),
+    "AsyncStateStore.__aenter__": lambda at: at.opener(url=at.opener.url, **GIVEN),
+    "AsyncStateStore.__aexit__": lambda at: at.made.__aexit__(*END),
+    "AsyncStateStore.close": lambda at: at.made.close(),
+    "AsyncStateStore.time": lambda at: at.store.time(),
+    "AsyncStateStore.get_many": lambda at: at.store.get_many([at.session, at.typed], fresh=True),
+    "AsyncStateStore.run": lambda at: at.store.run(Workflow({"planning": lambda s, t: s}), "?", session_id=f"r{at.id}"),
+    "AsyncStateStore.delete": lambda at: at.store.delete(at.id),
+    "AsyncStateStore.erase": lambda at: at.store.erase(at.id),
+    "AsyncStateStore.sessions": lambda at: at.store.sessions(),
+    "AsyncStateStore.branches": lambda at: at.store.branches(),
+    "AsyncStateStore.export": lambda at: at.store.export(at.id),
+    "AsyncStateStore.import_": lambda at: at.store.import_(at.made, id=f"i{at.id}"),
+    "AsyncStateStore.reencrypt": lambda at: at.store.reencrypt(),
+    "AsyncStateStore.repair": lambda at: at.store.repair(),
+    "AsyncStateStore.compact": lambda at: at.store.compact(),
+    "AsyncStateStore.purge": lambda at: at.store.purge(keep_changes=1000),
+    "AsyncStateStore.forget": lambda at: at.store.forget(f"u{at.id}"),
+    "AsyncStateStore.upcast": lambda at: at.store.upcast(Trip, scope="task"),
+    "AsyncStateStore.archive": lambda at: at.store.archive(),
+    "AsyncStateStore.doctor": lambda at: at.store.doctor(),
+    "AsyncStateStore.stats": lambda at: at.store.stats(),
+    "AsyncStateStore.search": lambda at: at.store.search("hi"),
+    "AsyncStateStore.update_index": lambda at: at.store.update_index(),
+    "AsyncStateStore.remove_index": lambda at: at.store.remove_index(),
+    "AsyncStateStore.emit": lambda at: at.store.emit("note.made"),
+    "AsyncStateStore.activate_agent": lambda at: at.store.activate_agent("a", client="c"),
+    "AsyncStateStore.change_directory": lambda at: at.store.change_directory("/a", client="c"),
+    "AsyncStateStore.off": lambda at: at.store.off(print),
+    "AsyncStateStore.ready": lambda at: at.store.ready(),
+    "AsyncStateStore.replicas": lambda at: at.store.replicas(),
+    "AsyncStateStore.leases": lambda at: at.store.leases(),
+    "AsyncStateStore.end_lease": lambda at: at.store.end_lease(at.id, 1),
+    "AsyncStateStore.reload_config": lambda at: at.store.reload_config({"a": 1}),
+    "AsyncStateStore.audit": lambda at: at.store.audit(),
+}  # fmt: skip
+# Not the caller's to wait for: the next event is, however long there is none.
+WITHOUT_END = {"AsyncEvents.__anext__"}
+
+
+def classes() -> list[type]:
+    """Those of which the blocking face is made, a remote store's and an agent's apart, which ask by others."""
+    entries = [each for file in generate_blocking.FILES if file.module.startswith("store.") for each in file.classes]
+    found = [generate_blocking.face_of(entry)[:2] for entry in entries]
+    return [getattr(importlib.import_module(module), name) for module, name in found]
+
+
+def methods() -> dict[str, Any]:
+    """The public coroutine methods, and the entrances and exits of `async with`."""
+    inner = generate_blocking.INNER
+    return {
+        f"{kind.__name__}.{name}": each
+        for kind in classes()
+        for name, each in vars(kind).items()
+        if inspect.iscoroutinefunction(each)
+        and (name[0] != "_" or name.startswith("__a"))
+        and name not in inner.get(kind.__name__, ())
+    }
+
+
+def test_every_public_method_is_called_here() -> None:
+    assert methods().keys() - WITHOUT_END == CALLS.keys()
+
+
+@asynccontextmanager
+async def standing_still(server: RedisServer, fault: str = "frozen") -> AsyncIterator[None]:
+    if fault == "frozen":
+        server.pause()
+    else:
+        server.kill()
+    try:
+        await asyncio.sleep(2 * MAX_STALENESS)  # what hot holds is too old by then
+        yield
+    finally:
+        if fault == "frozen":
+            server.resume()
+
+
+async def timed(call: Callable[[], Awaitable[Any]], few: asyncio.Semaphore) -> tuple[float, Any]:
+    async with few:
+        began = time.monotonic()
+        try:
+            found = await call()
+        except StateError as error:
+            found = error
+        return time.monotonic() - began, found
+
+
+async def opened(opener: Any, **more: Any) -> Any:
+    with suppress(WarmUnavailable):
+        return await opener(search=True, **GIVEN | more)
+    return None
+
+
+async def how_long(opener: Any, server: RedisServer, names: list[str], **more: Any) -> dict[str, tuple[float, Any]]:
+    """How long each call took while Redis stood still, and what came of it."""
+    opener.url = server.url
+    store = await until(lambda: opened(opener, **more))
+    patient = await opener(**GIVEN | {"retry_for": 30.0})
+    places = {name: Place(opener, store, f"c{number}") for number, name in enumerate(names)}
+    for place in places.values():
+        await place.write(patient)
+    for name, place in places.items():
+        await until(lambda: place.opened(name))  # noqa: B023 - it is waited for
+    few = asyncio.Semaphore(AT_ONCE)
+    async with standing_still(server):
+        calls = [timed(lambda name=name: CALLS[name](places[name]), few) for name in names]  # type: ignore[misc]
+        found = dict(zip(names, await asyncio.gather(*calls), strict=True))
+    await opener.close()
+    return found
+
+
+@pytest.mark.replicas
+async def test_each_call_is_answered_in_time_while_redis_stands_still(opener: Any) -> None:
+    with own_server(opener) as server:
+        found = await how_long(opener, server, list(CALLS))
+    late = {name: (seconds, result) for name, (seconds, result) in found.items() if seconds > AT_MOST}
+    assert late == {}
+
+
+@pytest.mark.parametrize("fault", ["frozen", pytest.param("killed", marks=pytest.mark.wide)])
+async def test_each_operation_is_answered_in_time_while_redis_does_not_answer(fault: str, tmp_path: Path) -> None:
+    """The head of a stream of events as well."""
+    given = {"archive": f"sqlite:///{tmp_path}/a.db", "access": callers_policy(), "search": True}
+    with redis_server() as server:
+        async with AsyncStateStore.open(server.url, **GIVEN | given | {"retry_for": 30.0}) as patient:
+            for number in range(len(OPERATIONS)):
+                for record in (patient.session(f"c{number}"), patient.user(f"c{number}"), patient.task(f"c{number}")):
+                    await record.write(set={"n": 1}, items=[put(1)])
+        store = await until(lambda: opened_here(server.url, given))
+        served = Served(store, Access(tokens=True))
+        token = await served.token("", *RIGHTS)
+        await served.ask("GET", "/v1/caller", token)
+        few = asyncio.Semaphore(AT_ONCE)
+        async with standing_still(server, fault):
+            calls = []
+            for number, each in enumerate(OPERATIONS.values()):
+                path, body = path_of(each, f"c{number}"), body_of(each, f"c{number}")
+                calls.append(timed(partial(served.ask, each.method, path, token, **body), few))
+            found = await asyncio.gather(*calls)
+            answers = dict(zip(OPERATIONS, found, strict=True))
+            await store.close()
+    late = {name: (seconds, answer.status_code) for name, (seconds, answer) in answers.items() if seconds > AT_MOST}
+    assert late == {}
+    assert {answer.status_code for _, answer in found} <= {200, 201, 400, 404, 409, 412, 422, 428, 503}
+    assert answers["GET /v1/events"][1].status_code == 503
+    assert sum(answer.status_code == 503 for _, answer in found) > 40, "and they are of Redis"
+
+
+async def opened_here(url: str, given: dict[str, Any]) -> Any:
+    with suppress(WarmUnavailable):
+        return await AsyncStateStore.open(url, **GIVEN | given)
+    return None
+
+
+@pytest.mark.replicas
+async def test_without_a_limit_of_the_whole_call_its_waits_add_up(opener: Any, monkeypatch: Any) -> None:
+    """The negative control: each of two questions waits for itself."""
+    name = "AsyncStateStore.activate_agent"
+    monkeypatch.setattr(AsyncStateStore, "activate_agent", vars(AsyncStateStore)["activate_agent"].__wrapped__)
+    with own_server(opener) as server:
+        found = await how_long(opener, server, [name])
+    assert found[name][0] > 1.9 * RETRY_FOR
