@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     journal_bytes: int = Field(64 * 2**20, ge=1, description="per partition; more unarchived bytes are refused")
     memory_bytes: int = Field(64 * 2**20, ge=0, description="of acknowledged commits kept until archived; 0: none")
     timeout: float = Field(5.0, gt=0, description="for one answer of Redis")
-    retry_for: float = Field(10.0, ge=0, description="how long a command is repeated while Redis is away")
+    retry_for: float = Field(10.0, ge=0, description="how long one call waits in all for a Redis that does not answer")
     sql_timeout: float = Field(10.0, ge=0.1, description="for one answer of SQL; maintenance may take 60 times as long")
     close_timeout: float = Field(
         5.0, ge=0, le=3600,

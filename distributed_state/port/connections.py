@@ -232,7 +232,7 @@ class Connections:
 
     def look(self, seconds: float = math.inf) -> None:
         """Find out where keys are, and hear of it from now on when that changes. Raises as `Topology.look`."""
-        self.topology.look(seconds)
+        self.topology.look(min(seconds, self.limit))
         if self._watch is not None:
             self._watch.begin()
 

@@ -11,19 +11,19 @@ import importlib
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import generate_blocking
 import pytest
-from below import own_server, said, until
+from below import own_server, said, server_binary, until
 from pydantic import BaseModel
 from tenants import OPERATIONS, Served, body_of, path_of
 
 from distributed_state import AgentState, AsyncStateStore, PutItem, StateError, WarmUnavailable, Workflow, tool
-from distributed_state.programs.servers import RedisServer, redis_server
+from distributed_state.programs.servers import redis_cluster, redis_sentinel, redis_server
 from distributed_state.programs.service import Access, callers_policy
 from distributed_state.values.access_tokens import RIGHTS
 
@@ -260,7 +260,7 @@ def test_every_public_method_is_called_here() -> None:
 
 
 @asynccontextmanager
-async def standing_still(server: RedisServer, fault: str = "frozen") -> AsyncIterator[None]:
+async def standing_still(server: Any, fault: str = "frozen") -> AsyncIterator[None]:
     if fault == "frozen":
         server.pause()
     else:
@@ -289,7 +289,7 @@ async def opened(opener: Any, **more: Any) -> Any:
     return None
 
 
-async def how_long(opener: Any, server: RedisServer, names: list[str], **more: Any) -> dict[str, tuple[float, Any]]:
+async def how_long(opener: Any, server: Any, names: list[str], **more: Any) -> dict[str, tuple[float, Any]]:
     """How long each call took while Redis stood still, and what came of it."""
     opener.url = server.url
     store = await until(lambda: opened(opener, **more))
@@ -358,3 +358,45 @@ async def test_without_a_limit_of_the_whole_call_its_waits_add_up(opener: Any, m
     with own_server(opener) as server:
         found = await how_long(opener, server, [name])
     assert found[name][0] > 1.9 * RETRY_FOR
+
+
+SOME = [
+    "AsyncRecord.get", "AsyncRecord.set", "AsyncLease.__aenter__", "AsyncTurn.__aexit__", "AsyncBatch.__aexit__",
+    "AsyncEvents.__aenter__", "AsyncStateStore.archive", "AsyncStateStore.get_many", "AsyncStateStore.emit",
+    "AsyncStateStore.stats", "AsyncStateStore.doctor", "AsyncStateStore.__aenter__", "AsyncStateStore.close",
+]  # fmt: skip
+
+
+class AllOf:
+    """Servers that stand still together."""
+
+    def __init__(self, url: str, servers: list[Any]) -> None:
+        self.url, self.servers = url, servers
+
+    def pause(self) -> None:
+        for each in self.servers:
+            each.pause()
+
+    def resume(self) -> None:
+        for each in self.servers:
+            each.resume()
+
+
+@pytest.mark.wide
+@pytest.mark.replicas
+@pytest.mark.parametrize("kind", ["cluster", "one of a cluster", "primary", "sentinels too"])
+async def test_where_keys_may_be_elsewhere_the_look_for_them_is_part_of_the_time(opener: Any, kind: str) -> None:
+    """Nobody is elected meanwhile."""
+    with ExitStack() as stack:
+        if "cluster" in kind:
+            options = ("--cluster-node-timeout", "60000", "--cluster-require-full-coverage", "no")
+            cluster = stack.enter_context(redis_cluster(*options, replicas=0, binary=server_binary("cluster")))
+            place = AllOf(cluster.url, cluster.nodes if kind == "cluster" else cluster.nodes[:1])
+        else:
+            started = redis_sentinel(replicas=0, sentinels=2, down_after_ms=60_000, binary=server_binary("sentinel"))
+            watched = stack.enter_context(started)
+            sentinels = watched.sentinels if kind == "sentinels too" else []
+            place = AllOf(watched.url, [watched.primary, *sentinels])
+        found = await how_long(opener, place, SOME)
+    late = {name: (seconds, result) for name, (seconds, result) in found.items() if seconds > AT_MOST}
+    assert late == {}

@@ -90,7 +90,8 @@ def test_an_answer_that_is_late_makes_one_look_elsewhere(ends: Any, monkeypatch:
     ours, server = ends
     looked: list[int] = []
 
-    def look() -> None:
+    def look(seconds: float) -> None:
+        assert 0 < seconds < 60, "what is left"
         looked.append(1)
         if len(looked) == 2:
             server.sendall(b"+PONG\r\n")
@@ -110,7 +111,7 @@ def test_where_nobody_else_could_answer_there_is_nothing_to_look_for(ends: Any, 
     ours, _ = ends
     asked = Connected(ours)
     connection = Socket(asked, 0.1)
-    assert connection._patience == 1, "one wait of the kernel's, of all the time there is"
+    assert connection._receives_for == 0.1, "one wait of the kernel's, of all the time there is"
     with pytest.raises(driver.TimeoutError):
         connection.exchange(pack(PING), 1)
 
@@ -450,3 +451,18 @@ def test_what_calls_begin_with_is_kept_for_so_many_records() -> None:
     for number in range(3000):
         packer.pack([script.call((b"%d" % number,), [(b"replica",), number])])
     assert 0 < len(packer._beginnings) <= 1000
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_answer_is_waited_for_only_as_long_as_its_caller_may_wait(ends: Any, late: bool) -> None:
+    """And the next one again as long as ever."""
+    ours, server = ends
+    connection = Socket(Connected(ours), 60.0, **({"late": lambda _: None} if late else {}))
+    server.sendall(b"+PONG\r\n")
+    assert connection.exchange(pack(PING), 1, 30.0) == [b"PONG"]
+    assert (connection._receives_for, connection._sends_for) == (sockets.LATE if late else 30.0, 30.0)
+    server.sendall(b"+PONG\r\n")
+    assert connection.exchange(pack(PING), 1) == [b"PONG"]
+    assert (connection._receives_for, connection._sends_for) == (sockets.LATE if late else 60.0, 60.0)
+    with pytest.raises(driver.TimeoutError):
+        connection.exchange(pack(PING), 1, 0.01)

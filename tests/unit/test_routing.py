@@ -33,6 +33,7 @@ class Connections:
 
     def __init__(self) -> None:
         self.place, self.embedded, self.lives = "redis+cluster://h", None, dict[str, str]()
+        self.timeout = self.limit = 1.0
         self.topology = Topology(read_address("redis+cluster://h:1"), 1.0, self.ask)
 
     def ask(self, node: str, *commands: Words, timeout: float, sentinel: bool = False) -> list[Any]:
@@ -306,7 +307,7 @@ class Stale:
     closed = False
     packer = Packer()
 
-    def send(self, packed: bytes) -> None:
+    def send(self, packed: bytes, seconds: float) -> None:
         raise OSError("reset")
 
     def close(self) -> None:
