@@ -30,6 +30,24 @@ def hold(id: str, ttl: float, wait: float = 10.0, **settings: Any) -> None:
     sys.stdin.readline()
 
 
+def recover(id: str, seconds: float, **settings: Any) -> None:
+    """Meet a Redis that lost something, and take so long in the middle of putting it together with SQL."""
+    with StateStore.open(**settings) as store:
+        partitions = store._twin.tiers().warm.partitions
+        install = partitions.install
+
+        async def slowly(*given: Any, **named: Any) -> str:
+            say("inside")
+            time.sleep(seconds)
+            return await install(*given, **named)
+
+        partitions.install = slowly  # type: ignore[method-assign]
+        say("opened")
+        sys.stdin.readline()
+        say(store.session(id).set("n", 1))
+        say(store._twin.tiers().recovery.count)
+
+
 def agent(id: str, die: bool, **settings: Any) -> str | None:
     """Run an agent of two steps; be killed in the second, or return its answer."""
 

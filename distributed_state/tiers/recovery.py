@@ -210,7 +210,14 @@ class Recovery:
                 log.error(text, keys.partition, place.epoch)
             return renamed
         word, seen = await self._partitions.mint(keys, token, over)
-        return word == "live" or (word == "ok" and await self._start(keys, token, seen, brought))
+        if word != "ok" or self._embedded:
+            return word == "live" or (word == "ok" and await self._start(keys, token, seen, brought))
+        # Renewed beside it, so that it is short: the others wait that long for one that was stopped.
+        keeping = self._port.spawn(partial(self._partitions.keep, keys, token), "distributed-state-starting")
+        try:
+            return await self._start(keys, token, seen, brought)
+        finally:
+            keeping.ask()
 
     async def _is_same(self, place: PartitionState, life: Life, node: str) -> bool:
         """Whether a partition was written in the server's life by another name, or in that of its former server."""

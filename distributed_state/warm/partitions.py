@@ -23,7 +23,7 @@ from distributed_state.warm.patience import Patience
 from distributed_state.warm.scripts import DISCARD, INSTALL, MARK, MINT, RENAME, RESERVE, SETTLE, TAIL, TRIM
 
 log = logging.getLogger(__name__)
-_MINTING_MS = 10_000  # whoever starts a partition and is not heard of for so long has died
+_MINTING_MS = 2000  # whoever starts a partition and is not heard of for so long has died, or was stopped
 _PAGE = 256
 
 
@@ -44,6 +44,15 @@ class Partitions:
         """
         word, *epoch = await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS, over])
         return word.decode(), epoch[0].decode() if epoch else ""
+
+    async def keep(self, keys: PartitionKeys, token: str) -> None:
+        """Go on starting a partition, whatever it waits for meanwhile: until the job is asked to end."""
+        while True:
+            await self._patience.port.sleep(_MINTING_MS / 5000)
+            try:
+                await self._patience.port.script(MINT, [keys.meta], [token, _MINTING_MS, ""])
+            except StateError as error:
+                log.debug("partition %d: the right to start it was not renewed: %s", keys.partition, error)
 
     async def install(
         self, keys: PartitionKeys, token: str, seen: str, epoch: str, *,

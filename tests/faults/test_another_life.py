@@ -6,7 +6,9 @@ while nothing is lost, and recoveries that are ended in the middle.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sqlite3
 import threading
 import time
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 import redis
+from below import Worker
 from controls import sabotage
 from rewinding import Rewound, rewindable
 
@@ -463,6 +466,74 @@ def test_a_recovery_that_ends_in_the_middle_is_done_again(
             assert other.session("s").set("n", 10) == 11, "once the right of the one that died has run out"
             assert versions(other, "s") == list(range(1, 12))
             assert quarantined(other) == 0
+
+
+@contextmanager
+def recovering(rewound: Rewound, archive: str, seconds: float) -> Iterator[tuple[StateStore, Worker]]:
+    """A store, and a process that is in the middle of recovering its one partition for so long."""
+    place = {"url": rewound.server.url, "archive": archive, "namespace": "n", "partitions": 1, "archiver": False}
+    with opened(rewound.server, archive, partitions=1) as store:
+        store.session("s").set("n", 0)
+        store.archive()
+        with Worker("recover", id="s", seconds=seconds, beat=0.0, **place) as worker:
+            assert worker.line() == "opened"
+            rewound.restart()
+            worker.say("go")
+            assert worker.line() == "inside"
+            yield store, worker
+
+
+def test_a_worker_that_is_stopped_in_a_recovery_holds_nobody_up_for_long(rewound: Rewound, archive: str) -> None:
+    """Two seconds, the time of the recovery itself apart; and what it does when it goes on changes nothing."""
+    with recovering(rewound, archive, 2.0) as (store, worker):
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        assert store.session("s").set("n", 1) == 2
+        assert time.monotonic() - began < 7.0, "it was 10 s and more"
+        epoch = epoch_of(store, "s")
+        os.kill(worker.process.pid, signal.SIGCONT)
+        assert worker.line() == "3"
+        assert worker.line() == "0"
+        assert epoch_of(store, "s") == epoch
+        assert versions(store, "s") == [1, 2, 3]
+
+
+def test_a_worker_whose_recovery_takes_long_is_not_taken_for_one_that_was_stopped(
+    rewound: Rewound, archive: str
+) -> None:
+    with recovering(rewound, archive, 5.0) as (store, worker):
+        assert store.session("s").set("n", 1) in (2, 3)
+        assert {worker.line(), str(store.session("s").version(fresh=True))} <= {"2", "3"}
+        assert worker.line() == "1", "it was the one that recovered"
+        assert store._twin.tiers().recovery.count == 0
+
+
+def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str, monkeypatch: Any) -> None:
+    """The negative control of both."""
+    stopped, go_on = threading.Event(), threading.Event()
+    with opened(rewound.server, archive, partitions=1) as store, opened(rewound.server, archive, partitions=1) as other:
+        store.session("s").set("n", 0)
+        store.archive()
+        partitions = other._twin.tiers().warm.partitions
+        install = partitions.install
+
+        async def slowly(*given: Any, **named: Any) -> str:
+            stopped.set()
+            go_on.wait(30)
+            return await install(*given, **named)
+
+        async def keep(*_: Any) -> None: ...
+
+        monkeypatch.setattr(partitions, "install", slowly)
+        monkeypatch.setattr(partitions, "keep", keep)
+        rewound.restart()
+        late = threading.Thread(target=other.session("s").set, args=("n", 1))
+        late.start()
+        assert stopped.wait(30)
+        assert store.session("s").set("n", 1) == 2
+        assert store._twin.tiers().recovery.count == 1, "it was taken for one that was stopped"
+        go_on.set()
+        late.join(30)
 
 
 def test_many_replicas_begin_one_epoch(rewound: Rewound, archive: str) -> None:

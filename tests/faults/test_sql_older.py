@@ -651,7 +651,7 @@ def test_a_repair_that_was_broken_off_changes_nothing_and_is_repeated(
             broken.setattr(ColdStore, "reach", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 store.repair()
-        # Who died with the right to start it holds it for ten seconds; then Redis is served as before.
+        # Who died with the right to start it holds it for two seconds; then Redis is served as before.
         session = store.session("s0")
         wait_until(lambda: served(store), "it is not served", 20)
         assert session.get("n") == 1
