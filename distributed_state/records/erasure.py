@@ -18,7 +18,7 @@ from functools import partial
 from distributed_state.cold.values import Erasure
 from distributed_state.errors import Conflict, DurabilityUnknown, StateError
 from distributed_state.records import deletion
-from distributed_state.tiers import actors
+from distributed_state.tiers import actors, forks_under_way
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -35,14 +35,18 @@ _ROUNDS = 20
 async def forget(tiers: Tiers, owner: str) -> int:
     """Erase all that a user owns and all that was forked from it; how many records that were."""
     found: set[str] = set()
+    made: set[str] = set()
     for _ in range(_ROUNDS):
         # Whatever was acknowledged before this look is found by it.
         await tiers.archiver.drain()
-        noted = await tiers.port.sql(tiers.cold.request_owned, owner, actors.present())
+        noted = {each.record: each for each in await tiers.port.sql(tiers.cold.request_owned, owner, actors.present())}
+        late = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made))) if made else []
+        noted |= {each.record: each for each in late}
         if not noted:
             return len(found)
-        await finish(tiers, noted)
-        found.update(each.record for each in noted)
+        await finish(tiers, list(noted.values()))
+        made |= await forks_under_way.ended(tiers, [tiers.keys.of(Ref.parse(each)) for each in noted])
+        found.update(noted)
     raise Conflict(f"{len(found)} records are erased, and more are written all the time: end that and repeat it")
 
 
@@ -62,14 +66,16 @@ async def erase(
     # Of the other partitions too: a fork that was made before this was asked for is erased as well.
     await tiers.archiver.drain()
     noted = await tiers.port.sql(tiers.cold.request, text, actor or actors.present())
+    made: set[str] = {text}
     for _ in range(_ROUNDS):
         if not noted:
             return found
         found = True
         await finish(tiers, noted)
-        # A rollback that had read what it brings back is noted when it is archived.
-        await write_path.reach(tiers, names)
-        noted = await tiers.port.sql(partial(tiers.cold.pending, names=[text]))
+        made |= await forks_under_way.ended(tiers, [tiers.keys.of(Ref.parse(each.record)) for each in noted])
+        # A rollback or a fork that had read what it brings back is noted when it is archived.
+        await tiers.archiver.drain({tiers.keys.partition_of(each) for each in made})
+        noted = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made)))
     raise Conflict(f"{text[:200]}: is erased, and brought back all the time: end that and repeat it")
 
 

@@ -12,12 +12,13 @@ from functools import partial
 
 from distributed_state.cold.values import BranchState
 from distributed_state.errors import Deleted, NotFound
-from distributed_state.records import branches, history
+from distributed_state.records import branches, erasure, history
 from distributed_state.records.access import ITEMS as ALL_ITEMS
 from distributed_state.records.access import MESSAGES, written
 from distributed_state.records.context import RecordContext
 from distributed_state.records.rollback import carried
 from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import forks_under_way
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
@@ -59,12 +60,21 @@ async def fork(
     changes = context.changes()
     if note is not None:
         note(changes)
-    draft = await plan(tiers, context.keys, target, changes, version, branch)
-    context.allow("read", *_copied(draft))
-    context.allow_steps(draft, target.ref)
-    draft.actor = context.actor
-    draft.lifetime = context.lifetime
-    return (await write_path.commit(tiers, target, draft)).version
+    async with forks_under_way.noted(tiers, context.keys, target) as under_way:
+        draft = await plan(tiers, context.keys, target, changes, version, branch)
+        context.allow("read", *_copied(draft))
+        context.allow_steps(draft, target.ref)
+        draft.actor = context.actor
+        draft.lifetime = context.lifetime
+        under_way.require_time()
+        done = await write_path.commit(tiers, target, draft)
+    if under_way.over:
+        # Who erases its source may have waited no longer: its archiving says so.
+        await write_path.reach(tiers, target)
+        if noted := await tiers.port.sql(partial(tiers.cold.pending, names=[target.ref.text])):
+            await erasure.finish(tiers, noted)
+            raise Deleted(f"{context.text[:200]}: was erased while it was forked")
+    return done.version
 
 
 async def plan(

@@ -71,6 +71,7 @@ class RecordKeys:
     lock_channel: bytes  # channel: it was given back, to who waits
     event_keys: tuple[bytes, bytes, bytes, bytes]
     items: bytes  # hash: its newest items
+    forks: bytes  # hash: forks of it that are being made, and until when, with a TTL
     leases: bytes
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
 
@@ -198,5 +199,6 @@ class Keys:
                 f"{prefix}:lifetimes".encode(),
             ),
             items=f"{prefix}:i:{ref.text}".encode(),
+            forks=f"{prefix}:f:{ref.text}".encode(),
             leases=f"{prefix}:leases".encode(),
         )

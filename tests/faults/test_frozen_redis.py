@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import math
 import time
+import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -30,6 +33,7 @@ from distributed_state.values.access_tokens import RIGHTS
 RETRY_FOR, AT_MOST, MAX_STALENESS = 0.5, 1.5, 0.2
 GIVEN = {"retry_for": RETRY_FOR, "max_staleness": MAX_STALENESS, "partitions": 4, "durability": "memory"}
 AT_ONCE = 8
+ROUNDS = 3
 pytestmark = [pytest.mark.only(warm="single"), pytest.mark.brief("servers"), pytest.mark.timeout(180)]
 Called = Callable[[], Awaitable[Any]]
 
@@ -294,7 +298,7 @@ async def how_long(opener: Any, server: Any, names: list[str], **more: Any) -> d
     opener.url = server.url
     store = await until(lambda: opened(opener, **more))
     patient = await opener(**GIVEN | {"retry_for": 30.0})
-    places = {name: Place(opener, store, f"c{number}") for number, name in enumerate(names)}
+    places = {name: Place(opener, store, uuid.uuid4().hex) for name in names}
     for place in places.values():
         await place.write(patient)
     for name, place in places.items():
@@ -307,12 +311,21 @@ async def how_long(opener: Any, server: Any, names: list[str], **more: Any) -> d
     return found
 
 
+async def late(opener: Any, server: Any, names: list[str]) -> dict[str, tuple[float, Any]]:
+    """Those that are late each time: on a machine that does much else one may be late by chance."""
+    found: dict[str, tuple[float, Any]] = dict.fromkeys(names, (0.0, None))
+    for _ in range(ROUNDS):
+        found = await how_long(opener, server, list(found))
+        found = {name: (seconds, result) for name, (seconds, result) in found.items() if seconds > AT_MOST}
+        if not found:
+            break
+    return found
+
+
 @pytest.mark.replicas
 async def test_each_call_is_answered_in_time_while_redis_stands_still(opener: Any) -> None:
     with own_server(opener) as server:
-        found = await how_long(opener, server, list(CALLS))
-    late = {name: (seconds, result) for name, (seconds, result) in found.items() if seconds > AT_MOST}
-    assert late == {}
+        assert await late(opener, server, list(CALLS)) == {}
 
 
 @pytest.mark.parametrize("fault", ["frozen", pytest.param("killed", marks=pytest.mark.wide)])
@@ -328,20 +341,27 @@ async def test_each_operation_is_answered_in_time_while_redis_does_not_answer(fa
         served = Served(store, Access(tokens=True))
         token = await served.token("", *RIGHTS)
         await served.ask("GET", "/v1/caller", token)
-        few = asyncio.Semaphore(AT_ONCE)
+        answers: dict[str, tuple[float, Any]] = {}
         async with standing_still(server, fault):
-            calls = []
-            for number, each in enumerate(OPERATIONS.values()):
-                path, body = path_of(each, f"c{number}"), body_of(each, f"c{number}")
-                calls.append(timed(partial(served.ask, each.method, path, token, **body), few))
-            found = await asyncio.gather(*calls)
-            answers = dict(zip(OPERATIONS, found, strict=True))
+            for _ in range(ROUNDS):
+                names = [name for name in OPERATIONS if answers.get(name, (math.inf, None))[0] > AT_MOST]
+                answers |= await answered(served, token, names)
             await store.close()
-    late = {name: (seconds, answer.status_code) for name, (seconds, answer) in answers.items() if seconds > AT_MOST}
-    assert late == {}
-    assert {answer.status_code for _, answer in found} <= {200, 201, 400, 404, 409, 412, 422, 428, 503}
+    assert {name: (seconds, str(each)) for name, (seconds, each) in answers.items() if seconds > AT_MOST} == {}
+    statuses = Counter(each.status_code for _, each in answers.values())
+    assert statuses.keys() <= {200, 201, 400, 404, 409, 412, 422, 428, 503}
     assert answers["GET /v1/events"][1].status_code == 503
-    assert sum(answer.status_code == 503 for _, answer in found) > 40, "and they are of Redis"
+    assert statuses[503] > 40, "and they are of Redis"
+
+
+async def answered(served: Served, token: str, names: list[str]) -> dict[str, tuple[float, Any]]:
+    """How long these operations took, and their answers."""
+    few, calls = asyncio.Semaphore(AT_ONCE), []
+    for number, name in enumerate(names):
+        operation = OPERATIONS[name]
+        path, body = path_of(operation, f"c{number}"), body_of(operation, f"c{number}")
+        calls.append(timed(partial(served.ask, operation.method, path, token, **body), few))
+    return dict(zip(names, await asyncio.gather(*calls), strict=True))
 
 
 async def opened_here(url: str, given: dict[str, Any]) -> Any:
@@ -397,6 +417,4 @@ async def test_where_keys_may_be_elsewhere_the_look_for_them_is_part_of_the_time
             watched = stack.enter_context(started)
             sentinels = watched.sentinels if kind == "sentinels too" else []
             place = AllOf(watched.url, [watched.primary, *sentinels])
-        found = await how_long(opener, place, SOME)
-    late = {name: (seconds, result) for name, (seconds, result) in found.items() if seconds > AT_MOST}
-    assert late == {}
+        assert await late(opener, place, SOME) == {}

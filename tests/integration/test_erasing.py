@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +30,7 @@ from distributed_state import (
 )
 from distributed_state.records import erasure, fork
 from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import forks_under_way
 from distributed_state.tiers import read as read_path
 
 MARK = "alice-7f3a"
@@ -99,6 +103,91 @@ async def test_forks_that_are_made_while_a_person_is_forgotten_are_forgotten_too
     await until(lambda: traces(store, opener) == [])
     for name in made:
         assert not await store.session(name).exists(fresh=True)
+
+
+class Held:
+    """A fork's commit, held up before it is sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        loop, commit = asyncio.get_running_loop(), write_path.commit
+
+        async def held(home: Any, keys: Any, draft: Any, **more: Any) -> Any:
+            loop.call_soon_threadsafe(self.reached.set)
+            while not self.go_on.is_set():
+                await home.port.sleep(0.005)
+            return await commit(home, keys, draft, **more)
+
+        monkeypatch.setattr(fork, "write_path", SimpleNamespace(commit=held, reach=write_path.reach))
+
+
+async def forgotten_during_a_fork(opener: Any, held: Held, erase: Callable[[Any], Any]) -> tuple[bool, list[str]]:
+    """Whether the erasure waited for the fork, and the traces when both have returned. Nobody sweeps."""
+    store = await quiet(opener, beat=0, partitions=2)
+    await store.session("chat", user=MARK).write(set={"a": MARK}, append=[said(MARK)])
+    forking = asyncio.create_task(store.session("chat").fork("late"))
+    await held.reached.wait()
+    erasing = asyncio.create_task(erase(store))
+    home = tiers(store)
+
+    async def erased() -> bool:
+        rows = partial(home.cold.history, "session:chat", after=0, before=9)
+        return not await run(store, home.port.sql(rows))
+
+    await until(erased)
+    done, _ = await asyncio.wait([erasing], timeout=0.3)
+    held.go_on.set()
+    await asyncio.wait([forking, erasing])
+    assert erasing.result()
+    assert not await store.session("late").exists(fresh=True) or done
+    return not done, traces(store, opener)
+
+
+@pytest.mark.parametrize("erase", ["forget", "erase"])
+async def test_what_is_erased_during_a_fork_is_gone_with_the_fork(
+    opener: Any, erase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it returns, and not when somebody has swept."""
+    call = {"forget": lambda store: store.forget(MARK), "erase": lambda store: store.session("chat").erase()}[erase]
+    assert await forgotten_during_a_fork(opener, Held(monkeypatch), call) == (True, [])
+
+
+async def test_without_waiting_for_it_the_fork_shows_what_is_erased(opener: Any, monkeypatch: Any) -> None:
+    """The negative control."""
+
+    async def nothing(*_: Any) -> set[str]:
+        return set()
+
+    monkeypatch.setattr(forks_under_way, "ended", nothing)
+    waited, left = await forgotten_during_a_fork(opener, Held(monkeypatch), lambda store: store.forget(MARK))
+    assert not waited
+    assert left != []
+
+
+async def test_a_fork_that_nobody_waited_for_takes_itself_back(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was stopped for longer than one may take."""
+    monkeypatch.setattr(forks_under_way, "_seconds", lambda settings: 0.2)
+    monkeypatch.setattr(forks_under_way.ForkUnderWay, "require_time", lambda self: None)
+    held = Held(monkeypatch)
+    store = await quiet(opener, beat=0, partitions=2)
+    await store.session("chat", user=MARK).set("a", MARK)
+    forking = asyncio.create_task(store.session("chat").fork("late"))
+    await held.reached.wait()
+    assert await store.forget(MARK) == 1
+    held.go_on.set()
+    with pytest.raises(Deleted, match="erased while"):
+        await forking
+    assert not await store.session("late").exists(fresh=True)
+    assert traces(store, opener) == []
+
+
+async def test_a_fork_that_took_too_long_is_not_committed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks_under_way, "_seconds", lambda settings: 0.0)
+    store = await opener()
+    await store.session("chat").set("a", 1)
+    with pytest.raises(WarmUnavailable, match="nothing was written"):
+        await store.session("chat").fork("late")
+    assert not await store.session("late").exists(fresh=True)
 
 
 async def test_a_fork_that_is_committed_when_all_is_over_goes_too(opener: Any) -> None:

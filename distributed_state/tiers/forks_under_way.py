@@ -1,0 +1,89 @@
+"""Forks that are being made. Law: noted at their source before that is read, and until they are committed.
+
+So whoever erases the source, and has noted that in SQL, knows which forks may have read it before: it waits for them,
+and takes what they made along. One that begins later finds the note in SQL. A fork has a limited time, after which it
+commits nothing; an erasure waits no longer than that for one whose process has died.
+
+Design: section 15.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.port import Words
+from distributed_state.settings import Settings
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.keys import RecordKeys
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 1000
+_PAUSE = 0.02
+_LONGEST = 0.25
+
+
+def _seconds(settings: Settings) -> float:
+    """For how long a fork is waited for: as long to read its source as to be committed, however often that is tried."""
+    return 2 * (settings.retry_for + settings.timeout)
+
+
+class ForkUnderWay:
+    """One of them. `over`: whoever erases its source did not wait for it."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
+        self._began = tiers.port.monotonic()
+        self.over = False
+
+    def require_time(self) -> None:
+        """Raise WarmUnavailable unless it may still be committed."""
+        took = self._tiers.port.monotonic() - self._began
+        if took > _seconds(self._tiers.settings) / 2:
+            raise WarmUnavailable(f"reading what is to be forked took {took:.0f} s; nothing was written")
+
+
+@asynccontextmanager
+async def noted(tiers: Tiers, source: RecordKeys, target: RecordKeys) -> AsyncIterator[ForkUnderWay]:
+    """Inside, this record may be made from that one."""
+    await tiers.clock.know()
+    under_way = ForkUnderWay(tiers)
+    seconds = _seconds(tiers.settings)
+    until = b"%d" % int((tiers.clock.now() + seconds) * 1000)
+    await tiers.warm.commands(
+        [(b"HSET", source.forks, target.text, until), (b"PEXPIRE", source.forks, b"%d" % int(seconds * 2000))]
+    )
+    try:
+        yield under_way
+    finally:
+        try:
+            under_way.over = not await tiers.warm.command(b"HDEL", source.forks, target.text)
+        except StateError as error:
+            log.info("the note of a fork of %s ends by itself: %s", source.ref.text[:200], error)
+
+
+async def ended(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
+    """Wait until no fork is being made that may have read one of these before; the records that they made."""
+    made: set[str] = set()
+    for at in range(0, len(sources), _AT_ONCE):
+        asked = list(sources[at : at + _AT_ONCE])
+        pause = _PAUSE
+        while asked:
+            answers = await tiers.warm.commands([(b"HGETALL", each.forks) for each in asked])
+            await tiers.clock.know()
+            now_ms = tiers.clock.now() * 1000
+            left = []
+            for each, pairs in zip(asked, answers, strict=True):
+                under_way = dict(zip(pairs[::2], pairs[1::2], strict=True))
+                made.update(name.decode() for name in under_way)
+                if any(int(until) > now_ms for until in under_way.values()):
+                    left.append(each)
+            asked = left
+            if asked:
+                await tiers.port.sleep(pause)
+                pause = min(2 * pause, _LONGEST)
+        forgotten: list[Words] = [(b"DEL", each.forks) for each in sources[at : at + _AT_ONCE]]
+        await tiers.warm.commands(forgotten)
+    return made
