@@ -44,8 +44,7 @@ async def forget(tiers: Tiers, owner: str) -> int:
         noted |= {each.record: each for each in late}
         if not noted:
             return len(found)
-        await finish(tiers, list(noted.values()))
-        made |= await forks_under_way.ended(tiers, [tiers.keys.of(Ref.parse(each)) for each in noted])
+        made |= await finish(tiers, list(noted.values()))
         found.update(noted)
     raise Conflict(f"{len(found)} records are erased, and more are written all the time: end that and repeat it")
 
@@ -71,19 +70,24 @@ async def erase(
         if not noted:
             return found
         found = True
-        await finish(tiers, noted)
-        made |= await forks_under_way.ended(tiers, [tiers.keys.of(Ref.parse(each.record)) for each in noted])
+        made |= await finish(tiers, noted)
         # A rollback or a fork that had read what it brings back is noted when it is archived.
         await tiers.archiver.drain({tiers.keys.partition_of(each) for each in made})
         noted = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made)))
     raise Conflict(f"{text[:200]}: is erased, and brought back all the time: end that and repeat it")
 
 
-async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> None:
-    """Carry these erasures through from wherever they were left. Raises the first error when all were tried."""
+async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
+    """Carry these erasures through from wherever they were left; the forks that were being made meanwhile.
+
+    Raises the first error when all were tried.
+    """
     errors: list[StateError] = []
+    made: set[str] = set()
     for at in range(0, len(noted), _AT_ONCE):
         some = noted[at : at + _AT_ONCE]
+        sources = [tiers.keys.of(Ref.parse(each.record)) for each in some]
+        made |= await forks_under_way.made(tiers, sources)
         buried = await _bury(tiers, [each for each in some if not each.version], errors)
         if buried:
             await tiers.port.sql(tiers.cold.erase, buried)
@@ -94,9 +98,13 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> None:
             for worker in tuple(tiers.workers):
                 await worker.erased()
             await _clean(tiers, {tiers.keys.of(Ref.parse(text)): version for text, version in done.items()})
+            # The note goes last: a fork that has not found it by then is archived by then, and noted as late.
+            made |= await forks_under_way.ended(tiers, sources)
+            await tiers.archiver.drain(sorted({tiers.keys.partition_of(each) for each in made}))
             await tiers.port.sql(tiers.cold.complete, done)
     if errors:
         raise errors[0]
+    return made
 
 
 async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]) -> list[str]:

@@ -20,7 +20,6 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import RecordKeys
 
 log = logging.getLogger(__name__)
-_AT_ONCE = 1000
 _PAUSE = 0.02
 _LONGEST = 0.25
 
@@ -64,26 +63,31 @@ async def noted(tiers: Tiers, source: RecordKeys, target: RecordKeys) -> AsyncIt
             log.info("the note of a fork of %s ends by itself: %s", source.ref.text[:200], error)
 
 
+async def made(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
+    """The records that are being made now of these, or were until a process died."""
+    answers = await tiers.warm.commands([(b"HKEYS", each.forks) for each in sources])
+    return {name.decode() for names in answers for name in names}
+
+
 async def ended(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
     """Wait until no fork is being made that may have read one of these before; the records that they made."""
-    made: set[str] = set()
-    for at in range(0, len(sources), _AT_ONCE):
-        asked = list(sources[at : at + _AT_ONCE])
-        pause = _PAUSE
-        while asked:
-            answers = await tiers.warm.commands([(b"HGETALL", each.forks) for each in asked])
-            await tiers.clock.know()
-            now_ms = tiers.clock.now() * 1000
-            left = []
-            for each, pairs in zip(asked, answers, strict=True):
-                under_way = dict(zip(pairs[::2], pairs[1::2], strict=True))
-                made.update(name.decode() for name in under_way)
-                if any(int(until) > now_ms for until in under_way.values()):
-                    left.append(each)
-            asked = left
-            if asked:
-                await tiers.port.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
-        forgotten: list[Words] = [(b"DEL", each.forks) for each in sources[at : at + _AT_ONCE]]
-        await tiers.warm.commands(forgotten)
-    return made
+    found: set[str] = set()
+    asked = list(sources)
+    pause = _PAUSE
+    while asked:
+        answers = await tiers.warm.commands([(b"HGETALL", each.forks) for each in asked])
+        await tiers.clock.know()
+        now_ms = tiers.clock.now() * 1000
+        left = []
+        for each, pairs in zip(asked, answers, strict=True):
+            under_way = dict(zip(pairs[::2], pairs[1::2], strict=True))
+            found.update(name.decode() for name in under_way)
+            if any(int(until) > now_ms for until in under_way.values()):
+                left.append(each)
+        asked = left
+        if asked:
+            await tiers.port.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+    forgotten: list[Words] = [(b"DEL", each.forks) for each in sources]
+    await tiers.warm.commands(forgotten)
+    return found

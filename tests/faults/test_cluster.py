@@ -191,7 +191,7 @@ def on_its_way(cluster: RedisCluster, number: int, keys: int) -> Iterator[tuple[
 )
 async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(face: str, moved: int, place: Any) -> None:
     with redis_cluster(replicas=0) as cluster:
-        store = await opened(face, cluster.url, retry_for=0.3, archiver=False, beat=0.0, **place)
+        store = await opened(face, cluster.url, retry_for=1.0, archiver=False, beat=0.0, **place)
         for id in IDS:
             await store.session(id).set("a", 1)
         number = slot(store, IDS[0])
@@ -302,7 +302,7 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
 async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, whole: str, place: Any) -> None:
     """With require-full-coverage the others are, too."""
     with redis_cluster("--cluster-require-full-coverage", whole, replicas=0) as cluster:
-        store = await opened(face, cluster.url, retry_for=0.2, archiver=False, beat=0.0, timeout=1.0, **place)
+        store = await opened(face, cluster.url, retry_for=1.0, archiver=False, beat=0.0, timeout=1.0, **place)
         for id in IDS:
             await store.session(id).set("a", id)
         node = cluster.primaries()[0]

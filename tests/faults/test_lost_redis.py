@@ -211,7 +211,7 @@ async def test_sql_down_is_felt_only_where_sql_is_needed(server: RedisServer) ->
 
 
 def test_redis_down_is_said_and_over_when_it_is_back(archive_url: str) -> None:
-    with redis_server("--appendonly", "yes") as own, opened(own, archive_url, retry_for=0.2, timeout=0.5) as store:
+    with redis_server("--appendonly", "yes") as own, opened(own, archive_url, retry_for=1.0, timeout=0.5) as store:
         session = store.session("s")
         session.set("n", 1)
         own.kill()

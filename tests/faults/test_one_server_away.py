@@ -74,7 +74,7 @@ async def test_events_of_the_other_servers_are_read_and_later_its_own(opener: An
     by_stream(monkeypatch)
     with cluster() as running:
         opener.url = running.url
-        store = await opener(partitions=PARTITIONS, retry_for=0.2)
+        store = await opener(partitions=PARTITIONS, retry_for=1.0)
         places = ids(store)
         away, *others = places
         async with store.events("note.*") as events:
@@ -101,7 +101,7 @@ async def test_a_group_goes_on_with_the_other_servers(opener: Any, monkeypatch: 
     by_stream(monkeypatch)
     with cluster() as running:
         opener.url = running.url
-        store = await opener(partitions=PARTITIONS, retry_for=0.2)
+        store = await opener(partitions=PARTITIONS, retry_for=1.0)
         places = ids(store)
         team = tiers(store).port.node_of(core(store).keys.team("g"))
         lost = team if away == "of the team" else next(node for node in places if node != team)
@@ -123,7 +123,7 @@ async def test_a_group_goes_on_with_the_other_servers(opener: Any, monkeypatch: 
 async def test_sessions_of_the_other_servers_expire(opener: Any) -> None:
     with cluster() as running:
         opener.url = running.url
-        store = await opener(partitions=PARTITIONS, retry_for=0.2, sweep=0.2)
+        store = await opener(partitions=PARTITIONS, retry_for=1.0, sweep=0.2)
         places = ids(store)
         away, *others = places
         every = [name for names in places.values() for name in names]

@@ -104,7 +104,7 @@ async def test_signals_reload_the_config_and_ask_for_the_status(opener: Any, tmp
 @pytest.mark.only(warm="single")
 async def test_what_is_said_while_redis_is_away_is_logged_and_what_comes_later_is_told(opener: Any) -> None:
     with own_server(opener) as server:
-        store = await opener(url=server.url, archive="memory", retry_for=0.2)
+        store = await opener(url=server.url, archive="memory", retry_for=1.0)
         with Here(Troubled(store.it)) as daemon:
             daemon.until("ready")
             server.kill()

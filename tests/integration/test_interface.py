@@ -732,7 +732,7 @@ def test_what_is_away_or_denied_is_named_to_the_log_alone(tmp_path: Path, caplog
         admin = redis.Redis.from_url(server.url)
         admin.execute_command("ACL", "SETUSER", "wicked", "on", ">sesame", "~*", "&*", "+@all")
         url = f"redis://wicked:sesame@{server.url.rpartition('@')[2].removeprefix('redis://')}"
-        with served(url, f"sqlite:///{tmp_path}/a.db", "n", retry_for=0.2, archiver=False) as http:
+        with served(url, f"sqlite:///{tmp_path}/a.db", "n", retry_for=1.0, archiver=False) as http:
             http.post("/v1/conversations", json={"id": "c"})
             asked = [
                 lambda: http.post("/v1/conversations/c/turns", json={"messages": [HI]}),

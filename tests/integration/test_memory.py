@@ -310,7 +310,7 @@ async def test_at_its_bound_a_writer_archives_and_goes_on(opener: Any) -> None:
 async def test_at_its_bound_with_sql_away_a_writer_is_refused_and_nothing_is_forgotten(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await opener(archiver=False, memory_bytes=10_000, retry_for=0.2)
+    store = await opener(archiver=False, memory_bytes=10_000, retry_for=1.0)
     home = tiers(store)
     session = store.session("s")
 

@@ -264,7 +264,7 @@ async def test_figures_of_a_server_that_is_away_say_how_old_they_are(
     monkeypatch.setattr(watch, "_EVERY", 0.1)
     with own_server(opener) as server:
         opener.url = server.url
-        store = await opener(retry_for=0.2)
+        store = await opener(retry_for=1.0)
         scrape = Scrape(store)
         await store.session("s").set("a", 1)
         with redis_of(store) as client:
@@ -334,7 +334,7 @@ async def test_what_diverged_is_counted(opener: Any) -> None:
 async def test_a_link_that_breaks_is_seen(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(
-            url=server.url, timeout=0.5, retry_for=0.3, op_window=5.0, memory_bytes=0, archiver=False, beat=0
+            url=server.url, timeout=0.5, retry_for=1.0, op_window=5.0, memory_bytes=0, archiver=False, beat=0
         )
         scrape = Scrape(store)
         assert scrape("link_up") is None, "nobody needed it yet, so nothing is wrong"

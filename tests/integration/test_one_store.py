@@ -42,7 +42,7 @@ async def test_what_one_face_writes_the_other_reads_from_the_same_cache(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without asking any server, and neither through another thread nor another task."""
-    store = await opener(retry_for=0.2)
+    store = await opener(retry_for=1.0)
     aio, blocking = faces(store)
     await aio.session("s").set("a", 1)
     assert await aio.session("s").get("a") == 1

@@ -214,7 +214,7 @@ async def test_negative_control_a_right_that_several_servers_need_is_missed(
     given = more_rights(kind)
     monkeypatch.setitem(globals(), "more_rights", lambda kind: [each for each in given if each != right])
     with several(kind, opener.namespace) as (_, url), pytest.raises(StateError):
-        await opener(url=url, retry_for=0.1)
+        await opener(url=url, retry_for=1.0)
 
 
 @single
@@ -232,7 +232,7 @@ async def test_negative_control_a_missing_right_is_seen(opener: Any, tmp_path: P
             with operator(server) as client:
                 return bool(denied(client))
 
-        store = await opener(url=url, retry_for=0.1)
+        store = await opener(url=url, retry_for=1.0)
         await until(noticed)
 
 

@@ -44,7 +44,7 @@ class Worker:
 
     def __init__(self, *words: str, **environment: str) -> None:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        quick = {f"DISTRIBUTED_STATE_{name}": value for name, value in ({"RETRY_FOR": "0.2"} | environment).items()}
+        quick = {f"DISTRIBUTED_STATE_{name}": value for name, value in ({"RETRY_FOR": "1.0"} | environment).items()}
         place, urls = hidden(*words[:6])
         command = [sys.executable, "-m", "distributed_state", *place, "serve", "--port", "0", *words[6:]]
         pipe = subprocess.PIPE

@@ -544,7 +544,7 @@ async def test_a_turn_whose_users_part_fails_is_applied_and_completed_when_repea
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not refused: a refused turn may be done again, and this one would be doubled."""
-    store = await opener(retry_for=0.1)
+    store = await opener(retry_for=1.0)
     session, user = store.session("s", user="u1"), store.user("u1")
     after_the_turns_own(monkeypatch, lambda: held(store))
     with pytest.raises(DurabilityUnknown, match=r"turn is applied.*user:u1.*request 'r'") as report:
@@ -571,7 +571,7 @@ async def test_a_turn_whose_users_part_fails_is_applied_and_completed_when_repea
 async def test_without_a_request_id_it_is_said_that_nothing_completes_the_turn(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await opener(retry_for=0.1, max_record_bytes=2000)
+    store = await opener(retry_for=1.0, max_record_bytes=2000)
     session, user = store.session("s", user="u1"), store.user("u1")
     after_the_turns_own(monkeypatch, lambda: unwrap(user).set("text", "y" * 1990))
     with pytest.raises(DurabilityUnknown, match=r"grow to .*no request id") as report:
