@@ -18,10 +18,10 @@ from distributed_state.records.access import MESSAGES, written
 from distributed_state.records.context import RecordContext
 from distributed_state.records.rollback import carried
 from distributed_state.tiers import commit as write_path
-from distributed_state.tiers import forks_under_way
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
+from distributed_state.tiers.forks_under_way import ForkUnderWay
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import State
@@ -60,7 +60,7 @@ async def fork(
     changes = context.changes()
     if note is not None:
         note(changes)
-    async with forks_under_way.noted(tiers, context.keys, target) as under_way:
+    async with ForkUnderWay(tiers, context.keys, target) as under_way:
         draft = await plan(tiers, context.keys, target, changes, version, branch)
         context.allow("read", *_copied(draft))
         context.allow_steps(draft, target.ref)

@@ -10,8 +10,8 @@ Design: section 15.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from typing import Self
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Words
@@ -30,37 +30,35 @@ def _seconds(settings: Settings) -> float:
 
 
 class ForkUnderWay:
-    """One of them. `over`: whoever erases its source did not wait for it."""
+    """Inside `async with` the target may be made from the source. `over`: whoever erases that did not wait for it."""
 
-    def __init__(self, tiers: Tiers) -> None:
+    def __init__(self, tiers: Tiers, source: RecordKeys, target: RecordKeys) -> None:
         self._tiers = tiers
+        self._source = source
+        self._target = target
         self._began = tiers.port.monotonic()
         self.over = False
+
+    async def __aenter__(self) -> Self:
+        tiers, key = self._tiers, self._source.forks
+        await tiers.clock.know()
+        seconds = _seconds(tiers.settings)
+        until = b"%d" % int((tiers.clock.now() + seconds) * 1000)
+        lasts = b"%d" % int(seconds * 2000 + 1)
+        await tiers.warm.commands([(b"HSET", key, self._target.text, until), (b"PEXPIRE", key, lasts)])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            self.over = not await self._tiers.warm.command(b"HDEL", self._source.forks, self._target.text)
+        except StateError as error:
+            log.info("the note of a fork of %s ends by itself: %s", self._source.ref.text[:200], error)
 
     def require_time(self) -> None:
         """Raise WarmUnavailable unless it may still be committed."""
         took = self._tiers.port.monotonic() - self._began
         if took > _seconds(self._tiers.settings) / 2:
             raise WarmUnavailable(f"reading what is to be forked took {took:.0f} s; nothing was written")
-
-
-@asynccontextmanager
-async def noted(tiers: Tiers, source: RecordKeys, target: RecordKeys) -> AsyncIterator[ForkUnderWay]:
-    """Inside, this record may be made from that one."""
-    await tiers.clock.know()
-    under_way = ForkUnderWay(tiers)
-    seconds = _seconds(tiers.settings)
-    until = b"%d" % int((tiers.clock.now() + seconds) * 1000)
-    await tiers.warm.commands(
-        [(b"HSET", source.forks, target.text, until), (b"PEXPIRE", source.forks, b"%d" % int(seconds * 2000))]
-    )
-    try:
-        yield under_way
-    finally:
-        try:
-            under_way.over = not await tiers.warm.command(b"HDEL", source.forks, target.text)
-        except StateError as error:
-            log.info("the note of a fork of %s ends by itself: %s", source.ref.text[:200], error)
 
 
 async def made(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
