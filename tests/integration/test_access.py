@@ -397,7 +397,7 @@ UNASKED: dict[str, dict[str, str]] = {
     )
     | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages", "tag", "untag", "put_tags"), WRITING)
     | dict.fromkeys(("put_item", "delete_item", "items", "layer"), WRITING)
-    | dict.fromkeys(("copy", "detach", "draft", "fields", "put_items"), OWN),
+    | dict.fromkeys(("copy", "detach", "draft", "fields", "put_items", "whole"), OWN),
     "EVENTS": dict.fromkeys(
         ("next", "close", "position", "waiting", "asks", "count_in", "end", "join", "leave"), OPENING
     ),
