@@ -20,6 +20,7 @@ OPERATORS = {
     "__len__": "return len(self._twin)",
 }
 # What Python calls on each face for the same purpose.
+LEAVING = "leaving"  # of port.bodies
 PROTOCOLS = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -219,7 +220,7 @@ class Writer:
 
     def _function(self, name: str, node: Function, module: Module, found: list[Member]) -> str:
         decorators = [ast.unparse(each) for each in node.decorator_list]
-        head = "".join(f"@{each}\n" for each in decorators)
+        head = "".join(f"@{self._decorator(each)}\n" for each in decorators)
         returns = "" if node.returns is None else f" -> {self._annotation(node.returns, module)}"
         head += f"def {PROTOCOLS.get(node.name, node.name)}({self._parameters(node, module)}){returns}:\n"
         if "overload" in decorators:
@@ -229,6 +230,10 @@ class Writer:
         if statements is None:
             statements = self._from_source(node, found) if name in self._rules.from_source else self._passed_on(node)
         return head + _indented(f"{docstring}\n{statements}" if docstring else statements) + "\n"
+
+    def _decorator(self, text: str) -> str:
+        """As the blocking face has it: the body of a `with` is noted where its twin looks for it."""
+        return text.replace(f"{LEAVING}('", f"{LEAVING}('_twin.")
 
     def _parameters(self, node: Function, module: Module) -> str:
         arguments = copy.deepcopy(node.args)
@@ -269,7 +274,7 @@ class Writer:
             return NEXT
         if node.name == "__aiter__":
             return "return self"
-        decorators = [ast.unparse(each) for each in node.decorator_list]
+        decorators = [each for each in map(ast.unparse, node.decorator_list) if not each.startswith(f"{LEAVING}(")]
         if "property" in decorators:
             return f"return self._twin.{node.name}"
         if f"{node.name}.setter" in decorators:

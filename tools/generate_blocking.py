@@ -140,11 +140,23 @@ FROM_SOURCE = frozenset({"AsyncAgent"})
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
     "AsyncStateStore": {"tiers", "tiers_in_use", "after_fork", "hook", "__await__"},
-    "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
+    "AsyncLease": {
+        "renewed",
+        "granted",
+        "wanted",
+        "orphaned",
+        "lose",
+        "acquire_and",
+        "release_call",
+        "release_answered",
+        "protect",
+        "gone",
+    },
     "AsyncEdit": {"finish"},
     "AsyncTurn": {"suspends", "reported"},
     "AsyncEvents": {"asks", "count_in", "end", "join", "leave"},
     "AsyncRemoteEvents": {"join"},
+    "AsyncRemoteLease": {"wanted"},
     "AsyncRemoteStore": {"__await__"},
     "AsyncHost": {
         "close",

@@ -29,6 +29,7 @@ from distributed_state.conversation.window import Bounds, Strategy, Summarizer, 
 from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import Deleted, DurabilityUnknown, Fenced, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port.bodies import leaving
 from distributed_state.port.waited import bounded
 from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, VERSION
@@ -363,6 +364,7 @@ class AsyncTurn(Transaction):
             if effect:
                 await self._user.complete_earlier(effect, self.request_id, self.repeated)
 
+    @leaving("_lease.body")
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -41,6 +41,13 @@ def owner() -> object:
     return (None if found is None else asyncio.current_task(found)) or threading.current_thread()
 
 
+def ended(owner: object) -> bool:
+    """Whether such a task or thread has ended, or has no loop any more that could run it."""
+    if isinstance(owner, asyncio.Task):
+        return owner.done() or owner.get_loop().is_closed()
+    return isinstance(owner, threading.Thread) and not owner.is_alive()
+
+
 @contextmanager
 def blocking() -> Iterator[None]:
     """Inside, this thread is blocking code, whatever loop runs in it."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Never, Self, TypeVar
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.port.blocking import finish
+from distributed_state.port.bodies import leaving
 from distributed_state.port.http_clients import BlockingHttp
 from distributed_state.remote.events import AsyncRemoteEvents
 from distributed_state.remote.items import AsyncRemoteItems
@@ -75,6 +76,7 @@ class RemoteLease:
         finish(self._twin.__aenter__())
         return self
 
+    @leaving("_twin.body")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -1,33 +1,51 @@
 """A lock on a record of a service. Law: what is written inside `with` carries the lease, and nothing else does.
 
-The service keeps nothing of it but the lock. It is renewed in the background; a lease that has ended is noticed by the
-next write under it, which raises Fenced.
+The service keeps nothing of it but the lock. It is renewed in the background for as long as somebody holds it: the
+`with` that entered it, or by hand whoever keeps the object, and no longer than that task or thread lives. A lease that
+has ended is noticed by the next write under it, which raises Fenced.
 
 Design: section 26.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
+from weakref import ref
 
 from distributed_state.errors import Locked, LockTimeout, StateError, Unavailable
 from distributed_state.port import callers
+from distributed_state.port.bodies import Body, leaving
 from distributed_state.remote.requests import Requests
 
 # What the running task, or this thread, holds: by service and path of the record. Tasks begun inside inherit it.
-_held: ContextVar[Mapping[tuple[int, str], AsyncRemoteLease]] = ContextVar("distributed_state_remote_leases")
+# Weakly: a lease that its holder let go of is not kept by the context that took it.
+_Found = Callable[[], "AsyncRemoteLease | None"]
+_held: ContextVar[Mapping[tuple[int, str], _Found]] = ContextVar("distributed_state_remote_leases")
 _ONCE = 5.0  # seconds of waiting in one request: less than a worker lets anybody wait
 HEADER = "Lease"
 
 
 def carried(requests: Requests, path: str) -> dict[str, str]:
     """The header for a write of this record: the lease that is held here, if there is one."""
-    lease = _held.get({}).get((id(requests), path))
+    lease = _holder(requests, path)
     return {} if lease is None or not lease.lease else {HEADER: lease.lease}
+
+
+def _holder(requests: Requests, path: str) -> AsyncRemoteLease | None:
+    """The lease of a record that is held here; not one whose body is over, which was interrupted before its release."""
+    found = _held.get({}).get((id(requests), path))
+    lease = found() if found is not None else None
+    return lease if lease is not None and lease.body.there else None
+
+
+async def _give_back(requests: Requests, path: str, lease: str) -> None:
+    # What cannot be given back ends with its time; an error would stand in place of the body's.
+    with suppress(StateError):
+        await requests.order("DELETE", path + "/lease", headers={HEADER: lease}, repeatable=True)
 
 
 class AsyncRemoteLease:
@@ -48,6 +66,7 @@ class AsyncRemoteLease:
         self._outer: AsyncRemoteLease | None = None
         self.lease = ""
         self.owner: object = None
+        self.body = Body()
         self._token = 0
         self._lost = False
 
@@ -76,7 +95,7 @@ class AsyncRemoteLease:
 
     async def acquire(self) -> Self:
         """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
-        outer = _held.get({}).get((id(self._requests), self._path))
+        outer = _holder(self._requests, self._path)
         # A task started inside the body writes under the lease, but locks like anybody else.
         nests = outer is not None and outer.owner == callers.owner()
         self._outer = outer if nests else None
@@ -85,14 +104,34 @@ class AsyncRemoteLease:
                 raise Locked("held by this task already, by this very lease")
             self.lease, self._token = self._outer.lease, self._outer.token
             return self
+        self.body.begin()
         found = await self._taken()
         self._lost = False
         self.lease = found["lease"]
         self._token = found["token"]
         self.owner = callers.owner()
-        self._stop = self._requests.http.every(self._ttl / 3, self.renew)
-        _held.set({**_held.get({}), (id(self._requests), self._path): self})
+        self._stop = self._requests.http.every(self._ttl / 3, self._renewing())
+        _held.set({**_held.get({}), (id(self._requests), self._path): ref(self)})
         return self
+
+    def wanted(self) -> bool:
+        """Whether anybody holds it; it is lost otherwise."""
+        if not self.body.there or callers.ended(self.owner):
+            self._lost = True
+        return not self._lost
+
+    def _renewing(self) -> Callable[[], Coroutine[Any, Any, bool]]:
+        """What is done in the background, which is no reason for it to live; False once it need not be renewed."""
+        me, held = ref(self), (self._requests, self._path, self.lease)
+
+        async def renew() -> bool:
+            lease = me()
+            if lease is not None and lease.wanted():
+                return await lease.renew()
+            await _give_back(*held)
+            return False
+
+        return renew
 
     async def _taken(self) -> Any:
         clock = self._requests.http.monotonic
@@ -112,15 +151,14 @@ class AsyncRemoteLease:
             return
         self._stop()
         self._stop = None
-        _held.set({name: each for name, each in _held.get({}).items() if each is not self})
-        # What cannot be given back ends with its time; an error would stand in place of the body's.
-        with suppress(StateError):
-            headers = {HEADER: self.lease}
-            await self._requests.order("DELETE", self._path + "/lease", headers=headers, repeatable=True)
+        self.owner = None  # a task whose error leads back to here would wait for the garbage collector
+        _held.set({name: each for name, each in _held.get({}).items() if each() is not self})
+        await _give_back(self._requests, self._path, self.lease)
 
     async def __aenter__(self) -> Self:
         return await self.acquire()
 
+    @leaving("body")
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -16,6 +16,7 @@ from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Strategy, Summarizer, Window
 from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.port.blocking import finish
+from distributed_state.port.bodies import leaving
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.records.typed import AsyncEdit
@@ -64,6 +65,7 @@ class Lease:
         finish(self._twin.__aenter__())
         return self
 
+    @leaving("_twin.body")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -261,6 +263,7 @@ class Turn(MutableMapping[str, Any]):
         finish(self._twin.__aenter__())
         return self
 
+    @leaving("_twin._lease.body")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

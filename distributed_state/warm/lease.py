@@ -3,7 +3,9 @@
 A lease that is released with its last commit, in one round trip, is released only if that commit was applied: one that
 has to be sent again still needs it, and after a refused one it is released by itself.
 
-The lease is bound to the task or thread that took it (a context variable), not to an object.
+The lease is bound to the task or thread that took it (a context variable), not to an object. It is renewed for as long
+as somebody holds it: the `with` that entered it, or by hand whoever keeps the object; and no longer than that task or
+thread lives.
 
 Design: section 8.
 """
@@ -17,9 +19,11 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
+from weakref import ref
 
 from distributed_state.errors import Fenced, Interrupted, Locked, LockTimeout
 from distributed_state.port import Call, Guard, Port
+from distributed_state.port.bodies import Body, leaving
 from distributed_state.port.waited import bounded
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.client import Warm
@@ -30,7 +34,8 @@ from distributed_state.warm.subscription import Link
 from distributed_state.warm.waiters import Waiters
 
 log = logging.getLogger(__name__)
-_held: ContextVar[dict[tuple[int, str], AsyncLease]] = ContextVar("distributed_state_leases")
+# Weakly: a lease that its holder let go of is not kept by the context that took it.
+_held: ContextVar[dict[tuple[int, str], Callable[[], AsyncLease | None]]] = ContextVar("distributed_state_leases")
 
 
 class Leases:
@@ -53,14 +58,16 @@ class Leases:
     @property
     def held(self) -> int:
         """How many are held."""
-        return len(self._renewal.held)
+        return len(self._renewal.leases)
 
     def of(self, text: str) -> AsyncLease | None:
         """The lease under which the running task or thread writes: its own, or that of the task that started it."""
         leases = _held.get(None)
-        lease = leases.get((id(self), text)) if leases else None
-        # One that was released is history: this task was started under it and has outlived it.
-        return None if lease is None or lease.released else lease
+        found = leases.get((id(self), text)) if leases else None
+        lease = found() if found is not None else None
+        # One that was released is history: this task was started under it and has outlived it. So is one whose body is
+        # over, which was interrupted before it could be released.
+        return None if lease is None or lease.released or not lease.body.there else lease
 
     def lock_value(self, text: str) -> str:
         """What a write of the running task must carry. Raises Fenced if the lease is known to be lost."""
@@ -77,11 +84,15 @@ class Leases:
         """Make a name for a holder, never used before."""
         return f"{self.warm.replica}.{next(self._count)}"
 
+    def expect(self, lease: AsyncLease, lock: Lock) -> None:
+        """Know of it before it is asked for: whatever becomes of who asks, it is given back if nobody holds it."""
+        self._renewal.keep(lease, lock)
+
     def keep(self, lease: AsyncLease) -> None:
-        """Renew from now on."""
-        _held.set({**_held.get({}), (id(self), lease.text): lease})
+        """It is held: renew it from now on."""
+        _held.set({**_held.get({}), (id(self), lease.text): ref(lease)})
         lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
-        self._renewal.keep(lease.holder, lease)
+        self._renewal.watch(lease)
 
     def carry(self, lease: AsyncLease, lock_value: str, token: int) -> None:
         """Have the running task write under a lock that somebody else took, and renews; nothing of it is kept here."""
@@ -89,33 +100,37 @@ class Leases:
         lease.token = token
         lease.owner = self.port.owner()
         lease.released = False
-        _held.set({**_held.get({}), (id(self), lease.text): lease})
+        _held.set({**_held.get({}), (id(self), lease.text): lambda: lease})
 
     def drop(self, lease: AsyncLease) -> None:
-        """Renew no more."""
-        self._renewal.drop(lease.holder)
+        """It is being given back: nothing is written under it any more."""
         lease.owner = None  # a task whose error leads back to here would wait for the garbage collector
-        self._end_span(lease, "lost" if lease.lost else "ok")
+        self.end_span(lease, "lost" if lease.lost else "ok")
         mine = dict(_held.get({}))
-        if mine.get((id(self), lease.text)) is lease:
+        found = mine.get((id(self), lease.text))
+        if found is not None and found() is lease:
             del mine[id(self), lease.text]
             _held.set(mine)
 
-    def _end_span(self, lease: AsyncLease, outcome: str) -> None:
+    def forget(self, lease: AsyncLease) -> bool:
+        """It was given back; whether it was its holder who did so."""
+        return self._renewal.drop(lease.holder)
+
+    def end_span(self, lease: AsyncLease, outcome: str) -> None:
         """Record that it is held no more."""
         self.warm.telemetry.finish(lease.span, outcome)
         lease.span = None
 
     def seized(self, lock_value: str) -> None:
         """Another request took a turn over, or an operator whatever it was."""
-        for lease in list(self._renewal.held.values()):
+        for lease in self._renewal.leases:
             if lease.lock_value == lock_value:
                 lease.seized = True
                 self._lose(lease, "was taken over")
 
     def _loop_ended(self, loop: object) -> None:
         """Nobody can give back what its tasks have left held."""
-        for lease in list(self._renewal.held.values()):
+        for lease in self._renewal.leases:
             if self.port.loop_of(lease.owner) is loop:
                 self._lose(lease, "was held by a task of an event loop that has ended")
 
@@ -124,7 +139,7 @@ class Leases:
             about = lease.text[:200]
             log.warning("lease of %s with token %d lost: it %s", about, lease.token, why, extra={"record": about})
             lease.lose()
-            self._end_span(lease, "lost")
+            self.end_span(lease, "lost")
             self.report_loss(lease)
 
     def report_loss(self, lease: AsyncLease) -> None:
@@ -200,11 +215,9 @@ class AsyncLease:
         self._limit = limit
         # A turn names its request, so that its next attempt may take the lock over from this one.
         self._turn = "" if turn is None else f".{turn}!"
-        self._lock = Lock(
-            leases.warm, leases.waiters, leases.start, names,
-            wait=wait, ttl=ttl, mode=self.mode,
-            seize=seizing(take_over) if take_over is not None else self._turn if seize else "",
-        )  # fmt: skip
+        self._seize = seizing(take_over) if take_over is not None else self._turn if seize else ""
+        self._lock = self._new_lock()
+        self.body = Body()
         self._lost = False
         self.seized = False
         self.loss_reported = False
@@ -213,10 +226,34 @@ class AsyncLease:
         self._guard: Guard | None = None
         self.span: Any = None
 
+    def _new_lock(self) -> Lock:
+        leases = self._leases
+        return Lock(
+            leases.warm, leases.waiters, leases.start, self.names,
+            wait=self.wait, ttl=self.ttl, mode=self.mode, seize=self._seize, holder=self.holder,
+        )  # fmt: skip
+
     @property
     def lost(self) -> bool:
         """Whether the lease is gone: it could not be renewed, somebody else holds the record, or it is the parent's."""
         return self._lost or self._leases.abandoned or (self.outer is not None and self.outer.lost)
+
+    @property
+    def granted(self) -> bool:
+        """Whether it is to be renewed."""
+        return not (self.released or self._released_with_commit or self._lost)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody holds it, asks for it or gives it back."""
+        return self.body.there and not self._leases.port.ended(self.owner)
+
+    def orphaned(self) -> None:
+        """Nobody does any more: whoever did was interrupted or has ended."""
+        self._guard = None  # its body is over, and the task may go on
+        self._lost = self.released = True
+        self._leases.end_span(self, "lost")
+        self.owner = None
 
     def renewed(self, sent: float) -> None:
         """The server confirmed the lease when asked at `sent`; a tenth is kept as a margin for slow clocks."""
@@ -252,25 +289,33 @@ class AsyncLease:
             self.token = outer.token
             self.lock_value = outer.lock_value
             return None
-        self.holder = self._lock.holder = self._leases.name() + self._turn
-        self._lost = False
-        self.seized = False
-        self.loss_reported = False
-        self._released_with_commit = False
-        began = self._leases.port.monotonic()
+        self._begin()
         try:
+            self._leases.expect(self, self._lock)
+            began = self._leases.port.monotonic()
             taken = await self._lock.take(trailing_call)
             self.waited = taken.sent - began
             self._granted(taken)
         except BaseException as error:
+            self.body.leave()  # first: if the rest is interrupted, the next round of renewing does it
             if isinstance(error, LockTimeout):
                 self._leases.timeouts += 1
             await self._leases.port.shield(self._lock.give_back(self.deadline))
+            self.released = True
+            self._leases.forget(self)
             raise
-        self.released = False
-        self.owner = self._leases.port.owner()
-        self._leases.keep(self)
         return taken.trailing
+
+    def _begin(self) -> None:
+        """Nothing is left of an earlier time."""
+        self._lost = self.seized = self.loss_reported = self._released_with_commit = False
+        self.lock_value = ""
+        self.deadline = 0.0
+        self.renew_at = self._leases.port.monotonic() + self.ttl / 3
+        self.owner = self._leases.port.owner()
+        self.holder = self._leases.name() + self._turn
+        self._lock = self._new_lock()
+        self.body.begin()
 
     def _granted(self, taken: Taken) -> None:
         self.lock_value = taken.lock_value
@@ -278,6 +323,8 @@ class AsyncLease:
         self._expect(self.text, taken.epoch, taken.version)
         self.ends = math.inf if self._limit is None else taken.sent + self._limit
         self.renewed(taken.sent)
+        self.released = False
+        self._leases.keep(self)
 
     def release_call(self, op: OpId) -> Call | None:
         """The call that releases the record, to be sent after a last commit; from here on nothing is renewed.
@@ -294,6 +341,7 @@ class AsyncLease:
         """Read the answer to that call: if the server kept the record for us, `release` gives it back."""
         if isinstance(answer, list) and answer[0] != b"kept":
             self.released = True
+            self._leases.forget(self)
 
     async def release(self) -> None:
         """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
@@ -302,12 +350,13 @@ class AsyncLease:
             return
         if self.released:
             return
+        self.body.leave_by_hand()
         self.released = True
         self._leases.drop(self)
         if self._leases.abandoned:
             return
         ours = await self._leases.port.shield(self._lock.give_back(self.deadline))
-        if not ours and not self._released_with_commit:
+        if self._leases.forget(self) and not ours and not self._released_with_commit:
             self._leases.report_loss(self)  # it expired, and nothing noticed until now
 
     async def __aenter__(self) -> Self:
@@ -320,6 +369,7 @@ class AsyncLease:
         if self.outer is None:
             self._guard = self._leases.port.guard()
 
+    @leaving("body")
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -8,10 +8,11 @@ Design: section 8.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from distributed_state.errors import ConfigurationError, InvalidValue, LockTimeout, StateError
@@ -82,18 +83,20 @@ class Lock:
         ttl: float,
         mode: str,
         seize: str,
+        holder: str = "",
     ) -> None:
         self._warm = warm
         self._waiters = waiting
         self._start = start
         self.names = names
         self.telemetry = warm.telemetry
-        self.holder = ""
+        self.holder = holder
         self._wait = wait
-        self._ttl = ttl
+        self.ttl = ttl
         self._mode = mode
         self._seize = seize
         self._order = b""  # our place in the queue
+        self._asking: Coroutine[Any, Any, tuple[Any, Any]] | None = None
 
     @observed("lease.acquire", "warm", _facts)
     async def take(self, trailing_call: Call | None) -> Taken:
@@ -105,7 +108,8 @@ class Lock:
         try:
             while True:
                 sent = port.monotonic()
-                answer, trailing = await port.shield(self._ask(trailing_call))
+                self._asking = self._ask(trailing_call)
+                answer, trailing = await port.shield(self._asking)
                 if answer[0] == b"ok":
                     self._order = b""
                     return Taken(answer[1].decode(), answer[2].decode(), int(answer[3]), sent, trailing)
@@ -131,11 +135,24 @@ class Lock:
         keys = [names.lock, names.wait, names.meta, names.record, names.channel, names.lock_channel, names.leases]
         place = self.holder if self._wait > 0 else ""
         times = [waiters.PATIENCE_MS, waiters.GRACE_MS]
-        asked = [self._mode, self.holder, int(self._ttl * 1000), place, self._order, *times, self._seize]
+        asked = [self._mode, self.holder, int(self.ttl * 1000), place, self._order, *times, self._seize]
         answer, trailing = await self._warm.ask((ACQUIRE, keys, asked), trailing_call)
         if answer[0] == b"wait":
             self._order = answer[3]
         return answer, trailing
+
+    @property
+    def asked(self) -> bool:
+        """Whether it is being asked for, by us or, if we were interrupted, in our place."""
+        asking = self._asking
+        return asking is not None and inspect.getcoroutinestate(asking) in (
+            inspect.CORO_RUNNING,
+            inspect.CORO_SUSPENDED,
+        )
+
+    def leave_call(self) -> Call:
+        """The call that gives the lock back, or leaves the queue, whatever came of asking for it."""
+        return RELEASE, self._release_keys, [self.holder, self._order, waiters.GRACE_MS, "", ""]
 
     def release_call(self, op: OpId) -> Call:
         """The call that gives the lock back once this commit is applied, to be sent after it."""
@@ -144,20 +161,19 @@ class Lock:
     @observed("lease.release", "warm", _facts)
     async def give_back(self, deadline: float) -> bool:
         """Give it back, or leave the queue; False if somebody else holds it. Others wait: repeated until `deadline`."""
-        asked = [self.holder, self._order, waiters.GRACE_MS, "", ""]
         try:
-            return bool(await self._warm.patiently(self._give_back, asked, deadline, itertools.count()))
+            return bool(await self._warm.patiently(self._give_back, self.leave_call(), deadline, itertools.count()))
         except StateError as error:
             # It expires by itself; raising here would hide what the body raised.
             text = "lease of %s could not be released, it ends in %.1f s: %s"
             about = self.names.ref.text[:200]
-            log.warning(text, about, self._ttl, error, extra={"record": about})
+            log.warning(text, about, self.ttl, error, extra={"record": about})
             return True
 
-    async def _give_back(self, asked: list[Any], deadline: float, tries: Iterator[int]) -> bool:
+    async def _give_back(self, call: Call, deadline: float, tries: Iterator[int]) -> bool:
         if next(tries) and self._warm.port.monotonic() >= deadline:
             return True
-        answer = await self._warm.port.script(RELEASE, self._release_keys, asked)
+        answer = await self._warm.port.script(*call)
         return bool(answer[0] != b"lost")
 
     @property

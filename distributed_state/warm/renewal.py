@@ -3,6 +3,9 @@
 So the deadlines are watched apart from the renewing, which may hang with the server. Where there are several servers,
 each has a renewing job of its own, or one that is silent would cost the leases that the others keep.
 
+A lease is kept from before it is asked for, and not by this module alone: one that nobody holds any more, because its
+holder was interrupted, has ended or was collected, is given back in the next round instead of being renewed.
+
 Design: sections 8, 20.
 """
 
@@ -13,15 +16,18 @@ import math
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
+from weakref import ref
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Job, Port
+from distributed_state.port import Call, Job, Port
 from distributed_state.values.keys import RecordKeys
+from distributed_state.warm.lock import Lock
 from distributed_state.warm.scripts import RENEW
 
 log = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 _SHORTEST = 0.005
+_GIVEN_BACK = 2  # times
 
 
 class Renewable(Protocol):
@@ -36,8 +42,17 @@ class Renewable(Protocol):
     renew_at: float
 
     @property
-    def lost(self) -> bool:
-        """Whether it is held no more."""
+    def granted(self) -> bool:
+        """Whether it is to be renewed: the server granted it, and it is neither lost nor being given back."""
+        ...
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody holds it, asks for it or gives it back."""
+        ...
+
+    def orphaned(self) -> None:
+        """Nobody does any more."""
         ...
 
     def renewed(self, sent: float) -> None:
@@ -48,17 +63,65 @@ class Renewable(Protocol):
 L = TypeVar("L", bound=Renewable)
 
 
+class Kept(Generic[L]):
+    """A lease that is held or asked for under one name. Law: this keeps it alive at the server, not in memory."""
+
+    __slots__ = ("_again_at", "_until", "given_back", "lease", "lock")
+
+    def __init__(self, lease: L, lock: Lock) -> None:
+        self.lease = ref(lease)
+        self.lock = lock
+        self.given_back = 0  # once nobody held it any more: one more than how often
+        self._again_at = 0.0
+        self._until = math.inf
+
+    @property
+    def due_at(self) -> float:
+        """When it is to be looked at next."""
+        lease = self.lease()
+        return self._again_at if lease is None or self.given_back else max(lease.renew_at, self._again_at)
+
+    def wait(self, now: float) -> None:
+        """Look at it again soon, unless something comes of what is done with it now."""
+        self._again_at = now + self.lock.ttl / 10
+
+    def due_call(self, now: float) -> Call | None:
+        """What its server is to be sent, if anything."""
+        lease = self.lease()
+        if lease is None or self.given_back or not lease.wanted:
+            return self._orphaned(lease, now)
+        lease.renew_at = now + lease.ttl / (10 if lease.granted else 3)  # tried again soon if this one fails
+        if not lease.granted:
+            return None
+        return RENEW, [lease.names.lock, lease.names.meta], [lease.lock_value, lease.ttl_ms]
+
+    def _orphaned(self, lease: L | None, now: float) -> Call:
+        if not self.given_back:
+            about = self.lock.names.ref.text[:200]
+            log.warning("lease of %s is given back: nobody holds it any more", about, extra={"record": about})
+            if lease is not None:
+                lease.orphaned()
+            self.given_back = 1
+            self._until = now + self.lock.ttl
+        self.wait(now)
+        return self.lock.leave_call()
+
+    def over(self, now: float) -> bool:
+        """Whether it was given back, or has ended by its time. What was sent before may have arrived late: twice."""
+        return (self.given_back > _GIVEN_BACK or now > self._until) and not self.lock.asked
+
+
 class _Server(Generic[L]):
-    """What one server is to renew next, by holder."""
+    """What one server is to be sent next, by holder."""
 
     def __init__(self, port: Port) -> None:
-        self.due: dict[str, L] = {}
+        self.due: dict[str, Kept[L]] = {}
         self.handed = port.signal()
         self.job: Job | None = None
 
 
 class Renewal(Generic[L]):
-    """The leases that are renewed, by their holders' names; `lose(lease, why)` is called for one that cannot be."""
+    """The leases that are kept, by their holders' names; `lose(lease, why)` is called for one that cannot be."""
 
     def __init__(self, port: Port, lose: Callable[[L, str], None]) -> None:
         self._port = port
@@ -70,11 +133,17 @@ class Renewal(Generic[L]):
         self._renews_at = self._watches_at = math.inf
         self._jobs: list[Job] = []
         self._servers: dict[str, _Server[L]] = {}
-        self.held: dict[str, L] = {}
+        self._held: dict[str, Kept[L]] = {}
 
-    def keep(self, holder: str, lease: L) -> None:
-        """Renew it from now on."""
-        self.held[holder] = lease
+    @property
+    def leases(self) -> list[L]:
+        """Those that are held."""
+        found = [kept.lease() for kept in list(self._held.values())]
+        return [lease for lease in found if lease is not None and lease.granted]
+
+    def keep(self, lease: L, lock: Lock) -> None:
+        """Look after it from now on: it is about to be asked for under the lock's name."""
+        self._held[lock.holder] = Kept(lease, lock)
         with self._mutex:
             if not self._jobs:
                 self._jobs = [
@@ -83,60 +152,73 @@ class Renewal(Generic[L]):
                 ]
         if lease.renew_at < self._renews_at:
             self._kept.set()
+
+    def watch(self, lease: L) -> None:
+        """It was granted: watch its deadline."""
         if min(lease.deadline, lease.ends) < self._watches_at:
             self._watched.set()
 
     def drop(self, holder: str) -> bool:
-        """Renew it no more; whether it was."""
-        return self.held.pop(holder, None) is not None
+        """Look after it no more; whether that was done, and it was not given back because nobody held it."""
+        kept = self._held.pop(holder, None)
+        return kept is not None and not kept.given_back
 
     async def _renew(self) -> None:
         while True:
             self._kept.clear()  # first: a lease kept from here on ends the wait below
             self._renews_at = math.inf
+            await self._round()  # no variable of this one may keep a lease while it sleeps
             now = self._port.monotonic()
-            due = {
-                holder: lease for holder, lease in list(self.held.items()) if not lease.lost and now >= lease.renew_at
-            }
-            if self._port.several:
-                self._hand_out(due, now)
-            elif due:
-                await self._renew_all(list(due.values()))
-            now = self._port.monotonic()
-            first = min((lease.renew_at for lease in list(self.held.values())), default=now + _IDLE_SECONDS)
+            first = min((kept.due_at for kept in list(self._held.values())), default=now + _IDLE_SECONDS)
             self._renews_at = max(first, now + _SHORTEST)
             await self._kept.wait(self._renews_at - now)
+
+    async def _round(self) -> None:
+        now = self._port.monotonic()
+        for holder in [holder for holder, kept in list(self._held.items()) if kept.over(now)]:
+            self._held.pop(holder, None)
+        due = {holder: kept for holder, kept in list(self._held.items()) if now >= kept.due_at}
+        if self._port.several:
+            self._hand_out(due, now)
+        elif due:
+            await self._renew_all(list(due.values()))
 
     async def _watch(self) -> None:
         while True:
             self._watched.clear()
             self._watches_at = math.inf
             now = self._port.monotonic()
-            for lease in list(self.held.values()):
-                if now >= lease.deadline:
-                    self._lose(lease, "could not be renewed in time")
-                elif now >= lease.ends:
-                    self._lose(lease, "was held for as long as it may be")
-            ends = (min(lease.deadline, lease.ends) for lease in list(self.held.values()))
-            self._watches_at = max(min(ends, default=now + _IDLE_SECONDS), now + _SHORTEST)
+            self._watches_at = max(min(self._ends(now), default=now + _IDLE_SECONDS), now + _SHORTEST)
             await self._watched.wait(self._watches_at - now)
 
-    def _hand_out(self, due: dict[str, L], now: float) -> None:
+    def _ends(self, now: float) -> list[float]:
+        """When leases end unless they are renewed; those of which it is over are lost."""
+        ends = []
+        for lease in self.leases:
+            if now >= lease.deadline:
+                self._lose(lease, "could not be renewed in time")
+            elif now >= lease.ends:
+                self._lose(lease, "was held for as long as it may be")
+            else:
+                ends.append(min(lease.deadline, lease.ends))
+        return ends
+
+    def _hand_out(self, due: dict[str, Kept[L]], now: float) -> None:
         """Give each lease to the job of the server that has its lock now. Waits for none of them."""
-        for holder, lease in due.items():
-            lease.renew_at = now + lease.ttl / 10
-            node = self._server_of(lease)
+        for holder, kept in due.items():
+            kept.wait(now)
+            node = self._server_of(kept)
             with self._mutex:
                 server = self._servers.get(node)
                 if server is None:
                     server = self._servers[node] = _Server(self._port)
                     server.job = self._port.spawn(partial(self._serve, node, server), "distributed-state-leases-of-one")
-                server.due[holder] = lease
+                server.due[holder] = kept
             server.handed.set()
 
-    def _server_of(self, lease: L) -> str:
+    def _server_of(self, kept: Kept[L]) -> str:
         try:
-            return self._port.node_of(lease.names.lock)
+            return self._port.node_of(kept.lock.names.lock)
         except WarmUnavailable:
             return ""  # nobody has it just now: who asks for it looks again
 
@@ -154,24 +236,30 @@ class Renewal(Generic[L]):
                         del self._servers[node]
                         return
 
-    async def _renew_all(self, due: list[L]) -> None:
+    async def _renew_all(self, due: list[Kept[L]]) -> None:
         sent = self._port.monotonic()
-        for lease in due:
-            lease.renew_at = sent + lease.ttl / 10  # tried again soon if this one fails
-        calls = [(RENEW, [each.names.lock, each.names.meta], [each.lock_value, each.ttl_ms]) for each in due]
+        asked = {kept: call for kept in due if (call := kept.due_call(sent)) is not None}
         try:
-            answers = await self._port.scripts(calls)
+            answers = await self._port.scripts(list(asked.values())) if asked else []
         except StateError as error:
             log.warning("leases: renewal failed: %s", error)
             return
-        for lease, answer in zip(due, answers, strict=True):
+        for kept, answer in zip(asked, answers, strict=True):
             if isinstance(answer, StateError):
-                about = lease.names.ref.text[:200]
+                about = kept.lock.names.ref.text[:200]
                 log.warning("leases: renewal of %s failed: %s", about, answer, extra={"record": about})
-            elif answer[0] == b"ok":
-                lease.renewed(sent)
-            elif answer[0] != b"uninitialised":  # what becomes of it then is decided by who starts the partition
-                self._lose(lease, "is held by somebody else or expired")
+            elif kept.given_back:
+                kept.given_back += 1
+            else:
+                self._renewed(kept.lease(), answer[0], sent)
+
+    def _renewed(self, lease: L | None, answer: bytes, sent: float) -> None:
+        if lease is None:
+            return  # it was collected meanwhile, and is given back in the next round
+        if answer == b"ok":
+            lease.renewed(sent)
+        elif answer != b"uninitialised":  # what becomes of it then is decided by who starts the partition
+            self._lose(lease, "is held by somebody else or expired")
 
     async def close(self) -> None:
         """Stop renewing; what is still held expires by itself."""

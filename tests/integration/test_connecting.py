@@ -242,7 +242,7 @@ async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(f
         await lease.acquire()
         assert await session.get("n") == 1
         link, archiver, renewal = tiers(store).link, tiers(store).archiver, tiers(store).leases._renewal
-        (held,) = renewal.held.values()
+        (held,) = renewal.leases
         await until(lambda: link.up and archiver.archived)
         breaks, archived, deadline = link.breaks, archiver.archived, held.deadline
 

@@ -1,9 +1,193 @@
-"""Signal handlers that raise at any moment, as Celery's soft time limit and Ctrl-C in a notebook do."""
+"""Signal handlers that raise at any moment, as Celery's soft time limit and Ctrl-C in a notebook do.
+
+What holds a lease afterwards is a body that runs, or nobody. Law: that is seen while the traceback and the lease are
+kept, as a notebook keeps them, and with a `ttl` that does not end by itself meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from below import names, tiers, until
+from interrupting import Interrupted, Steps
+
+from distributed_state import LockTimeout, StateStore
+from distributed_state.port import callers
+from distributed_state.port.blocking import finish
+
+Enter = Callable[[Any], Any]
+
+
+def LOCK(session: Any) -> Any:
+    return session.lock(wait=0, ttl=600)
+
+
+def TURN(session: Any) -> Any:
+    return session.turn(wait=0, ttl=600, request_id="r")
+
+
+KINDS = pytest.mark.parametrize("enter", [LOCK, TURN], ids=["lock", "turn"])
+# One that was interrupted before it could be awaited never is.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
+    # An interruption may come where Python deletes an object, and a coroutine may be made and never awaited.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    with StateStore.open(archive="memory") as store:
+        yield store
+    gc.collect()
+
+
+def is_held(store: StateStore, id: str) -> bool:
+    """Whether anybody holds it at the server, or it is looked after, once the next rounds of renewing are over."""
+    with callers.blocking():
+        home = tiers(store.aio)
+        renewal = home.leases._renewal
+        for _ in range(3):
+            for kept in list(renewal._held.values()):
+                kept._again_at = 0.0
+                lease = kept.lease()
+                if lease is not None:
+                    lease.renew_at = 0.0
+            if renewal._held:
+                finish(renewal._round())
+        return bool(renewal._held) or finish(home.port.command(b"EXISTS", names(store.aio, id).lock)) == 1
+
+
+def with_a_body(store: StateStore, id: str) -> Callable[[], None]:
+    """What a body does: it is there, and so is its lease."""
+
+    def look() -> None:
+        before = sys.gettrace()
+        sys.settrace(None)
+        assert is_held(store, id)
+        sys.settrace(before)
+
+    return look
+
+
+def held_for(lease: Any, body: Callable[[], None] = lambda: None) -> None:
+    with lease as held:
+        body()
+        if hasattr(held, "append"):
+            held["n"] = 1
+
+
+async def held_by_a_task_for(lease: Any, body: Callable[[], None] = lambda: None) -> None:
+    async with lease as held:
+        body()
+        if hasattr(held, "append"):
+            held["n"] = 1
+
+
+@KINDS
+def test_an_interruption_at_any_point_leaves_a_lease_with_a_body_or_none(store: StateStore, enter: Enter) -> None:
+    steps, count = Steps(), 0
+    held_for(enter(store.session("first")), with_a_body(store, "first"))
+    while not steps.over:
+        id = f"s{count}"
+        lease, error = enter(store.session(id)), None
+        try:
+            with steps.interrupting():
+                held_for(lease, with_a_body(store, id))
+        except Interrupted as interrupted:
+            error = interrupted  # kept, with all frames that it shows
+        assert not is_held(store, id), (steps.where, error)
+        count += 1
+    assert count > 100
+
+
+@pytest.mark.parametrize("enter", [LOCK, pytest.param(TURN, marks=pytest.mark.wide)], ids=["lock", "turn"])
+def test_so_does_an_interruption_of_a_task(store: StateStore, enter: Enter) -> None:
+    async def all_of_them() -> int:
+        steps, count = Steps(), 0
+        await held_by_a_task_for(enter(store.aio.session("first")), with_a_body(store, "first"))
+        while not steps.over:
+            id = f"s{count}"
+            lease, error = enter(store.aio.session(id)), None
+            try:
+                with steps.interrupting():
+                    await held_by_a_task_for(lease, with_a_body(store, id))
+            except Interrupted as interrupted:
+                error = interrupted
+            assert not is_held(store, id), (steps.where, error)
+            count += 1
+        return count
+
+    assert asyncio.run(all_of_them()) > 100
+
+
+# Those who do not come back
+
+
+def is_free(store: StateStore, id: str) -> bool:
+    try:
+        with store.session(id).lock(wait=0):
+            return True
+    except LockTimeout:
+        return False
+
+
+def test_a_lease_that_was_taken_by_hand_ends_with_its_thread(store: StateStore) -> None:
+    kept: list[Any] = []
+    thread = threading.Thread(target=lambda: kept.append(store.session("s").lock(ttl=0.3).acquire()))
+    thread.start()
+    thread.join()
+    with store.session("s").lock(wait=10):
+        assert kept[0].lost
+    kept[0].release()
+
+
+async def test_and_with_its_task(store: StateStore) -> None:
+    async def take() -> Any:
+        return await store.aio.session("s").lock(ttl=0.3).acquire()
+
+    lease = await asyncio.create_task(take())
+    async with store.aio.session("s").lock(wait=10):
+        assert lease.lost
+    await lease.release()
+
+
+def test_and_with_the_object_if_nobody_keeps_that(store: StateStore) -> None:
+    store.session("s").lock(ttl=0.3).acquire()
+    with store.session("s").lock(wait=10):
+        pass
+
+
+def entered(session: Any, by_hand: bool) -> Iterator[None]:
+    if by_hand:
+        lease = session.lock(ttl=0.3).acquire()
+        yield
+        lease.release()
+    else:
+        with session.lock(ttl=0.3):
+            yield
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_a_lease_in_a_generator_lasts_as_long_as_that_is_kept(store: StateStore, by_hand: bool) -> None:
+    """As the dependencies of a request do in FastAPI."""
+    generator = entered(store.session("s"), by_hand)
+    next(generator)
+    start = time.monotonic()
+    await until(lambda: time.monotonic() > start + 1.0)
+    assert not await asyncio.to_thread(is_free, store, "s")
+    del generator
+    gc.collect()
+    await until(lambda: asyncio.to_thread(is_free, store, "s"))
 
 
 def test_writing_a_command_may_be_interrupted_at_any_moment() -> None:

@@ -287,7 +287,7 @@ async def test_a_foreign_cancellation_is_not_swallowed(store: Any, lost_too: boo
     task = asyncio.create_task(body())
     await inside.wait()
     if lost_too:
-        lease = next(iter(tiers(store).leases._renewal.held.values()))
+        lease = next(iter(tiers(store).leases._renewal.leases))
         lease.lose()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,0 +1,107 @@
+"""The body of a `with`, as whoever holds something for it knows it. Law: one that is over is known to be.
+
+A signal handler may raise at any moment: before the first line of `__enter__`, after its last one, in place of
+`__exit__`. So nothing that we run at the end can be relied on. But the statement looks `__exit__` up before it calls
+`__enter__`, and lets go of what it found when it has called it, or when its frame ends. An object that is made for this
+look-up, and that nobody else keeps, lives exactly as long as the body. It is a `partial`, which is called without a
+frame: a traceback keeps the frames that it shows, and with them what they hold.
+
+Design: sections 8, 16.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import partial
+from operator import attrgetter
+from typing import Any, TypeVar, cast
+from weakref import ref
+
+from distributed_state.port.waited import one_call
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Token = Callable[[], object]  # a weak reference: None once it is gone
+
+
+def _nobody() -> object:
+    """The token of what nobody holds."""
+    return None
+
+
+class Body:
+    """Of one that holds something: whether the `with` is there for which it does; always, if it was taken by hand."""
+
+    def __init__(self) -> None:
+        self._offered: Token = _nobody
+        self.token: Token | None = None
+
+    def offer(self, token: Token) -> None:
+        """A `with` may be about to enter; it is over when the token is gone."""
+        self._offered = token
+
+    def begin(self) -> None:
+        """Enter: by the `with` that was offered last, or by hand."""
+        self.token = None if self._offered() is None else self._offered
+
+    def leave(self) -> None:
+        """It is over."""
+        self.token = _nobody
+
+    def leave_by_hand(self) -> None:
+        """It is over, unless a `with` is about to say so."""
+        if self.token is None:
+            self.token = _nobody
+
+    @property
+    def there(self) -> bool:
+        """Whether it is not over."""
+        if self.token is None:
+            return True
+        found = self.token()
+        # A coroutine that has ended may be kept by a traceback.
+        return found is not None and (not inspect.iscoroutine(found) or found.cr_frame is not None)
+
+
+def leaving(path: str) -> Callable[[F], F]:
+    """Make an `__exit__` or `__aexit__` one whose look-up is noted in the `Body` at this path of attributes."""
+
+    def decorate(leave: F) -> F:
+        whole = one_call(leave) if inspect.iscoroutinefunction(leave) else leave  # `bounded` does not find it
+        return cast(F, _Leaving(whole, path))  # to a `with` it is one
+
+    return decorate
+
+
+class _Leaving:
+    def __init__(self, leave: Callable[..., Any], path: str) -> None:
+        self._leave = leave
+        self._suspends = inspect.iscoroutinefunction(leave)
+        self._body: Callable[[object], Body] = attrgetter(path)
+        self.__doc__ = leave.__doc__
+
+    def __get__(self, holder: object, kind: type | None = None) -> Callable[..., Any]:
+        if holder is None:
+            return self._leave
+        body = self._body(holder)
+        if not self._suspends:
+            leave = partial(self._leave, holder)
+            body.offer(ref(leave))
+            return leave
+        tokens: list[Token] = []
+        leave = partial(_begin, self._leave, holder, body, tokens)
+        tokens.append(ref(leave))
+        body.offer(tokens[0])
+        return leave
+
+
+def _begin(
+    leave: Callable[..., Coroutine[Any, Any, T]], holder: object, body: Body, tokens: list[Token], *error: Any
+) -> Coroutine[Any, Any, T]:
+    """Begin to leave; the statement lets go of what it called before it awaits what that returned."""
+    work = leave(holder, *error)
+    if body.token is tokens[0]:
+        # From here on it is over when this coroutine is. A store, and no call: nothing is interrupted before the end.
+        body.token = ref(work)
+    return work
