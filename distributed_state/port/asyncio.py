@@ -79,14 +79,14 @@ class AsyncioPort(Router):
             await self._looking_by(self._connections.look)
             return
         began = time.monotonic()
-        left = self._connections.left(account, began)
+        left = self._connections.left(account, began, "")
         try:
             async with asyncio.timeout(left):
                 await self._looking_by(self._connections.look)
         except TimeoutError as error:
+            account.add(began, "")
             raise WarmUnavailable(f"{self._place}: nobody has said yet where keys are") from error
-        finally:
-            account.add(began)
+        account.add(began)
 
     def _late(self) -> None:
         """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
@@ -143,23 +143,27 @@ class AsyncioPort(Router):
         began, left = 0.0, None
         if account is not None:
             began = time.monotonic()
-            left = self._connections.left(account, began)
+            left = self._connections.left(account, began, node)
         pipe = pipes.get(node)
         try:
             if pipe is not None and pipe.broken is None and (left is None or left >= self._timeout):
-                return await pipe.send(commands)  # which minds that time itself
-            async with asyncio.timeout(left):
-                if pipe is None or pipe.broken is not None:
-                    pipe = await self._connected(pipes, node)
-                return await pipe.send(commands)
+                answers = await pipe.send(commands)  # which minds that time itself
+            else:
+                async with asyncio.timeout(left):
+                    if pipe is None or pipe.broken is not None:
+                        pipe = await self._connected(pipes, node)
+                    answers = await pipe.send(commands)
         except (StateError, *BROKEN) as error:
             if account is not None:
-                account.add(began)
+                account.add(began, node)
             if isinstance(error, TimeoutError):
                 raise WarmUnavailable(f"{self._place}: no answer in time") from error
             if isinstance(error, StateError):
                 raise
             raise translate(error, self._place) from error
+        if account is not None and account.silent:
+            account.silent.discard(node)
+        return answers
 
     async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         if len(groups) == 1:

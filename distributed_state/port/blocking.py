@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -27,6 +27,7 @@ from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import Socket, SocketWire
 from distributed_state.port.uninterruptible import UninterruptibleThread
+from distributed_state.port.waited import Waited
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -88,11 +89,13 @@ class BlockingPort(Router):
             self._connections.look()
             return
         began = time.monotonic()
-        left = self._connections.left(account, began)
+        left = self._connections.left(account, began, "")
         try:
             self._connections.look(left)
-        finally:
-            account.add(began)
+        except StateError:
+            account.add(began, "")
+            raise
+        account.add(began)
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         if self._embedded is not None:
@@ -106,7 +109,7 @@ class BlockingPort(Router):
         began, seconds = 0.0, self._timeout
         if account is not None:
             began = time.monotonic()
-            seconds = self._connections.left(account, began)
+            seconds = self._connections.left(account, began, node)
         try:
             if free:
                 socket = self._taken(free, node, seconds)
@@ -117,13 +120,15 @@ class BlockingPort(Router):
             answers = socket.exchange(socket.packer.pack(commands), count, seconds)
         except (StateError, *BROKEN) as error:
             if account is not None:
-                account.add(began)
+                account.add(began, node)
             if isinstance(error, StateError):
                 raise
             self._topology.doubt()
             self._close_free(free)
             raise translate(error, self._place) from error
         self._put_back(free, socket)
+        if account is not None and account.silent:
+            account.silent.discard(node)
         return answers
 
     def _taken(self, free: list[Socket], node: str, seconds: float) -> Socket:
@@ -173,9 +178,13 @@ class BlockingPort(Router):
         sent: list[tuple[str, Socket]] = []
         account = waited.present()
         began = time.monotonic()
-        end = began + (self._timeout if account is None else self._connections.left(account, began))
+        end = began + self._timeout
+        if account is not None:
+            end = began + self._longest(account, began, groups, found)
         try:
             for node, commands in groups.items():
+                if node in found:
+                    continue
                 try:
                     socket = self._taken(self._free[node], node, _until(end))
                     sent.append((node, socket))
@@ -195,9 +204,28 @@ class BlockingPort(Router):
                 socket.close()  # its answers are still to come, and would be taken for others'
             raise
         finally:
-            if account is not None and any(isinstance(each, WarmUnavailable) for each in found.values()):
-                account.add(began)
+            if account is not None:
+                self._note(account, began, found)
         return found
+
+    def _note(self, account: Waited, began: float, found: dict[str, list[Any] | WarmUnavailable]) -> None:
+        for node, each in found.items():
+            if isinstance(each, WarmUnavailable):
+                account.add(began, node)
+            else:
+                account.silent.discard(node)
+
+    def _longest(
+        self, account: Waited, began: float, nodes: Iterable[str], refused: dict[str, list[Any] | WarmUnavailable]
+    ) -> float:
+        """Seconds that an answer of any of these servers may take; those that are not asked any more are noted."""
+        longest = 0.0
+        for node in nodes:
+            try:
+                longest = max(longest, self._connections.left(account, began, node))
+            except WarmUnavailable as error:
+                refused[node] = error
+        return longest
 
     def _lost(self, error: Exception, node: str) -> WarmUnavailable:
         """The answer in place of those that a server did not give. Raises what is more than that."""

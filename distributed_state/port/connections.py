@@ -37,6 +37,7 @@ from distributed_state.port.waited import Waited
 from distributed_state.port.words import encode, packed
 
 _ROLE: Filled = (b"ROLE",)
+_GRACE = 0.25  # seconds for a server that was not asked yet when others have used up the limit
 _HARDLY = 0.005  # seconds: nobody answers within the rest of a limit that is so short
 log = logging.getLogger(__name__)
 Credentials = Callable[[], tuple[str, str]]
@@ -195,11 +196,16 @@ class Connections:
             found = role[0] if isinstance(role, list) else role
             raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
 
-    def left(self, account: Waited, now: float) -> float:
-        """Seconds that an answer may take yet. Raises WarmUnavailable if this call has waited for as long as it may."""
+    def left(self, account: Waited, now: float, node: str) -> float:
+        """Seconds that an answer of this server may take yet.
+
+        Raises WarmUnavailable if this call has waited for as long as it may, and for this server.
+        """
         left = self.limit - account.seconds(now)
         if left < _HARDLY:
-            raise WarmUnavailable(f"{self.place}: no answer for {self.limit:g} s")
+            if node in account.silent:
+                raise WarmUnavailable(f"{self.place}: no answer for {self.limit:g} s")
+            left = _GRACE  # one of several may be away, and the others answer
         return min(left, self.timeout)
 
     def met(self, node: str, life: Life) -> str:
@@ -274,14 +280,14 @@ class Connections:
         options = self.address.sentinel_options if sentinel else self._options | {"db": 0}
         began = time.monotonic()
         if (account := waited.present()) is not None:
-            timeout = min(timeout, self.left(account, began))
+            timeout = min(timeout, self.left(account, began, node))
         try:
             socket = Socket(self._blocking(node, options, timeout), timeout)
             answers = socket.exchange(socket.packer.pack(commands), len(commands))
             socket.close()
         except BROKEN as error:
             if account is not None:
-                account.add(began)
+                account.add(began, node)
             raise translate(error, self.place) from error
         for answer in answers:
             if isinstance(answer, Exception):

@@ -28,11 +28,12 @@ _ENTRANCES = ("__aenter__", "__aexit__", "__anext__")
 
 
 class Waited:
-    """For how long one call has waited for Redis in vain."""
+    """For how long one call has waited for Redis in vain. `silent`: the servers that did not answer."""
 
-    __slots__ = ("_seconds", "_until", "over")
+    __slots__ = ("_seconds", "_until", "over", "silent")
 
     def __init__(self) -> None:
+        self.silent: set[str] = set()
         self.over = False  # the call has ended: a task that it began and that outlived it is another's
         self._seconds = 0.0
         self._until = -math.inf
@@ -41,8 +42,10 @@ class Waited:
         """How much of its limit is used up."""
         return max(0.0, self._seconds - max(0.0, now - self._until))
 
-    def add(self, since: float) -> None:
+    def add(self, since: float, node: str | None = None) -> None:
         """No answer came since then. What is added already counts once, also if several waited side by side."""
+        if node is not None:
+            self.silent.add(node)
         now = time.monotonic()
         since = max(since, self._until)
         self._seconds = self.seconds(since) + now - since
