@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +130,19 @@ def test_so_does_an_interruption_of_a_task(store: StateStore, enter: Enter) -> N
         return count
 
     assert asyncio.run(all_of_them()) > 100
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1000, marks=pytest.mark.wide), pytest.param(50_000, marks=pytest.mark.full)]
+)
+def test_and_so_do_interruptions_by_chance(face: str, count: int) -> None:
+    tests = Path(__file__).parents[1]
+    program = [sys.executable, str(tests / "interrupted_by_chance.py"), face, str(count), str(time.time_ns())]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, f"{count} interrupted, 0 left\n"), (program, done.stderr)
 
 
 # Those who do not come back
