@@ -154,7 +154,7 @@ class Intake:
                 raise
             if len(parsed) == 1:
                 (blamed,) = parsed
-                if fault is Fault.ROW and self._make_way(blamed):
+                if refusals.is_collision(self.connection, error) and self._make_way(blamed):
                     self._insert(parsed, every)
                 elif fault is Fault.ROW:
                     self._refuse(blamed.entry, blamed.partition, blamed.epoch, error, blamed)

@@ -60,6 +60,12 @@ def fault_of(connection: Connection, error: Exception) -> Fault | None:
     return Fault.ROW if code.startswith(_ROW) else Fault.PLACE
 
 
+def is_collision(connection: Connection, error: Exception) -> bool:
+    """Whether a row stands where another one was to be inserted, or a constraint refused it."""
+    driver: Any = connection.dialect.dbapi
+    return isinstance(error.orig if isinstance(error, exc.DBAPIError) else error, driver.IntegrityError)
+
+
 def reason_of(error: Exception) -> str:
     """Why SQL refused something, in one line."""
     return f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]

@@ -343,8 +343,9 @@ class Record:
             with record.lock(wait=5.0) as lease:
                 record.set("seat", "12A")
 
-        Renewed until released, and given up `ttl` seconds after its holder died. Writes inside carry the fencing token;
-        once the lease is lost they raise Fenced, and the body is cancelled. Others' writes raise Locked; with
+        Renewed until it is released or nobody holds it any longer (its body, thread or task ended), and given up `ttl`
+        seconds after its process died. Writes inside carry the fencing token; once the lease is lost they raise Fenced,
+        and the body is cancelled. Others' writes raise Locked; with
         `advisory=True` they pass, only locks exclude each other. Waiters come in order. The task that holds it may
         nest. With the token of a lease as `take_over` (see `store.leases`), it is taken from whoever holds that, before
         all who wait: its writes are refused from then on. That takes the right `admin`.

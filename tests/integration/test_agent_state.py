@@ -30,7 +30,7 @@ from distributed_state.warm.scripts import COMMIT
 
 pytestmark = pytest.mark.brief("servers")
 
-CHECK = "if mismatch then return {'conflict', version or '0', unpack(found or {})} end"
+CHECK = "if mismatch then return"
 
 
 def a_state(id: str = "s") -> AgentState:
@@ -226,7 +226,7 @@ async def test_without_the_check_in_the_commit_one_would_overwrite_the_other(ope
     sessions = [(await opener()).session("s"), (await opener()).session("s")]
     await sessions[0].save_state(a_state())
     loaded = [await session.load_state() for session in sessions]
-    with sabotage("commit", CHECK, ""):
+    with sabotage("commit", CHECK, "if mismatch and false then return"):
         for who, session in enumerate(sessions):
             await session.save_state(loaded[who].with_memory(loaded[who].memory.note("k", who)))
     assert (await sessions[0].load_state()).memory.notes == {"k": 1}

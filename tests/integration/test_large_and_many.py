@@ -72,7 +72,8 @@ async def test_a_tenant_that_hears_much_leaves_streams_for_another(monkeypatch: 
 def _first_come(self: shares.Shares, caller: Any) -> None:
     if len(self) >= 4:
         raise shares.HTTPException(429, "full")
-    self._taken[caller.prefix] += 1
+    self._all += 1
+    self._taken.update(caller.tenants)
 
 
 async def test_numbers_that_python_does_not_read_or_add_are_no_fault_of_the_worker() -> None:
