@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Known:
-    """What an object knows of its conversation: nothing, that something is there, or at which version nothing was."""
+    """An object's knowledge of its conversation: none, that it exists, or at which version it did not."""
 
     def __init__(self) -> None:
         self._looked = False

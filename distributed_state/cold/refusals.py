@@ -1,4 +1,4 @@
-"""What an error of SQL says about the rows that were sent. Law: a row is blamed only for what no waiting would cure.
+"""Tells errors of a row from errors of SQL. Law: a row is blamed only for an error that waiting would not cure.
 
 | fault | errors | what becomes of the row |
 |---|---|---|

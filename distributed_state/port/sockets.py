@@ -85,7 +85,7 @@ class Socket:
         self._timeout = timeout
         self._late = late
         self._chunk = timeout if late is nothing else min(timeout, LATE)  # seconds of one wait
-        self._receives_for = self._sends_for = 0.0  # seconds, as the kernel was told last
+        self._receives_for = self._sends_for = 0.0  # seconds, as last set in the kernel
         self._send: Callable[[bytes], None] = self._send_slowly
         if isinstance(found, ssl.SSLSocket):
             self._receives_for = self._chunk

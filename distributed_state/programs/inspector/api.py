@@ -149,7 +149,7 @@ def named(form: str, *names: str) -> str:
 
 
 def digest(path: str) -> str:
-    """What stands for a path in a cookie, which has no room for a long one."""
+    """A short name for a path: a cookie has no room for a long one."""
     return hashlib.sha256(path.encode()).hexdigest()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 
-_SMALL = 16 * 1024  # so much is not waited for: as many requests as there are places hold a few megabytes
+_SMALL = 16 * 1024  # a request this small does not wait: even in every place they hold a few megabytes together
 _SIZES = 10_000  # kinds of answers whose size is remembered
 _FADES = 0.9  # of what was known, with each smaller one
 _LOADING = 0.25  # seconds after which a request of unknown size waits for a server, and holds nothing yet
@@ -28,7 +28,7 @@ _A_STREAM = 256 * 1024  # bytes that a stream of events buffers at most
 
 
 class Taken:
-    """What one request has taken, until it gives that back."""
+    """The bytes that one request has taken and not given back yet."""
 
     __slots__ = ("_budget", "party", "reader", "size", "written")
 
