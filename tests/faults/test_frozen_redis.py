@@ -252,7 +252,7 @@ def methods() -> dict[str, Any]:
     return {
         f"{kind.__name__}.{name}": each
         for kind in classes()
-        for name, each in vars(kind).items()
+        for name, each in ((name, getattr(kind, name)) for name in vars(kind))
         if inspect.iscoroutinefunction(each)
         and (name[0] != "_" or name.startswith("__a"))
         and name not in inner.get(kind.__name__, ())
