@@ -37,9 +37,9 @@ def every_name(keys: Keys, ref: Ref, *, shared: bool = True) -> set[bytes]:
 # Where the keys of a command stand. One that is in no list fails the test that meets it: say here where its keys are.
 KEYLESS = {"TIME", "PING", "INFO", "CONFIG", "CLUSTER", "WAIT", "WAITAOF", "SCRIPT"}
 FIRST = {
-    "GET", "SET", "HGET", "HSET", "HMGET", "HGETALL", "HDEL", "PEXPIRE", "PTTL", "TTL", "TYPE", "EXISTS", "XRANGE",
-    "XREVRANGE", "XLEN", "ZADD", "ZREM", "ZCARD", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE", "HLEN", "HSTRLEN", "STRLEN",
-    "SPUBLISH",
+    "GET", "SET", "HGET", "HSET", "HMGET", "HGETALL", "HKEYS", "HDEL", "PEXPIRE", "PTTL", "TTL", "TYPE", "EXISTS",
+    "XRANGE", "XREVRANGE", "XLEN", "ZADD", "ZREM", "ZCARD", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE", "HLEN", "HSTRLEN",
+    "STRLEN", "SPUBLISH",
 }  # fmt: skip
 ALL = {"DEL", "MGET", "UNLINK"}
 

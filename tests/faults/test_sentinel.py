@@ -186,7 +186,7 @@ async def back_to_the_old(face: str, place: Any) -> bool:
     """Whether a store asks the old primary when only a Sentinel answers that was cut off with it."""
     with redis_sentinel(replicas=1) as watched, CutOff(watched.primary) as cut_off:
         url = watched.url.replace("/mymaster", f",127.0.0.1:{cut_off.server_address[1]}/mymaster")
-        store = await opened(face, url, archiver=False, beat=0.0, max_staleness=0, retry_for=0.5, **place)
+        store = await opened(face, url, archiver=False, beat=0.0, max_staleness=0, retry_for=3.0, **place)
         await store.session("s").set("a", 1)
         old = watched.primary
         watched.failover()

@@ -109,7 +109,7 @@ async def test_a_phase_that_no_index_could_hold_is_refused_before_anything_is_wr
     for phase in (longest, "\0" * 200, "\ud800" * 200):
         await session.write(phase=phase)
         assert await session.phase(fresh=True) == phase
-        assert await store.archive() == 1
+        await store.archive()
         assert [row.id for row in await store.sessions(phase=phase)] == ["s"]
 
 

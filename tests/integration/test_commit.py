@@ -903,9 +903,9 @@ async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(open
 @single
 async def test_a_request_that_lay_about_for_longer_than_the_window_is_not_applied(opener: Any) -> None:
     """By then nobody need remember that its repetition was applied."""
-    other = await opener(archiver=False, op_window=2, timeout=0.5, retry_for=0.5)
+    other = await opener(archiver=False, op_window=2, timeout=0.3, retry_for=0.7)
     with Proxy(opener.url) as proxy:
-        store = await opener(url=proxy.url, archiver=False, op_window=2, timeout=0.5, retry_for=0.5)
+        store = await opener(url=proxy.url, archiver=False, op_window=2, timeout=0.3, retry_for=0.7)
         await other.session("s").set("n", 0)
         delay = proxy.hold(COMMIT.given(window_ms=2000).sha)
         assert await store.session("s").increment("n") == 1

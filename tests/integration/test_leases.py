@@ -598,7 +598,8 @@ async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
             other.eval("return redis.call('EXISTS', KEYS[1])", 1, lock)
         await asyncio.to_thread(thread.join, 5)
     acquire = [line for line in asked if f" {ACQUIRE.sha.decode()} " in line]
-    assert waiters < len(acquire) <= 3 * waiters + 2
+    # And once more for a waiter that is passed over, as its process was busy while the lock was offered to it.
+    assert waiters < len(acquire) <= 4 * waiters + 2
     assert max(entered) - left < 1.0
 
 
