@@ -73,7 +73,7 @@ def archive(
 ) -> dict[int, set[str]]:
     """Archive the batches whose cursor is where they begin; return their partitions, each with what was refused.
 
-    These are the events of entries that went to quarantine: nobody may be told that they are archived.
+    These are the events of entries that went to quarantine, which must not be reported as archived.
     """
     moved = _moved(connection, namespace, [batch for batch in batches if batch.entries])
     intake = Intake(connection, namespace)
@@ -219,7 +219,7 @@ class Intake:
                 with self.connection.begin_nested():
                     self._use_up(item)
             except Exception as again:
-                # What SQL refuses may be the record's row. Then it has that of the version before.
+                # SQL may refuse the record's row itself. Then it keeps the row of the version before.
                 if refusals.fault_of(self.connection, again) is None:
                     raise
 

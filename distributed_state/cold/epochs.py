@@ -47,7 +47,7 @@ def begin(connection: Connection, namespace: str, partition: int, epoch: str) ->
 
 
 def begin_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
-    """The same of an epoch that begins as SQL was repaired: Redis lost nothing, so `minted_since` leaves it out."""
+    """As `begin`, for an epoch that a repair of SQL begins: Redis lost nothing, so `minted_since` leaves it out."""
     connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True, minted_ms=None))
 
 

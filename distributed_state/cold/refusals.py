@@ -30,7 +30,7 @@ _FULL = "53100"
 
 
 class Fault(Enum):
-    """Whose fault it is that SQL refused rows."""
+    """The cause for which SQL refused rows."""
 
     ROW = "row"
     PLACE = "place"

@@ -171,7 +171,7 @@ class ColdStore:
             epochs.begin(connection, self.namespace, partition, epoch)
 
     def begin_repaired(self, partition: int, epoch: str) -> None:
-        """Note that Redis is told of an epoch now, which begins as SQL was repaired."""
+        """As `begin`, for an epoch that a repair of SQL begins."""
         with self._database.write() as connection:
             epochs.begin_repaired(connection, self.namespace, partition, epoch)
 

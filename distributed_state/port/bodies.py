@@ -31,7 +31,7 @@ def _nobody() -> object:
 
 
 class Body:
-    """Of one that holds something: whether the `with` is there for which it does; always, if it was taken by hand."""
+    """Knows whether the `with` for which something is held still runs. One that was taken by hand counts as running."""
 
     def __init__(self) -> None:
         self._offered: Token = _nobody

@@ -69,7 +69,7 @@ async def fork(
         under_way.require_time()
         done = await write_path.commit(tiers, target, draft)
     if under_way.over:
-        # Who erases its source may have waited no longer: its archiving says so.
+        # An erasure of its source may have stopped waiting for this fork. SQL has a note of that.
         await write_path.reach(tiers, target)
         if noted := await tiers.port.sql(partial(tiers.cold.pending, names=[target.ref.text])):
             await erasure.finish(tiers, noted)
@@ -134,7 +134,7 @@ async def plan(
 
 
 def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> bytes:
-    """What a request came to, as a fork of this version keeps it: as older than all that the fork answers itself.
+    """The answer to a request as a fork of this version keeps it: older than every answer of the fork's own.
 
     Its first number is the version before it. Left as it is, it would seem younger than the fork's own answers, and
     those would be forgotten first.

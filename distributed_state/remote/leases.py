@@ -43,7 +43,7 @@ def _holder(requests: Requests, path: str) -> AsyncRemoteLease | None:
 
 
 async def _give_back(requests: Requests, path: str, lease: str) -> None:
-    # What cannot be given back ends with its time; an error would stand in place of the body's.
+    # A lease that cannot be given back ends with its ttl. An error here would replace that of the body.
     with suppress(StateError):
         await requests.order("DELETE", path + "/lease", headers={HEADER: lease}, repeatable=True)
 
@@ -121,7 +121,7 @@ class AsyncRemoteLease:
         return not self._lost
 
     def _renewing(self) -> Callable[[], Coroutine[Any, Any, bool]]:
-        """What is done in the background, which is no reason for it to live; False once it need not be renewed."""
+        """The work in the background, which does not keep the lease alive; it returns False once renewal may end."""
         me, held = ref(self), (self._requests, self._path, self.lease)
 
         async def renew() -> bool:

@@ -250,7 +250,7 @@ class Archiver:
             try:
                 passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
                 break
-            # Of all of the batches nothing was inserted: it was one transaction.
+            # Nothing of any batch was inserted: it was one transaction.
             except UnknownStep as error:
                 self._stop(passed, {error.partition: (error.offset, str(error))})
             except Stopped as error:

@@ -67,7 +67,7 @@ class LastArchiving:
     async def _archive(self) -> None:
         self._left = await self._archiver.unreached(self._memory.written())
         if self._left and self._settings.archiver:
-            # Whoever archives these partitions: that two do it is harmless, and the other one may be slow, or dead.
+            # Also where another worker archives: two at once are harmless, and the other one may be slow, or dead.
             await self._archiver.drain(self._left)
             self._left = await self._archiver.unreached(self._left)
         while self._left:

@@ -43,7 +43,7 @@ class Buffer(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether it should take no more until it is empty."""
+        """Whether it should be emptied before it takes another event."""
         ...
 
 

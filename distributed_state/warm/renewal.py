@@ -86,7 +86,7 @@ class Kept(Generic[L]):
         self._again_at = now + self.lock.ttl / 10
 
     def due_call(self, now: float) -> Call | None:
-        """What its server is to be sent, if anything."""
+        """The command to send to its server, if any."""
         lease = self.lease()
         if lease is None or self.given_back or not lease.wanted:
             return self._orphaned(lease, now)
@@ -112,7 +112,7 @@ class Kept(Generic[L]):
 
 
 class _Server(Generic[L]):
-    """What one server is to be sent next, by holder."""
+    """The commands that one server is sent next, by holder."""
 
     def __init__(self, port: Port) -> None:
         self.due: dict[str, Kept[L]] = {}
@@ -159,7 +159,7 @@ class Renewal(Generic[L]):
             self._watched.set()
 
     def drop(self, holder: str) -> bool:
-        """Look after it no more; whether that was done, and it was not given back because nobody held it."""
+        """Stop renewing a lease. True if it was renewed until now, and not given back because nobody held it."""
         kept = self._held.pop(holder, None)
         return kept is not None and not kept.given_back
 

@@ -47,7 +47,7 @@ class _Steering(_Change):
 
 
 class _Kind(_Change):
-    """What a lease is of."""
+    """The kind of record that a lease locks."""
 
     regex = "conversations|users|tasks"
 

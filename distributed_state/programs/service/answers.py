@@ -211,7 +211,7 @@ class PaidResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        # Of a server that does not count them, as that of a test, there is no connection.
+        # A server that does not count connections, as in a test, gives none.
         connection = scope.get("state", {}).get(CONNECTION)
         if connection is not None:
             connection.pay(self._taken)

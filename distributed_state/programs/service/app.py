@@ -223,7 +223,7 @@ class Service:
             self.store.acting_as(actor) if actor else contextlib.nullcontext(),
         ):
             asked = Asked(self.store, self.limits, caller, request, self._quota, self._rates, self.budget)
-            # Of an answer to a write it is known that it is small.
+            # The answer to a write is small.
             kind = (operation.path, request.path_params.get("id", ""), caller.tenant)
             reads = operation.right in ("read", None)
             taken = await (

@@ -201,7 +201,7 @@ class Budget:
 
     @property
     def has_room(self) -> bool:
-        """Whether bodies hold no more than they may: a quarter, and all that nobody took."""
+        """Whether bodies are within their part: a quarter of the budget, and whatever is free."""
         return self.arrived <= max(self.most // 4, self.most - self.taken)
 
     def leave(self, size: int) -> None:
@@ -212,7 +212,7 @@ class Budget:
     # Streams
 
     def stream(self) -> Buffered:
-        """What one stream of events buffers."""
+        """The buffer of one stream of events."""
         return Buffered(self)
 
 
@@ -239,7 +239,7 @@ class Buffered:
 
     @property
     def full(self) -> bool:
-        """Whether it should take no more until it is empty."""
+        """Whether it should be emptied before it takes another event."""
         return self.size >= _A_STREAM or self._budget.buffered >= self._budget.most // 4
 
 

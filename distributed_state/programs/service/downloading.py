@@ -41,7 +41,7 @@ class Download(Response):
         taken: Taken,
         count: Callable[[int], None],
     ) -> None:
-        # `lines` are the first ones, for which so much was taken; `count` is given the bytes that are sent
+        # `lines` are the first ones; `taken` holds their bytes. `count` is called with the bytes that are sent.
         title = quote(name[:200], safe="", errors="replace")
         named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{title}.jsonl"
         super().__init__(headers={"Content-Disposition": named, "Cache-Control": "no-store"})

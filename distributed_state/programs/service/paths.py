@@ -49,7 +49,7 @@ class NamedRoute(Route):
             return _NONE
         parts, encoded = _parts(scope, self._start)
         size = len(parts)
-        # Of a hundred routes all but one are done with here.
+        # All but one of a hundred routes end here.
         if size != self._size and not (self._rest and size > self._size):
             return _NONE
         for at, word in self._words:
@@ -94,7 +94,7 @@ def _parts(scope: Scope, start: int) -> tuple[list[bytes], bool]:
         if raw is None:  # a server need not say it
             raw = quote(scope["path"]).encode()
         begin, *parts = raw.split(b"/")
-        # What does not begin with '/' names another host, or nothing.
+        # A target that does not begin with '/' names another host, or nothing.
         parts = [] if begin else parts[root.count("/") :]
         encoded = parts[start : start + 1] == [path_names.BASE64.encode()]
         if encoded:

@@ -1,8 +1,8 @@
 """How much a tenant may have. Law: it is counted in the archive, once in a while, not at each request.
 
 So the bounds are not exact: what was begun by other workers since, and what is not archived, is not in the count.
-What a tenant has counts for each prefix that its own lies within: else one whose admin makes tokens of tenants within
-it would have as much for each of them.
+Whatever a tenant has counts for each prefix that its own lies within. Otherwise an admin who makes tokens for tenants
+within the own one would get a whole quota with each token.
 
 Design: section 24.
 """
@@ -41,7 +41,7 @@ class _Count:
 
 
 class Quota:
-    """What each tenant has, at most so many of each kind; 0: any number."""
+    """Counts what each tenant has, and holds it to a limit of each kind; 0: no limit."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._most: dict[str, int] = {

@@ -88,7 +88,7 @@ class Rates:
                 self._buckets(party)[name].left -= many
 
     def _scarcest(self, caller: Caller) -> dict[str, _Bucket]:
-        """Of each quota the bucket that has least left, among those that the caller counts for."""
+        """For each quota, the bucket with the least left among those that the caller counts for."""
         found = [self._buckets(party) for party in caller.parties]
         return {name: min((each[name] for each in found), key=lambda bucket: bucket.left) for name in self._rates}
 

@@ -92,7 +92,7 @@ def _checked(model: type[B], given: dict[str, Any], what: str) -> B:
 
 
 def digest(request: Request) -> str:
-    """What tells a request from another one: a hash of its method, path, query and body, however they are written."""
+    """Identify a request: a hash of its method, path, query and body, however they are written."""
     given = request.scope.get(_BODY, {})
     try:
         text = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)

@@ -54,7 +54,7 @@ def checked(id: str) -> str:
 
 
 def owner(asked: Asked, user: str | None) -> str | None:
-    """Whose a record that begins will be. Raises AccessDenied, InvalidValue and TooLarge."""
+    """The owner that a new record will have. Raises AccessDenied, InvalidValue and TooLarge."""
     return user if user is None else within(asked, checked(user))
 
 

@@ -82,7 +82,7 @@ Messages = Annotated[
 _LONGEST = 1024
 Id = Annotated[str, PlainValidator(_id), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST})]
 Name = Annotated[str, PlainValidator(_text), WithJsonSchema({"type": "string"})]
-"""Whatever the store takes as a name, lone surrogates too, which are no text to pydantic."""
+"""Any name that the store takes. Lone surrogates are among them, which pydantic does not take for text."""
 Span = Annotated[float, Field(ge=0.001, le=3e9)]
 """Seconds that a conversation may live."""
 Ttl = Annotated[float, Field(gt=0, le=1e9)]
