@@ -229,8 +229,9 @@ class SharedPort(BlockingPort):
             jobs = list(self._jobs)
             if self._cutting is None and self._embedded is None:
                 # One that waits for an answer of a server that stands still cannot hear that it is to end.
-                ending = waited.present(), time.monotonic()
-                self._cutting = threading.Timer(self._connections.limit, self._give_up, ending)
+                account, now = waited.present(), time.monotonic()
+                left = self._connections.limit - (account.seconds(now) if account is not None else 0.0)
+                self._cutting = threading.Timer(max(0.0, left), self._give_up, (account, now))
                 self._cutting.daemon = True
                 self._cutting.start()
         for job in jobs:

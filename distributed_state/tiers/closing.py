@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from distributed_state.errors import StateError
-from distributed_state.port import Port, Signal
+from distributed_state.port import Port, Signal, waited
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.memory import Memory
@@ -43,22 +43,25 @@ class LastArchiving:
         if not seconds or not self._left:
             return
         self._why = f"close_timeout={seconds:g} is over"
-        over = self._port.signal()
+        over, began = self._port.signal(), self._port.monotonic()
         job = self._port.spawn(partial(self._run, over), "distributed-state-last-archiving")
         try:
             await over.wait(seconds)
         finally:
             job.ask()
         if self._left:
+            if (account := waited.present()) is not None:
+                account.add(began)  # or a Redis that does not answer would be waited for again by the next steps
             count = f"up to {len(self._memory)} commits" if self._memory.remembers else "commits"
             text = "close: %s of this process in %d partitions are in Redis and not archived yet: %s"
             log.warning(text, count, len(self._left), self._why)
 
     async def _run(self, over: Signal) -> None:
         try:
-            await self._memory.look()  # lets go of what is archived, and keeps what was lost with an epoch
-            await self._archive()
-            await self._memory.look()
+            with waited.call():  # in a thread of its own it is no part of the call that closes
+                await self._memory.look()  # lets go of what is archived, and keeps what was lost with an epoch
+                await self._archive()
+                await self._memory.look()
         except StateError as error:
             self._why = str(error)
         finally:

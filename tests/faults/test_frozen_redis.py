@@ -323,6 +323,22 @@ async def late(opener: Any, server: Any, names: list[str]) -> dict[str, tuple[fl
 
 
 @pytest.mark.replicas
+async def test_closing_after_a_write_waits_once_for_a_redis_that_stands_still(opener: Any) -> None:
+    """For the archive of what was written, and then for the background work: both are one call."""
+    with own_server(opener) as server:
+        opener.url = server.url
+        took = []
+        for _ in range(ROUNDS):
+            store = await until(lambda: opened(opener, retry_for=1.5, close_timeout=5.0, archiver=False))
+            await store.session("s").set("n", 1)
+            async with standing_still(server):
+                began = time.monotonic()
+                await store.close()
+                took.append(time.monotonic() - began)
+        assert min(took) < 2.5, took
+
+
+@pytest.mark.replicas
 async def test_each_call_is_answered_in_time_while_redis_stands_still(opener: Any) -> None:
     with own_server(opener) as server:
         assert await late(opener, server, list(CALLS)) == {}
