@@ -147,13 +147,13 @@ def check_message(text: bytes, name: str = "message") -> None:
 
 def check_item(name: bytes, data: bytes, most: int) -> None:
     """An item's name, and its value if it is not deleted."""
-    collection, key = item_of(name)
-    collection.decode("utf-8", "surrogatepass"), key.decode("utf-8", "surrogatepass")
+    collection, key = (each.decode("utf-8", "surrogatepass") for each in item_of(name))
+    what = f"item {key!r:.80} of {collection!r:.80}"
     if len(data) > most:
-        raise TooLarge(f"item {name!r:.80}: {len(data)} bytes are more than max_field_bytes={most}")
+        raise TooLarge(f"{what}: {len(data)} bytes are more than max_field_bytes={most}")
     if data and not is_encrypted(data):
         if field_ttl.marked(data):
-            raise ValueError(f"item {name!r:.80} has a deadline")
+            raise ValueError(f"{what} has a deadline")
         codec.encode_value(codec.decode_value(data, codec.item_name(name)), codec.item_name(name))
 
 

@@ -170,7 +170,7 @@ class ImportedFile:
     def _set(self, name: bytes, value: bytes) -> None:
         """One field of the state, checked by itself."""
         if not is_state(name):
-            raise ValueError(f"field {name!r:.80} is reserved")
+            raise ValueError(f"field {name.decode(errors='replace')!r:.80} is reserved")
         key = codec.decode_key(name)
         if name[:1] != b"#":
             codec.encode_key(key)
@@ -246,17 +246,17 @@ class ImportedFile:
                 raise ValueError(f"#mn goes back from {following} to {int(value)}")
             if name == ITEMS and value != self._fields.get(ITEMS) and _since(value) != self.version + 1:
                 # Who reads items waits until SQL has what it says here.
-                raise ValueError(f"#items is {value!r:.80} at version {self.version + 1}")
+                raise ValueError(f"#items is {value.decode(errors='replace')!r:.80} at version {self.version + 1}")
             self._set(name, value)
             return name in (SEGMENTS, START, NEXT)
         if kind == b"d":
             if not is_state(name) or name in (START, NEXT, ITEMS) or value:
-                raise ValueError(f"field {name!r:.80} cannot be deleted")
+                raise ValueError(f"field {name.decode(errors='replace')!r:.80} cannot be deleted")
             if name[:1] != b"#":
                 codec.encode_key(codec.decode_key(name))
         elif kind == b"m":
             if name != b"%d" % following:
-                raise ValueError(f"message {name!r:.80} follows {following - 1}")
+                raise ValueError(f"message {name.decode(errors='replace')!r:.80} follows {following - 1}")
             self._message(following, value)
             self._hold(following)
         elif kind in (b"p", b"q"):
@@ -268,7 +268,7 @@ class ImportedFile:
             if name or not 0 < len(label) <= 500:
                 raise ValueError(f"a label is 1 to 500 characters, not {label!r:.80}")
         elif (name and (kind, name) != (b"c", TAG)) or value != (b"" if kind == b"c" else b"%d" % following):
-            raise ValueError(f"a step {kind.decode()} of {name!r:.80} and {value!r:.80}")
+            raise ValueError(f"a step {kind.decode()} of {name.decode(errors='replace')!r:.80} and {len(value)} bytes")
         self._fold(op)
         return kind == b"w" or name == SEGMENTS
 

@@ -218,7 +218,8 @@ async def _carry_through(
             await tiers.clock.know()
             other = added_here(draft, answer, tiers.clock.now())
             if other is not None:
-                raise Conflict(f"{names.ref.text[:200]}: {other!r} is no plain integer")
+                held = f"field {codec.decode_key(other)!r:.80} does not hold an integer of at most 15 digits"
+                raise Conflict(f"{names.ref.text[:200]}: {held}, so that a write cannot add to it; increment() can")
         elif isinstance(answer, Cold) and not answer.token:
             done = await lost_replies.applied(tiers, names, op, answer.epoch)
             if done is not None:

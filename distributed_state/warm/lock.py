@@ -21,6 +21,7 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.warm import waiters
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import OpId
+from distributed_state.warm.refusals import holder_of
 from distributed_state.warm.scripts import ACQUIRE, RELEASE
 from distributed_state.warm.telemetry import Facts, observed
 from distributed_state.warm.waiters import Waiter, Waiters
@@ -118,7 +119,7 @@ class Lock:
                     continue
                 left = deadline - port.monotonic()
                 if left <= 0:
-                    held = answer[1].decode() or "a waiter before us"
+                    held = holder_of(answer[1].decode()) if answer[1] else "a waiter before us"
                     raise LockTimeout(f"{self.names.ref.text[:200]}: still held by {held} after {self._wait:g} s")
                 if waiter is None:
                     waiter = self._waiters.join(self.names.lock_channel, self.holder)

@@ -17,7 +17,9 @@ from distributed_state.errors import (
     TooLarge,
     WarmUnavailable,
 )
+from distributed_state.values import codec
 from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import PHASE, SCHEMA
 from distributed_state.values.tags import MOST
 from distributed_state.warm.answers import Draft
 
@@ -27,10 +29,29 @@ REFUSALS = (
 )
 
 
+_SHOWN = {PHASE: "phase", SCHEMA: "schema version"}
+
+
+def holder_of(lock_value: str) -> str:
+    """Who holds a lock with this value, as an error names it."""
+    head, _, name = lock_value.partition(":")
+    token, _, _ = head[1:].partition("@")
+    return f"{name.partition('.')[0][:80]!r} with token {token[:20]}" if name else "nobody"
+
+
 def _shown(name: bytes, raw: bytes | None) -> str:
-    # Never what is in a user's field: errors end up in logs.
-    known = "nothing" if raw is None else f"{len(raw)} bytes"
-    return repr(raw[:40].decode(errors="replace")) if raw is not None and name[:1] == b"#" else known
+    """What a field is expected to hold, or holds. Never a user's value: errors end up in logs."""
+    if raw is None:
+        return "nothing"
+    return repr(raw[:40].decode(errors="replace")) if name in _SHOWN else f"{len(raw)} bytes"
+
+
+def _named(name: bytes) -> str:
+    return _SHOWN.get(name) or (name[1:].decode(errors="replace") if name[:1] == b"#" else _field(name))
+
+
+def _field(name: bytes) -> str:
+    return f"field {codec.decode_key(name)!r:.80}"
 
 
 def _expected_item(draft: Draft, name: bytes, version: bytes) -> str:
@@ -52,21 +73,23 @@ def unmet(record: str, name: bytes, word: bytes, raw: bytes | None) -> str | Non
     if (absent and word == b"!") or (not absent and word in (b"+", b"+" + (raw or b""))):
         return None
     found = "is not there" if absent else "is there" if word == b"!" else "holds another value"
-    return f"{record[:200]}: field {name.decode(errors='replace')!r:.80} {found}"
+    return f"{record[:200]}: {_field(name)} {found}"
 
 
 def _conflict(record: str, draft: Draft, version: int, found: tuple[bytes | None, ...]) -> Conflict:
     own = len(draft.preconditions)
     held, found = found[:own], found[own:]
     expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
-    said = None
+    seen, said = f"version {version}", None
     if draft.expected in (None, version):  # then it is one of these
         judged = (unmet(record, *each, raw) for each, raw in zip(draft.preconditions, held, strict=False))
         said = next(filter(None, judged), None)
-        expected = ", ".join(
-            f"{name.decode(errors='replace')} = {_shown(name, raw)}" for name, raw in draft.expectations
-        )
-    text = said or f"{record}: expected {expected}, found version {version}"
+        pairs = zip(draft.expectations, found, strict=False)
+        others = [(name, raw, now) for (name, raw), now in pairs if raw != now]
+        expected = ", ".join(f"{_named(name)} = {_shown(name, raw)}" for name, raw, _ in others) or expected
+        now_held = ", ".join(_shown(name, now) for name, _, now in others)
+        seen = f"{now_held} at version {version}" if others else seen
+    text = said or f"{record}: expected {expected}, found {seen}"
     return Conflict(text, version=version, found=found, preconditions=held)
 
 
@@ -87,10 +110,10 @@ def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
         return Deleted(f"{record}: deleted at version {int(rest[0])}", version=int(rest[0]))
     if word == "fenced":
         held = rest[0].decode(errors="replace")
-        text = f"{record}: the lease {draft.lock_value[:40]} is not held any more, {held[:40] or 'nobody'} holds it"
+        text = f"{record}: {holder_of(draft.lock_value)} no longer holds the lease, {holder_of(held)} does"
         return Fenced(text, holder=held)
     if word == "locked":
-        return Locked(f"{record}: held by {rest[0].decode(errors='replace')[:80]}")
+        return Locked(f"{record}: held by {holder_of(rest[0].decode(errors='replace'))}")
     if word == "backpressure":
         return Backpressure(f"{record}: {int(rest[0])} commits, {int(rest[1])} bytes of its partition are not archived")
     if word == "toolarge":

@@ -197,7 +197,24 @@ async def test_write_changes_all_at_once_or_nothing(store: Any) -> None:
     everything: dict[str, Any] = {"set": {"a": 9}, "increment": {"n": 1}, "append": [message("no")], "phase": "no"}
     await unchanged(store, lambda: session.write(**everything, expect_version=2), Conflict, "expected version 2, found")
     await unchanged(store, lambda: session.write(**everything, expect_phase="idle"), Conflict)
-    await unchanged(store, lambda: session.write(**everything | {"increment": {"b": 1}}), Conflict, "no plain integer")
+    await unchanged(store, lambda: session.write(**everything | {"increment": {"b": 1}}), Conflict, "at most 15 digits")
+
+
+async def test_a_refusal_names_things_as_their_user_does_and_shows_no_value(store: Any) -> None:
+    session = store.session("s")
+    await session.write(set={"f0": 1.25, "\udc80": "secret"}, phase="busy")
+    unfit = "does not hold an integer of at most 15 digits, so that a write cannot add to it; increment() can"
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"increment": {"f0": 1}}, f"field 'f0' {unfit}"),
+        ({"increment": {"\udc80": 1}}, rf"field '\udc80' {unfit}"),
+        ({"phase": "x", "expect_phase": "idle"}, "expected phase = 'idle', found 'busy' at version 1"),
+        ({"phase": "x", "expect": {"\udc80": "no"}}, r"field '\udc80' holds another value"),
+        ({"phase": "x", "expect_version": 2}, "expected version 2, found version 1"),
+    ]
+    for change, said in refused:
+        with pytest.raises(Conflict) as error:
+            await session.write(**change)
+        assert str(error.value) == f"session:s: {said}"
 
 
 async def test_what_is_refused_before_it_is_sent(store: Any) -> None:

@@ -304,7 +304,7 @@ async def test_any_number_of_counters_with_deadlines_are_incremented_in_one_comm
     with redis_of(store) as client:
         assert client.hget(names(store, "s").record, "n119").startswith(b"!"), "it keeps its deadline"
     await session.set("n60", "text", ttl=60)
-    with pytest.raises(Conflict, match="'n60' is no plain integer"):
+    with pytest.raises(Conflict, match="field 'n60' does not hold an integer"):
         await session.write(increment={f"n{number}": 2 for number in range(120)})
 
 

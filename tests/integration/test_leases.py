@@ -62,6 +62,18 @@ async def held_by_another(session: Any, **options: Any) -> AsyncIterator[asyncio
         await task
 
 
+async def test_a_refusal_names_the_holder_by_its_replica_and_token(store: Any) -> None:
+    session = store.session("s")
+    async with session.lock() as lease:
+        holder = f"held by '{store.replica}' with token {lease.token}"
+        with pytest.raises(Locked) as locked:
+            await elsewhere(store.session("s").set("n", 1))
+        assert str(locked.value) == f"session:s: {holder}"
+        with pytest.raises(LockTimeout) as late:
+            await elsewhere(store.session("s").lock(wait=0).acquire())
+        assert str(late.value) == f"session:s: still {holder} after 0 s"
+
+
 # Fencing
 
 
