@@ -269,6 +269,41 @@ def test_a_key_makes_one_fork_whatever_becomes_of_its_source(http: httpx.Client,
     assert said(http.post(path, json={"id": f"{id}-fork"})) == (409, "Conflict")
 
 
+def test_a_fork_answers_the_requests_that_its_source_has_answered(http: httpx.Client, id: str) -> None:
+    """As the library does: a client that sends its last request again, to the fork, gets its answer."""
+    source, made = f"/v1/conversations/{id}", f"/v1/conversations/{id}-fork"
+    requests: list[tuple[str, str, dict[str, Any]]] = [
+        ("PATCH", "/fields", {"increment": {"n": 1}}),
+        ("PUT", "/fields/m", {"value": 1}),
+        ("POST", "/messages", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("POST", "/turns", {"set": {"t": 1}}),
+        ("POST", "/changes", {"key": "k", "add": 2}),
+    ]
+
+    def all_of(path: str) -> list[dict[str, Any]]:
+        answers = [
+            http.request(method, path + to, json=body, headers={"Idempotency-Key": f"k{number}"})
+            for number, (method, to, body) in enumerate(requests)
+        ]
+        assert {each.status_code for each in answers} <= {200, 201}, [each.text for each in answers]
+        return [each.json() for each in answers]
+
+    assert [each["repeated"] for each in all_of(source)] == [False] * len(requests)
+    assert http.post(f"{source}/forks", json={"id": f"{id}-fork"}).status_code == 201
+    assert [each["repeated"] for each in all_of(made)] == [True] * len(requests)
+    assert http.get(made).json()["version"] == 1
+    other = http.put(f"{made}/fields/m", json={"value": 2}, headers={"Idempotency-Key": "k1"})
+    assert said(other) == (422, "InvalidValue")
+    elsewhere = http.put(f"{made}/fields/o", json={"value": 1}, headers={"Idempotency-Key": "k1"})
+    assert said(elsewhere) == (422, "InvalidValue")
+
+
+def test_a_key_that_made_a_fork_of_one_source_makes_none_of_another(http: httpx.Client, id: str) -> None:
+    key = {"Idempotency-Key": id}
+    first = http.post(f"/v1/conversations/{id}/forks", json={}, headers=key).json()["id"]
+    assert said(http.post(f"/v1/conversations/{first}/forks", json={}, headers=key)) == (422, "InvalidValue")
+
+
 def test_of_many_at_once_under_one_key_one_is_made(http: httpx.Client, id: str) -> None:
     path = f"/v1/conversations/{id}/fields"
 

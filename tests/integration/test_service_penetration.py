@@ -121,6 +121,23 @@ async def test_tasks_users_and_items_count_towards_the_quota_of_a_tenant(kind: s
         assert [await put(name) for name in ("a", "e")] == [200, 429]
 
 
+async def test_what_was_begun_is_answered_again_at_the_limit() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True), limits=Limits(tenant_conversations=2))
+        token = await served.token("acme:", *RIGHTS)
+
+        async def begin(path: str, key: str) -> tuple[int, Any]:
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Idempotency-Key": key}
+            answer = await served.http.post(f"/v1/conversations{path}", json={}, headers=headers)
+            return answer.status_code, answer.json().get("id")
+
+        first = await begin("", "c")
+        fork = await begin(f"/{first[1]}/forks", "f")
+        assert [first[0], fork[0]] == [201, 201]
+        assert [await begin("", "c"), await begin(f"/{first[1]}/forks", "f")] == [first, fork]
+        assert [await begin("", "c2"), await begin(f"/{first[1]}/forks", "f2")] == [(429, None)] * 2
+
+
 # What is said of the inside
 
 
@@ -156,7 +173,7 @@ async def test_a_log_does_not_show_a_lease_that_somebody_holds(caplog: pytest.Lo
             path = f"{ONE.format('c')}/fields/n"
             answer = await served.http.request("PUT", path, json={"value": 2}, headers=headers)
             assert answer.is_success is (lease.lock_value == held)
-    refused = [each for each in caplog.messages if "not held any more" in each]
+    refused = [each for each in caplog.messages if "no longer holds the lease" in each]
     assert refused, "a control: it is logged, as what was held"
     assert not [each for each in caplog.messages if held.rpartition(".")[2] in each]
 

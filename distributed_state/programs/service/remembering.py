@@ -57,11 +57,11 @@ class OnceOnly:
     conditions: conditions.Conditions
 
     @classmethod
-    def of(cls, asked: Asked, context: RecordContext) -> OnceOnly:
-        """Of this request. Raises InvalidValue for a key that cannot be kept."""
+    def of(cls, asked: Asked, context: RecordContext, *others: str) -> OnceOnly:
+        """Of this request, to a record and perhaps about others. Raises InvalidValue for a key that cannot be kept."""
         key = key_of(asked)
         name = remembered_requests.name_of(key) or b""
-        digest = "" if key is None else requests.digest(asked.request)
+        digest = "" if key is None else requests.digest(asked.request, *others)
         most = context.store.settings.remembered_requests
         return cls(key, name, digest, most, conditions.of_write(asked.request))
 

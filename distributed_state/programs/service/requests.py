@@ -91,8 +91,12 @@ def _checked(model: type[B], given: dict[str, Any], what: str) -> B:
         raise InvalidValue("; ".join(said) + more) from error
 
 
-def digest(request: Request) -> str:
-    """Identify a request: a hash of its method, path, query and body, however they are written."""
+def digest(request: Request, *others: str) -> str:
+    """Identify a request to a record: a hash of its method, path, query and body, however they are written.
+
+    The record's own id is left out: a fork has the answers of its source, and a request that comes again there is the
+    same. `others` are the ids of other records that the request is about.
+    """
     given = request.scope.get(_BODY, {})
     try:
         text = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
@@ -100,7 +104,8 @@ def digest(request: Request) -> str:
         # Large integers and lone surrogates.
         text = json.dumps(given, sort_keys=True).encode()
     asked = request.scope
-    names = "\n".join(escape(str(each)) for each in request.path_params.values())
+    given_names = [str(each) for name, each in request.path_params.items() if name != "id"]
+    names = "\n".join(map(escape, [*others, *given_names]))
     head = f"{request.method} {asked[ROUTE]}\n{names}\n".encode() + asked["query_string"] + b"\n"
     return hashlib.sha256(head + text).hexdigest()[:32]
 

@@ -49,13 +49,13 @@ async def create(scope: Scope, asked: Asked) -> Response:
     given = requests.body(asked.request, asked.limits, Create)
     fields = together(given.fields, given.bytes)
     user = records.owner(asked, given.user)
-    await asked.quota.ask(asked.store, asked.caller, scope)
     id = records.begun(asked, given.id)
     if id is None and (asked.caller.prefix or scope == "task"):
         id = asked.caller.prefix + secrets.token_hex(16)
     store = asked.store
     # A session without an id gets one of its own, of which the store knows that it is new.
     record = store.session(id, user=user) if id is None or scope == "session" else store.task(id, user=user)
+    await writing.begins(asked, context_of(record))
     change = writing.Write(
         "create",
         lambda changes: changes.set_many(fields),

@@ -8,7 +8,7 @@ from functools import partial
 from starlette.responses import Response
 
 from distributed_state.errors import Conflict
-from distributed_state.programs.service import requests
+from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.remembering import OnceOnly
@@ -33,10 +33,10 @@ async def fork(scope: Scope, asked: Asked) -> Response:
     """Begin another record from the state of this one."""
     given = requests.body(asked.request, asked.limits, Fork)
     source = context_of(records.handle(asked, scope))
-    await asked.quota.ask(asked.store, asked.caller, scope)
     id = records.begun(asked, given.id) or asked.caller.prefix + secrets.token_hex(16)
     target = context_of(records.of(asked, scope, id))
-    once = OnceOnly.of(asked, target)
+    await writing.begins(asked, target)
+    once = OnceOnly.of(asked, target, source.ref.id)
     entry = await target.read(True, VERSION) if once.key is not None else None
     done = None if entry is None else once.answered(entry)
     if done is None:
