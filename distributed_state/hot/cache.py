@@ -1,5 +1,7 @@
 """The hot tier: records kept in this process. It never goes back in time.
 
+A load is a flight, and ends with the `with` in which it began (`Loads`), also if that is interrupted.
+
 An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
 channel. Entries answer only while the subscription under which they were read proves itself (`Freshness`). When that is
 over they are put aside, within the same bounds: the server may say that they still are the record.
@@ -10,12 +12,15 @@ Design: sections 6, 7.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Self
 
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Port
+from distributed_state.port.bodies import Body, leaving
 from distributed_state.values.freshness import Freshness
 from distributed_state.values.journal import Step
+
+_SWEPT = 1000  # records with flights, from which number on it is looked for abandoned ones
 
 
 class Flight:
@@ -24,9 +29,10 @@ class Flight:
     `freshness` is that of the subscription under which it began; None: it is not kept. `lost`: no answer came.
     """
 
-    __slots__ = ("done", "floor", "freshness", "here", "lost", "open", "result")
+    __slots__ = ("body", "done", "floor", "freshness", "here", "lost", "open", "result")
 
-    def __init__(self, done: Any, freshness: Freshness | None, open: bool, here: object = None) -> None:
+    def __init__(self, done: Any, freshness: Freshness | None, open: bool, here: object, body: Body) -> None:
+        self.body = body  # of whoever leads it: if that is over before it has landed, it was interrupted
         self.done = done
         self.here = here  # who waits for it: see `Port.here`
         self.freshness = freshness
@@ -34,6 +40,34 @@ class Flight:
         self.lost = False
         self.floor = ("", 0)
         self.result: CachedRecord | None = None
+
+
+class Loads:
+    """What one reader loads. `found` is what it brings, by record; all flights land when the `with` ends."""
+
+    def __init__(self, hot: Hot) -> None:
+        self.found: dict[str, CachedRecord] = {}
+        self.body = Body()
+        self._hot = hot
+        self._own: list[tuple[str, Flight]] = []
+
+    def __enter__(self) -> Self:
+        self.body.begin()
+        return self
+
+    def take_off(
+        self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False
+    ) -> tuple[Flight, bool]:
+        """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
+        flight, ours = self._hot.take_off(text, freshness=freshness, alone=alone, private=private, body=self.body)
+        if ours:
+            self._own.append((text, flight))
+        return flight, ours
+
+    @leaving("body")
+    def __exit__(self, *_: object) -> None:
+        for text, flight in self._own:
+            self._hot.land(text, flight, self.found.get(text))
 
 
 class Hot:
@@ -50,6 +84,7 @@ class Hot:
         self._recent = recent
         self._evicted = evicted
         self._flights: dict[str, list[Flight]] = {}
+        self._swept_at = _SWEPT
         self._aside: dict[str, CachedRecord] = {}  # the one that makes room first is the last
 
     def get(self, text: str) -> CachedRecord | None:
@@ -84,18 +119,27 @@ class Hot:
             known.used = True
 
     def take_off(
-        self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False
+        self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False, body: Body | None = None
     ) -> tuple[Flight, bool]:
-        """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
+        """As `Loads.take_off`; without a body it is led until it lands."""
         here = self._port.here()
         with self._mutex:
+            if len(self._flights) >= self._swept_at:
+                self._sweep()
             flights = self._flights.setdefault(text, [])
+            flights[:] = [each for each in flights if each.body.there]
             joinable = [] if alone else [each for each in flights if each.open and each.here in (None, here)]
             if joinable:
                 return joinable[-1], False
-            flight = Flight(self._port.signal(), freshness, not private, here)
+            flight = Flight(self._port.signal(), freshness, not private, here, body or Body())
             flights.append(flight)
             return flight, True
+
+    def _sweep(self) -> None:
+        """Let go of the flights whose readers were interrupted, of records that nobody has read since."""
+        led = ((text, [each for each in flights if each.body.there]) for text, flights in self._flights.items())
+        self._flights = {text: flights for text, flights in led if flights}
+        self._swept_at = max(_SWEPT, 2 * len(self._flights))
 
     def land(self, text: str, flight: Flight, entry: CachedRecord | None) -> None:
         """End a flight: keep what it brought if that is still the newest known, and let its followers go on."""

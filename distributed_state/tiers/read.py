@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
+from distributed_state.hot.cache import Flight, Loads
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
 from distributed_state.port.waited import one_call
@@ -26,6 +27,7 @@ from distributed_state.warm.telemetry import record as of_record
 ROUNDS = 100
 _OVERTAKEN = 20
 _FLIGHT_SECONDS = 15.0
+_LOOK_SECONDS = 0.5  # between two looks whether the leader of a flight is there
 
 
 async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> CachedRecord:
@@ -48,32 +50,40 @@ async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
     alone = fresh
     away = False
     for attempt in range(ROUNDS):
-        flight, ours = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=alone)
+        with Loads(hot) as loads:
+            flight, ours = loads.take_off(text, freshness=tiers.link.freshness(names.channel), alone=alone)
+            if ours:
+                try:
+                    loads.found[text] = await _load(tiers, names, known)
+                except WarmUnavailable:
+                    flight.lost = True
+                    raise
         if not ours:
             began = tiers.port.monotonic()
-            # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
-            if not await flight.done.wait(min(_FLIGHT_SECONDS, tiers.warm.left())):
+            if not await _landed(tiers, flight):
                 alone = True
                 flight.open = False  # nor is it waited for by those who come after us
             if (account := waited.present()) is not None and (away := away or flight.lost):
                 account.add(began)  # its leader waited for nothing, and we with it
-        else:
-            found = None
-            try:
-                found = await _load(tiers, names, known)
-            except WarmUnavailable:
-                flight.lost = True
-                raise
-            finally:
-                hot.land(text, flight, found)
-            if attempt >= _OVERTAKEN:
-                # Somebody writes faster than we read. The changes published on the way came after this read began.
-                return await _living(tiers, found)
+        elif attempt >= _OVERTAKEN:
+            # Somebody writes faster than we read. The changes published on the way came after this read began.
+            return await _living(tiers, loads.found[text])
         if flight.result is not None:
             return await _living(tiers, flight.result)
         # Something newer was published on the way, or the leader of the flight failed: look again.
         known = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
+
+
+async def _landed(tiers: Tiers, flight: Flight) -> bool:
+    """Whether it landed in time. Its leader may have been interrupted at the one moment when it cannot land it."""
+    end = tiers.port.monotonic() + min(_FLIGHT_SECONDS, tiers.warm.left())
+    while True:
+        left = end - tiers.port.monotonic()
+        if await flight.done.wait(max(0.0, min(_LOOK_SECONDS, left))):
+            return True
+        if left <= 0 or not flight.body.there:
+            return False
 
 
 async def present(tiers: Tiers, names: RecordKeys) -> CachedRecord:
@@ -93,27 +103,26 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = F
     """Several records: what is not hot comes in one round trip. `fresh` asks the server for all."""
     entries = {names: None if fresh else tiers.hot.get(names.ref.text) for names in many}
     missing = [names for names, entry in entries.items() if entry is None]
-    flights = []
     known = [tiers.hot.known(names.ref.text) for names in missing]
-    for names in missing:
-        tiers.listen(names)
-        freshness = tiers.link.freshness(names.channel)
-        flights.append(tiers.hot.take_off(names.ref.text, freshness=freshness, alone=True)[0])
-    found: list[CachedRecord | None] = [None] * len(missing)
-    try:
+    with Loads(tiers.hot) as loads:
+        flights = []
+        for names in missing:
+            tiers.listen(names)
+            freshness = tiers.link.freshness(names.channel)
+            flights.append(loads.take_off(names.ref.text, freshness=freshness, alone=True)[0])
         asked = [(names, *_seen(entry)) for names, entry in zip(missing, known, strict=True)]
         answers = await tiers.warm.read_many(asked)
-        for at, (names, answer) in enumerate(zip(missing, answers, strict=True)):
+        for names, entry, answer in zip(missing, known, answers, strict=True):
             if isinstance(answer, StateError):
                 raise answer
+            found = None
             if answer is None:
-                found[at] = _unchanged(tiers, names, known[at])
+                found = _unchanged(tiers, names, entry)
             elif isinstance(answer, list):
                 tiers.see(names.partition, answer[0])
-                found[at] = CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
-    finally:
-        for names, flight, entry in zip(missing, flights, found, strict=True):
-            tiers.hot.land(names.ref.text, flight, entry)
+                found = CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
+            if found is not None:
+                loads.found[names.ref.text] = found
     for names, flight in zip(missing, flights, strict=True):
         entries[names] = flight.result or await read(tiers, names, fresh=fresh)
     return [await _living(tiers, entry) for names in many if (entry := entries[names]) is not None]
@@ -125,17 +134,17 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
     text = names.ref.text
     known = hot.known(text)
     tiers.listen(names)
-    # Private: who only wants to read must not wait for our lease.
-    flight, _ = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=True, private=True)
     found = None
-    try:
+    with Loads(hot) as loads:
+        # Private: who only wants to read must not wait for our lease.
+        loads.take_off(text, freshness=tiers.link.freshness(names.channel), alone=True, private=True)
         # Sent after the lock's script, and again if the server did not know that one: it shows what the holder found.
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
             hot.count(known if found is known else None)
-    finally:
-        hot.land(text, flight, found)
+        if found is not None:
+            loads.found[text] = found
     # None: the lease nests in another of this task, or the read needs to be repeated.
     return await _living(tiers, found) if found else await read(tiers, names, fresh=True)
 

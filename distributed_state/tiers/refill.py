@@ -15,7 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.hot.cache import Flight, Hot
+from distributed_state.hot.cache import Hot, Loads
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Job, Port
 from distributed_state.values.keys import Keys
@@ -31,13 +31,12 @@ _LONGEST = 2.0  # seconds between two batches
 
 
 class _Wanted(NamedTuple):
-    """A record that is asked about. What its flight brings is that of `known`, unless the server has another state."""
+    """A record that is asked about. What its load brings is that of `known`, unless the server has another state."""
 
     channel: bytes
     text: str
     partition: int
     known: CachedRecord
-    flight: Flight
 
 
 class Refill:
@@ -116,23 +115,20 @@ class Refill:
 
         Not those that are lost again: they are confirmed once more.
         """
-        wanted, left = self._take_off(channels)
-        found: dict[str, CachedRecord] = {}
         stopped = list[int]()
-        try:
-            if wanted:
-                others = await self._ask(wanted, found, stopped)
-                for at in range(0, len(others), _WHOLE):
-                    await self._read(others[at : at + _WHOLE], found)
-        except StateError as error:
-            log.debug("refill: %s", error)
-        finally:
-            for each in wanted:
-                self._hot.land(each.text, each.flight, found.get(each.text))
+        with Loads(self._hot) as loads:
+            wanted, left = self._take_off(loads, channels)
+            try:
+                if wanted:
+                    others = await self._ask(wanted, loads.found, stopped)
+                    for at in range(0, len(others), _WHOLE):
+                        await self._read(others[at : at + _WHOLE], loads.found)
+            except StateError as error:
+                log.debug("refill: %s", error)
         await self._start_all(stopped)
         return left + [each.channel for each in wanted if self._hot.aside(each.text) is not None]
 
-    def _take_off(self, channels: Sequence[bytes]) -> tuple[list[_Wanted], list[bytes]]:
+    def _take_off(self, loads: Loads, channels: Sequence[bytes]) -> tuple[list[_Wanted], list[bytes]]:
         """Begin a load of each record that is still aside; the channels of those that others load just now."""
         wanted: list[_Wanted] = []
         left: list[bytes] = []
@@ -143,9 +139,8 @@ class Refill:
             freshness = self._link.freshness(channel)
             if known is None or freshness is None:
                 continue
-            flight, ours = self._hot.take_off(text, freshness=freshness, alone=False)
-            if ours:
-                wanted.append(_Wanted(channel, text, self._keys.partition_at(channel), known, flight))
+            if loads.take_off(text, freshness=freshness, alone=False)[1]:
+                wanted.append(_Wanted(channel, text, self._keys.partition_at(channel), known))
             else:
                 left.append(channel)
         return wanted, left

@@ -24,6 +24,7 @@ from interrupting import Interrupted, Steps
 from distributed_state import LockTimeout, StateStore
 from distributed_state.port import callers
 from distributed_state.port.blocking import finish
+from distributed_state.port.bodies import Body
 
 Enter = Callable[[Any], Any]
 
@@ -143,6 +144,68 @@ def test_and_so_do_interruptions_by_chance(face: str, count: int) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
     done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, f"{count} interrupted, 0 left\n"), (program, done.stderr)
+
+
+# Loads
+
+
+def fresh(store: StateStore, id: str) -> None:
+    store.session(id).get("n", fresh=True)
+
+
+def several(store: StateStore, id: str) -> None:
+    store.get_many([store.session(id)], fresh=True)
+
+
+def turn(store: StateStore, id: str) -> None:
+    with store.session(id).turn(wait=0, ttl=600):
+        pass
+
+
+@pytest.mark.parametrize("load", [fresh, several, turn])
+def test_nobody_waits_for_a_load_that_was_interrupted(
+    store: StateStore, load: Callable[[StateStore, str], None]
+) -> None:
+    steps, count, hot = Steps(), 0, tiers(store.aio).hot
+    store.session("s").set("n", 1)
+    text = names(store.aio, "s").ref.text
+    load(store, "s")
+    while not steps.over:
+        error = None
+        try:
+            with steps.interrupting():
+                load(store, "s")
+        except Interrupted as interrupted:
+            error = interrupted
+        with callers.blocking():
+            flight, ours = hot.take_off(text, freshness=None, alone=False)
+        assert ours, (steps.where, error)
+        hot.land(text, flight, None)
+        assert not hot._flights, (steps.where, error)
+        with callers.blocking():
+            assert not is_held(store, "s")
+        count += 1
+    assert count > 100
+
+
+def test_who_waits_for_one_already_looks_for_itself(store: StateStore) -> None:
+    store.session("s").set("n", 1)
+    hot, text = tiers(store.aio).hot, names(store.aio, "s").ref.text
+    hot.forget(text)
+    leader, waits = Body(), list[float]()
+
+    class NeverSet:
+        async def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            leader.leave()
+            return False
+
+    with callers.blocking():
+        flight, _ = hot.take_off(text, freshness=None, alone=False, body=leader)
+    flight.done = NeverSet()
+    assert store.session("s").get("n") == 1
+    assert len(waits) == 1
+    assert waits[0] < 1
 
 
 # Those who do not come back
