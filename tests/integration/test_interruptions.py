@@ -96,8 +96,7 @@ async def held_by_a_task_for(lease: Any, body: Callable[[], None] = lambda: None
             held["n"] = 1
 
 
-@KINDS
-def test_an_interruption_at_any_point_leaves_a_lease_with_a_body_or_none(store: StateStore, enter: Enter) -> None:
+def interrupted_at_every_point(store: StateStore, enter: Enter) -> int:
     steps, count = Steps(), 0
     held_for(enter(store.session("first")), with_a_body(store, "first"))
     while not steps.over:
@@ -110,7 +109,22 @@ def test_an_interruption_at_any_point_leaves_a_lease_with_a_body_or_none(store: 
             error = interrupted  # kept, with all frames that it shows
         assert not is_held(store, id), (steps.where, error)
         count += 1
-    assert count > 100
+    return count
+
+
+@KINDS
+def test_an_interruption_at_any_point_leaves_a_lease_with_a_body_or_none(store: StateStore, enter: Enter) -> None:
+    assert interrupted_at_every_point(store, enter) > 100
+
+
+@KINDS
+def test_if_a_body_were_never_seen_to_be_over_a_lease_would_be_left(
+    store: StateStore, enter: Enter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    monkeypatch.setattr(Body, "there", True)
+    with pytest.raises(AssertionError):
+        interrupted_at_every_point(store, enter)
 
 
 @pytest.mark.parametrize("enter", [LOCK, pytest.param(TURN, marks=pytest.mark.wide)], ids=["lock", "turn"])
@@ -162,10 +176,10 @@ def turn(store: StateStore, id: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("load", [fresh, several, turn])
-def test_nobody_waits_for_a_load_that_was_interrupted(
-    store: StateStore, load: Callable[[StateStore, str], None]
-) -> None:
+LOADS = pytest.mark.parametrize("load", [fresh, several, turn])
+
+
+def loads_interrupted_at_every_point(store: StateStore, load: Callable[[StateStore, str], None]) -> int:
     steps, count, hot = Steps(), 0, tiers(store.aio).hot
     store.session("s").set("n", 1)
     text = names(store.aio, "s").ref.text
@@ -185,7 +199,24 @@ def test_nobody_waits_for_a_load_that_was_interrupted(
         with callers.blocking():
             assert not is_held(store, "s")
         count += 1
-    assert count > 100
+    return count
+
+
+@LOADS
+def test_nobody_waits_for_a_load_that_was_interrupted(
+    store: StateStore, load: Callable[[StateStore, str], None]
+) -> None:
+    assert loads_interrupted_at_every_point(store, load) > 100
+
+
+@LOADS
+def test_if_its_end_were_not_seen_somebody_would(
+    store: StateStore, load: Callable[[StateStore, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    monkeypatch.setattr(Body, "there", True)
+    with pytest.raises(AssertionError):
+        loads_interrupted_at_every_point(store, load)
 
 
 def test_who_waits_for_one_already_looks_for_itself(store: StateStore) -> None:
@@ -226,6 +257,20 @@ def test_a_lease_that_was_taken_by_hand_ends_with_its_thread(store: StateStore) 
     thread.join()
     with store.session("s").lock(wait=10):
         assert kept[0].lost
+    kept[0].release()
+
+
+def test_if_its_thread_were_never_seen_to_end_it_would_be_held(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    monkeypatch.setattr(tiers(store.aio).port, "ended", lambda owner: False)
+    kept: list[Any] = []
+    thread = threading.Thread(target=lambda: kept.append(store.session("s").lock(ttl=0.3).acquire()))
+    thread.start()
+    thread.join()
+    with pytest.raises(LockTimeout):
+        store.session("s").lock(wait=1).acquire()
     kept[0].release()
 
 
