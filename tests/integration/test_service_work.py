@@ -103,6 +103,25 @@ async def test_work_is_finished_or_given_up_at_the_end() -> None:
         await running
 
 
+async def test_work_that_begins_while_the_last_of_it_is_waited_for_is_finished_too() -> None:
+    """At each SIGTERM under load some requests were answered 503, with 15 s left."""
+    work, first, second = Work(), asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(work.within(60, first.wait()))
+    await until(lambda: len(work))
+    ending = asyncio.create_task(work.finish(30))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(work.within(60, second.wait()))
+    await until(lambda: len(work) == 2)
+    first.set()
+    assert await running
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not late.done()
+    second.set()
+    assert await late
+    await ending
+
+
 @pytest.mark.parametrize("many", [10, 1000])
 async def test_the_memory_of_a_crowd_of_connections_is_given_back_once(
     many: int, monkeypatch: pytest.MonkeyPatch

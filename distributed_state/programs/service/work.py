@@ -61,7 +61,7 @@ class Work:
             task.exception()  # marks it as retrieved: the client may have been answered before
 
     async def finish(self, seconds: float) -> None:
-        """Wait for what is running, at most so long; then abandon it. What begins later has as long, and not longer."""
+        """Wait for what is running, and what begins meanwhile, at most so long; then abandon it."""
         self._end = asyncio.get_running_loop().time() + seconds
         await self._ended(seconds)
         for over in list(self._waiting):
@@ -69,8 +69,11 @@ class Work:
         await self._ended(_CLEANING_UP)
 
     async def _ended(self, seconds: float) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        # Again for those that began meanwhile: they would be abandoned with all of their time left.
+        while self._tasks and (left := end - loop.time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
 
 
 def _settle(future: asyncio.Future[None]) -> None:
