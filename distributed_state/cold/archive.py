@@ -9,7 +9,6 @@ Design: section 9.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from distributed_state.cold.refusals import Fault
 from distributed_state.cold.setting_aside import set_aside
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
+from distributed_state.values import chance
 from distributed_state.values.journal import JournalEntry, State, fold
 from distributed_state.values.model import REPAIR, log_fields
 
@@ -50,7 +50,7 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     # By what it was, too: whoever compared the journal with it must have seen all that is archived.
     if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
         return None
-    new = Cursor(partition, f"{ordinal + 1}-{secrets.token_hex(4)}", ordinal + 1, 0, "")
+    new = Cursor(partition, f"{ordinal + 1}-{chance.token_hex(4)}", ordinal + 1, 0, "")
     row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
     # Not the one that somebody may have minted since our look: its insert below is what shows us.
     connection.execute(update(tables.cursors).where(here, c.ordinal <= ordinal).values(closed=True))

@@ -5,7 +5,6 @@ Design: sections 9, 14.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from distributed_state.cold.engine import Database
 from distributed_state.cold.tables import namespaces
 from distributed_state.cold.urls import parse_url, sqlite_file
 from distributed_state.errors import ConfigurationError
+from distributed_state.values import chance
 
 LAYOUT = 1
 
@@ -68,7 +68,7 @@ def register(database: Database, namespace: str, partitions: int) -> tuple[str, 
     with database.read() as connection:
         row = connection.execute(query).first()
     if row is None:
-        new = {"namespace": namespace, "archive_id": uuid.uuid4().hex, "partitions": partitions}
+        new = {"namespace": namespace, "archive_id": chance.token_hex(16), "partitions": partitions}
         with database.write() as connection:
             try:
                 with connection.begin_nested():

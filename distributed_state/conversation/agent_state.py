@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Self
-from uuid import uuid4
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +23,7 @@ from pydantic import (
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.conversation.working_memory import FROZEN, Text, ToolCall, WorkingMemory, now, text_of
 from distributed_state.errors import InvalidTransition, InvalidValue
-from distributed_state.values import codec
+from distributed_state.values import chance, codec
 from distributed_state.values.model import MAX_PHASE, Message, Ref
 
 
@@ -94,7 +93,7 @@ class AgentState(BaseModel):
 
     model_config = FROZEN
 
-    session_id: Annotated[Text, AfterValidator(_as_id)] = Field(default_factory=lambda: uuid4().hex)
+    session_id: Annotated[Text, AfterValidator(_as_id)] = Field(default_factory=lambda: chance.token_hex(16))
     phase: Text = Field(default="idle", min_length=1, max_length=MAX_PHASE)
     history: tuple[Message, ...] = ()
     memory: WorkingMemory = Field(default_factory=WorkingMemory)

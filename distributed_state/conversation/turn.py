@@ -8,7 +8,6 @@ Design: section 13.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -40,7 +39,7 @@ from distributed_state.records.workspace import Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.durability import ensure_version
-from distributed_state.values import codec, message_ranges
+from distributed_state.values import chance, codec, message_ranges
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.results import Written
@@ -117,7 +116,7 @@ class AsyncTurn(Transaction):
         self._session = session
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
-        tag = secrets.token_hex(4) if request_id is None else f"{crc32(name_of(request_id) or b''):x}"
+        tag = chance.token_hex(4) if request_id is None else f"{crc32(name_of(request_id) or b''):x}"
         self._lease = self._tiers.lock(
             context.keys, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
             seize=busy == "interrupt",

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
-from uuid import uuid4
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, Strict
 
 from distributed_state.errors import InvalidValue
-from distributed_state.values import codec
+from distributed_state.values import chance, codec
 from distributed_state.values.model import Message
 
 
@@ -47,7 +46,7 @@ class ToolCall(BaseModel):
 
     model_config = FROZEN
 
-    call_id: Text = Field(default_factory=lambda: f"call_{uuid4().hex}", min_length=1)
+    call_id: Text = Field(default_factory=lambda: f"call_{chance.token_hex(16)}", min_length=1)
     tool_name: Text = Field(min_length=1)
     arguments: Annotated[dict[str, Any], AfterValidator(as_json)] = Field(default_factory=dict)
     result: Json = None

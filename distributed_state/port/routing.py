@@ -76,7 +76,7 @@ class Router:
         return life
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
-        for other in {*self.nodes(), *self._connections.lives} - {node}:
+        for other in sorted({*self.nodes(), *self._connections.lives} - {node}):
             try:
                 if (await self.life_of(other)).name == name:
                     return True

@@ -9,7 +9,6 @@ Design: section 17.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Unpack
 
@@ -24,7 +23,7 @@ from distributed_state.records.view import View
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.changes import Changes, add
-from distributed_state.values import codec, field_ttl
+from distributed_state.values import chance, codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import SCHEMA, Ref
 from distributed_state.values.presence import Presence
@@ -163,7 +162,7 @@ class TypedContext(RecordContext, Generic[M]):
                     draft.creation = attempt.creation
                     continue
             if lowers:  # plain writes that meet at one record give way to one another
-                await self.tiers.port.sleep(random.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))
+                await self.tiers.port.sleep(chance.source.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))
             known = await read_path.read(self.tiers, self.keys, fresh=True)
         raise Conflict(f"{self.text[:200]}: its schema version changes faster than it can be written")
 

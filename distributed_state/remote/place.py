@@ -7,7 +7,6 @@ Design: section 26.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 from distributed_state.errors import ConfigurationError, Conflict, Deleted, NotFound
 from distributed_state.remote import leases, values
 from distributed_state.remote.requests import Requests
-from distributed_state.values import path_names
+from distributed_state.values import chance, path_names
 from distributed_state.values.model import Ref
 
 T = TypeVar("T")
@@ -87,7 +86,7 @@ class RecordPlace:
         for attempt in range(_ATTEMPTS - 1):
             with suppress(Conflict):
                 return await once()
-            await self.requests.http.sleep(secrets.randbelow(1000) / 1000 * min(0.1, 0.002 * 2**attempt))
+            await self.requests.http.sleep(chance.source.random() * min(0.1, 0.002 * 2**attempt))
         return await once()
 
     async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Any:

@@ -9,7 +9,6 @@ Design: section 26.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -25,7 +24,7 @@ from tenacity import (
 from distributed_state.errors import StateError, Unavailable
 from distributed_state.port.http import Http, HttpAnswer, Unanswered
 from distributed_state.remote.refusals import may_come_later, refusal
-from distributed_state.values import path_names
+from distributed_state.values import chance, path_names
 
 KEY = "Idempotency-Key"
 _PAUSE = wait_random_exponential(multiplier=0.05, max=2.0)
@@ -57,7 +56,7 @@ class Requests:
 
     async def write(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
         """Change something, once however often it has to be sent."""
-        key = f"c-{secrets.token_hex(16)}"
+        key = f"c-{chance.token_hex(16)}"
         return await self._ask(method, path, {**(headers or {}), KEY: key}, body, True)
 
     async def order(
@@ -113,7 +112,7 @@ def _pause(state: RetryCallState) -> float:
     error = None if state.outcome is None else state.outcome.exception()
     asked = error.after if isinstance(error, _AskAgain) else 0.0
     # Not all at once, those who were told the same.
-    return max(float(_PAUSE(state)), asked + asked * 0.1 * secrets.randbelow(100) / 100)
+    return max(float(_PAUSE(state)), asked + asked * 0.1 * chance.source.random())
 
 
 def _seconds(text: str) -> float:

@@ -5,7 +5,6 @@ Design: section 26.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -21,6 +20,7 @@ from distributed_state.remote.place import RecordPlace, kind_of, path_of
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.requests import Requests
 from distributed_state.remote.session import AsyncRemoteSession
+from distributed_state.values import chance
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, HeldLease, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
@@ -97,7 +97,7 @@ class AsyncRemoteStore:
     def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> AsyncRemoteSession:
         """Return a conversation by its id, or a new one. No I/O. `user` owns it from its first write on."""
         absent.refuse_options("session", others)
-        found = self._prefix + secrets.token_hex(16) if id is None else id
+        found = self._prefix + chance.token_hex(16) if id is None else id
         return AsyncRemoteSession(self._requests, Ref("session", found), user)
 
     def user(self, id: str, **others: Never) -> AsyncRemoteRecord:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from distributed_state.search.setting import Setting
 from distributed_state.search.user_functions import call_user
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
+from distributed_state.values import chance
 from distributed_state.values.search import Indexed
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Follower(JobWorker):
 
     async def catch_up(self, progress: Callable[[Indexed], None] | None = None) -> int:
         """Bring up all that is due now, or let others do it; the number of the last note of that."""
-        claimer = secrets.token_hex(8)
+        claimer = chance.token_hex(8)
         # Not what is written meanwhile: there may always be more.
         goal = await self._port.sql(self._search.last_due)
         report_at = 0.0
@@ -138,7 +138,7 @@ class Follower(JobWorker):
         return Indexed(records, await self._port.sql(self._search.lacking, goal))
 
     async def _run(self) -> None:
-        claimer = secrets.token_hex(8)
+        claimer = chance.token_hex(8)
         archiver = self._tiers.archiver
         every = pause = self._tiers.settings.archive_every
         seen, rested = -1, math.inf

@@ -8,10 +8,10 @@ Design: section 27.
 from __future__ import annotations
 
 import re
-import secrets
 
 from distributed_state.errors import NotFound, StateError
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import chance
 
 _NAME = re.compile(r"@[0-9a-f]{8}")
 
@@ -25,7 +25,7 @@ async def keep(tiers: Tiers, position: str) -> str:
     """Keep a position for `events_for`; its name, or itself where Redis does not take it, or ends with us."""
     if tiers.settings.url is None:
         return position
-    name = f"@{secrets.token_hex(4)}"
+    name = f"@{chance.token_hex(4)}"
     try:
         lasts_ms = int(tiers.settings.events_for * 1000)
         await tiers.port.command(b"SET", tiers.keys.bookmark(name), position.encode(), b"PX", lasts_ms)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -37,6 +36,7 @@ from distributed_state.store.failed_starts import Noting
 from distributed_state.store.reaper import Reaper
 from distributed_state.tiers.assembly import Tiers, leave_mark
 from distributed_state.tiers.durability import admit
+from distributed_state.values import chance
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
@@ -298,7 +298,7 @@ def resolve(**given: Any) -> Settings:
 
 def _replica() -> str:
     """A name for one life of one replica: never used again, and short, because records remember it."""
-    return secrets.token_hex(6)
+    return chance.token_hex(6)
 
 
 @cache

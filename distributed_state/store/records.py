@@ -5,7 +5,6 @@ Design: section 3.
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from distributed_state.conversation.session import AsyncSession
@@ -15,7 +14,7 @@ from distributed_state.records.sanitizing import Options, SessionOptions
 from distributed_state.records.schema import Schema
 from distributed_state.records.store_context import StoreContext
 from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.values import field_ttl
+from distributed_state.values import chance, field_ttl
 from distributed_state.values.model import Ref
 
 
@@ -27,7 +26,7 @@ def session(
     options: SessionOptions,
 ) -> AsyncSession:
     """A session by its id, or a new one."""
-    ref = Ref("session", secrets.token_hex(16) if id is None else id)
+    ref = Ref("session", chance.token_hex(16) if id is None else id)
     fresh = id is None
     idle = options.pop("idle", None)
     lifetime = options.pop("lifetime", None)

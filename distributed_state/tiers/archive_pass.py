@@ -9,13 +9,13 @@ Design: section 9.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import ColdUnavailable
 from distributed_state.port import Signal
+from distributed_state.values import chance
 from distributed_state.values.journal import Journal, JournalEntry
 from distributed_state.warm.answers import PartitionState
 
@@ -117,7 +117,7 @@ def grouped(partitions: Sequence[int], places: Mapping[int, PartitionState]) -> 
     """The partitions in random order, those together whose journals are read in one round trip."""
     group: list[int] = []
     size = 0
-    for partition in random.sample(partitions, len(partitions)):
+    for partition in chance.source.sample(partitions, len(partitions)):
         place = places.get(partition)
         group.append(partition)
         size += place.waiting if place else 0

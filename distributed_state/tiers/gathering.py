@@ -12,13 +12,13 @@ Design: section 14.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from distributed_state.errors import CorruptState, StateError, WarmUnavailable
 from distributed_state.port import Job, Port, Words
 from distributed_state.tiers.memory import Memory
+from distributed_state.values import chance
 from distributed_state.values.journal import JournalEntry, pack, pack_entries, unpack, unpack_entries
 from distributed_state.values.keys import Keys
 from distributed_state.warm.client import Warm
@@ -79,7 +79,7 @@ class Gathering:
         wanted = set(replicas) - {self._warm.replica}
         if not wanted:
             return Gathered(list(found.values()), wanted)
-        token = secrets.token_hex(8)
+        token = chance.token_hex(8)
         request = f"{token} {epoch}"
         keys = self._keys
         await self._warm.command(b"SET", keys.partition(partition).gathering, request, b"PX", _KEPT_MS)

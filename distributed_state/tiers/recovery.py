@@ -14,8 +14,6 @@ Design: section 14.
 from __future__ import annotations
 
 import logging
-import random
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +28,7 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
 from distributed_state.tiers.backfill import Backfill
 from distributed_state.tiers.reconcile import reconcile
+from distributed_state.values import chance
 from distributed_state.values.journal import Journal, JournalEntry, unpack
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
@@ -101,7 +100,7 @@ class Recovery:
 
     async def _until_started(self, partition: int, over: str = "", brought: Backfilled | None = None) -> None:
         """Have it start; an epoch that is `over` ends, though it is of this life. `brought`: see `_start`."""
-        token = secrets.token_hex(8)
+        token = chance.token_hex(8)
         began = self._port.monotonic()
         account = waited.present()
         end = began + (self._limit if account is None else self._warm.left())
@@ -118,7 +117,7 @@ class Recovery:
             left = end - self._port.monotonic()
             if left <= 0:
                 raise held_up
-            await self._port.sleep(min(left, pause * random.uniform(0.5, 1.0)))
+            await self._port.sleep(min(left, pause * chance.source.uniform(0.5, 1.0)))
             pause = min(pause * 1.5, _LONGEST)
 
     async def heal(self, partition: int) -> bool:

@@ -8,11 +8,11 @@ Design: sections 8, 23.
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from distributed_state.errors import StateError
+from distributed_state.values import chance
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.lock import Lock, check_times, seizing
@@ -49,7 +49,7 @@ class CarriedLease:
         """Hold the record, or raise LockTimeout after `wait` seconds; at once, from who holds it with this token."""
         lock = _lock(leases, names, wait, ttl, "" if take_over is None else seizing(take_over))
         # Whoever reads the name of a holder elsewhere cannot make a lease of it.
-        lock.holder = f"{leases.name()}.{secrets.token_hex(12)}"
+        lock.holder = f"{leases.name()}.{chance.token_hex(12)}"
         try:
             return cls((await lock.take(None)).lock_value)
         except BaseException:

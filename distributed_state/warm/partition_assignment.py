@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Port
+from distributed_state.values import chance
 from distributed_state.values.keys import Keys
 from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.scripts import CLAIM, JOIN
@@ -72,7 +72,7 @@ class PartitionAssignment:
             share, most = self._share(members, pauses) if members else (len(kept), 0)
             if not (waits and self._waits):
                 others = [each for each in range(self._keys.partitions) if each not in asked]
-                kept += await self._take(random.sample(others, min(most, len(others))), share - len(kept))
+                kept += await self._take(chance.source.sample(others, min(most, len(others))), share - len(kept))
             self.mine = kept
             self.excess = kept[share:]
         self._renew_at = now + self._rounds.pause(self._seconds / 3 * (1.0 if self.mine else pauses))
@@ -80,7 +80,7 @@ class PartitionAssignment:
 
     async def _free(self) -> list[int]:
         """Those of nobody, of as many as one who waits tries. Only looked at: a claim is a script that writes."""
-        tried = random.sample(range(self._keys.partitions), min(self._tries, self._keys.partitions))
+        tried = chance.source.sample(range(self._keys.partitions), min(self._tries, self._keys.partitions))
         try:
             holders = await self._port.exchange([(b"GET", self._claim(each)) for each in tried])
         except WarmUnavailable as error:

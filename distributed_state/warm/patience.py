@@ -8,12 +8,12 @@ Design: section 5.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
 from distributed_state.errors import Backpressure, WarmUnavailable
 from distributed_state.port import Call, Port, Script, Words, waited
+from distributed_state.values import chance
 
 
 class Patience:
@@ -90,7 +90,7 @@ class Patience:
         with waited.call() as account:
             while (left := self._retry_for - account.seconds(self.port.monotonic())) > 0:
                 self.retried += 1
-                await self.port.sleep(min(left, pause * random.uniform(0.5, 1.0)))
+                await self.port.sleep(min(left, pause * chance.source.uniform(0.5, 1.0)))
                 pause = min(pause * 2, 0.5)
                 account.add(began)
                 try:

@@ -9,8 +9,9 @@ Design: section 12.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
+
+from distributed_state.values import chance
 
 SECONDS = 3.0  # between two moments
 _CALM = 300  # so many replicas have rounds of that length; more of them as many together, if they can
@@ -23,7 +24,7 @@ class Rounds:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._phase = random.random() * SECONDS
+        self._phase = chance.source.random() * SECONDS
         self.seconds = SECONDS  # between two moments, in a fleet of the size that was heard of last
 
     def spread(self, members: int) -> None:

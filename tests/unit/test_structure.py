@@ -210,6 +210,17 @@ def test_time_and_concurrency_belong_to_the_port(module: Path) -> None:
         assert not isinstance(node, ast.AsyncFor), "an `async for` needs an async generator"
 
 
+# A secret, or a name that some framework makes, is drawn elsewhere: it must never come from a seed.
+DRAWS = {"values.chance", "values.access_tokens"}
+
+
+@each(MODULES)
+def test_chance_comes_from_one_module(module: Path) -> None:
+    if name_of(module) not in DRAWS and place_of(name_of(module)) not in {"adapters", "programs"}:
+        found = {"random", "secrets", "uuid"} & {name.split(".")[0] for name in imports(module)}
+        assert not found, f"imports {found}: the simulator could not seed it"
+
+
 @each(MODULES)
 def test_nothing_is_decided_by_a_workers_clock(module: Path) -> None:
     """It jumps. What ends or is told apart by time goes by the server's clock; only what is shown may go by this."""
