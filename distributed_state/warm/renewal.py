@@ -258,7 +258,9 @@ class Renewal(Generic[L]):
             return  # it was collected meanwhile, and is given back in the next round
         if answer == b"ok":
             lease.renewed(sent)
-        elif answer != b"uninitialised":  # what becomes of it then is decided by who starts the partition
+        elif answer != b"uninitialised" and lease.granted:
+            # A partition that is not initialised is decided by who starts it. And a lease that is being given back is not
+            # lost: the server may have carried that out first, and this question after it.
             self._lose(lease, "is held by somebody else or expired")
 
     async def close(self) -> None:
