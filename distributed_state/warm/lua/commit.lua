@@ -59,7 +59,7 @@ local written = call('HGET', meta, 'journal')
 -- @include written
 -- @include same_data
 if not current then return {'uninitialised'} end
-if epoch ~= '' and epoch ~= current then return {'epoch', current} end
+local read_under = epoch
 epoch = current
 
 -- The first step's field comes along: most changes are of one, and a call costs as much as two or three fields.
@@ -133,6 +133,8 @@ if not version then
   end
 end
 
+-- Only now: a repetition must find what was applied before, also under an epoch that has ended since.
+if read_under ~= '' and read_under ~= epoch then return {'epoch', epoch} end
 local holder = call('GET', lock)
 -- One of another epoch was granted before Redis lost something: it holds nothing any more.
 if holder and not string.find(holder, '@' .. epoch .. ':', 1, true) then holder = false end
