@@ -1,0 +1,118 @@
+"""A fleet in one process: replicas, servers and SQL of one run. Law: the product in it is the product, unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from fakeredis.commands_mixins import scripting_mixin
+
+from distributed_state import AsyncStateStore
+from distributed_state.port.facts import Life
+from distributed_state.store import lifecycle
+from tests.simulation.network import Network, Wire
+from tests.simulation.node import Node, Persistence, Replica
+from tests.simulation.port import SimulatedConnections, SimulatedPort
+from tests.simulation.sql import SimulatedSql
+from tests.simulation.world import Process, Task, World
+
+SERVER = "server:6379"
+
+
+class Fleet:
+    """Everything of one run."""
+
+    def __init__(self, world: World, persistence: Persistence, lags: tuple[float, ...] = (), **settings: Any) -> None:
+        self.world = world
+        self.settings = settings
+        self.network = Network(world)
+        self.sql = SimulatedSql(world)
+        self.lives = 0
+        replicas = [Replica(f"copy{at}", lag) for at, lag in enumerate(lags)]
+        self.network.nodes[SERVER] = Node(world, SERVER, self._life(), persistence, replicas)
+        self._opening: Process | None = None
+
+    @property
+    def server(self) -> Node:
+        """The one that answers now."""
+        return self.network.nodes[SERVER]
+
+    def _life(self) -> Life:
+        self.lives += 1
+        return Life(f"data{self.lives:02}", f"run{self.lives:02}", True)
+
+    # Replicas
+
+    def run(self, process: Process, work: Coroutine[Any, Any, Any], name: str) -> Task:
+        """A task of a replica."""
+        return Task(process, work, f"{process.name}/{name}")
+
+    async def open(self, name: str) -> tuple[AsyncStateStore, Process]:
+        """Start a replica. Raises what opening raises."""
+        process = self._opening = Process(self.world, name)
+        store = AsyncStateStore.open(f"redis://{SERVER}", archive="memory", **self.settings)
+        await self.run(process, store.__aenter__(), "open").ended
+        return store, process
+
+    @contextmanager
+    def rules(self) -> Iterator[None]:
+        """Inside, stores are opened in this fleet."""
+
+        def connections(url: str, timeout: float, credentials: object = None, *, retry_for: float = 0.0) -> Any:
+            assert self._opening is not None, "a store is opened by `open`"
+            return SimulatedConnections(self, self._opening, url, timeout, retry_for=retry_for)
+
+        def cold(url: object, namespace: Any, *, snapshot_every: int = 100, **_: object) -> Any:
+            return self.sql.cold(getattr(namespace, "namespace", namespace), snapshot_every)
+
+        with self.world.rules(), ExitStack() as stack:
+            stack.enter_context(mock.patch.object(scripting_mixin, "_check_for_lua_globals", lambda *_: None))
+            stack.enter_context(mock.patch.object(lifecycle, "Connections", connections))
+            stack.enter_context(mock.patch.object(lifecycle, "SharedPort", SimulatedPort))
+            for way in ("open", "open_later"):
+                stack.enter_context(mock.patch.object(lifecycle.ColdStore, way, cold))
+            yield
+
+    # Faults of the server
+
+    def stop_server(self, *, away: float, power_cut: bool) -> tuple[float, float] | None:
+        """Let the server die, and come back with what its file has; a power cut takes what was not synced.
+
+        Returns from when to when it wrote what it lost, None if it is down already.
+        """
+        old, world = self.server, self.world
+        if old.is_down:
+            return None
+        died = world.now
+        kept = old.kept_until(died) if power_cut or old.persistence.mode in ("none", "rdb") else died
+        world.note("server dies", f"keeps {kept:.3f}")
+        old.is_down = True
+        for connection in list(old.connections):
+            world.after(self.network.delay(), lambda each=connection: each.fail("the server closed the connection"))
+
+        def back() -> None:
+            self.network.nodes[SERVER] = old.rebuilt(kept, self._life())
+            world.note("server is back")
+
+        world.after(away, back)
+        return kept, died
+
+    def freeze_server(self, seconds: float) -> None:
+        """Let the server stand still for so long; what it was sent is carried out afterwards."""
+        self.world.note("server freezes", f"{seconds:.3f}")
+        self.server.frozen_until = max(self.server.frozen_until, self.world.now + seconds)
+
+    def drop_subscribers(self) -> None:
+        """Let the server end all subscriptions, as it does with subscribers that are too slow."""
+        for connection in list(self.server.connections):
+            if isinstance(connection, Wire):
+                connection.fail("the server closed the connection")
+
+    def evict(self) -> None:
+        """Let a server at its limit of memory drop a key that may be dropped."""
+        if keys := self.server.mortal_keys():
+            key = self.world.chance.choice(keys)
+            self.world.note("evicted", key.decode(errors="replace"))
+            self.server.carry_out([(b"DEL", key)])

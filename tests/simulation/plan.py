@@ -1,0 +1,132 @@
+"""What happens in a run beside chance: its shape, its operations and its faults. Law: a plan follows from its seed.
+
+A plan is made before the run, so that what it names can be left out, one by one, until nothing more can be.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+READS = ("get", "read", "messages", "item get")
+WRITES = {
+    "set": 4, "set if unchanged": 2, "set if equal": 1, "delete field": 1, "increment": 3, "append": 3, "turn": 6,
+    "transaction": 2, "apply": 2, "locked": 2, "item put": 2, "item delete": 1, "tag": 1, "batch": 2, "durable": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A kind of run. `faults`: how many of each kind; `pace`: mean seconds between two operations of a client."""
+
+    replicas: int = 3
+    clients: int = 6
+    records: int = 3
+    operations: int = 180
+    pace: float = 0.05
+    reads: float = 0.3
+    mix: tuple[tuple[str, int], ...] = tuple(WRITES.items())
+    faults: tuple[tuple[str, int], ...] = ()
+    persistence: str = "everysec"
+    copies: int = 0
+    cancelled: float = 0.05
+    ttl: float = 2.0  # of leases
+    settings: tuple[tuple[str, object], ...] = (("warm_ttl", 1.0), ("partitions", 2), ("retry_for", 5.0), ("timeout", 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong at a time. `who`: which replica, if it is one; `amount` is what the kind makes of it."""
+
+    number: int
+    kind: str
+    at: float
+    lasts: float
+    who: int
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of a client. `draw` seeds whatever else it chooses."""
+
+    number: int
+    client: int
+    kind: str
+    record: int
+    pause: float
+    draw: int
+    cancel_after: float | None
+
+    @property
+    def name(self) -> str:
+        """Who wrote what this operation wrote."""
+        return f"op{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole run. `left_out`: the operations and faults that do not happen, as "o12" and "f3"."""
+
+    seed: int
+    shape: Shape
+    operations: tuple[Operation, ...]
+    faults: tuple[Fault, ...]
+    left_out: frozenset[str] = field(default=frozenset())
+
+    @classmethod
+    def of(cls, seed: int, shape: Shape) -> Plan:
+        """The plan of a seed."""
+        chance = random.Random(seed * 7919 + 17)
+        kinds = [kind for kind, weight in shape.mix for _ in range(weight)]
+        operations = []
+        for number in range(shape.operations):
+            kind = chance.choice(READS) if chance.random() < shape.reads else chance.choice(kinds)
+            cancel = chance.expovariate(50) if chance.random() < shape.cancelled else None
+            operations.append(
+                Operation(
+                    number, number % shape.clients, kind, chance.randrange(shape.records),
+                    chance.expovariate(1 / shape.pace), chance.getrandbits(32), cancel,
+                )
+            )  # fmt: skip
+        length = shape.operations / shape.clients * shape.pace
+        faults = []
+        for kind, count in shape.faults:
+            for _ in range(chance.randint(0, count)):
+                lasts, who = chance.expovariate(2.0), chance.randrange(shape.replicas)
+                faults.append(Fault(len(faults), kind, chance.uniform(0, length), lasts, who, chance.random()))
+        return cls(seed, shape, tuple(operations), tuple(faults))
+
+    def without(self, *names: str) -> Plan:
+        """The same without these operations and faults."""
+        return replace(self, left_out=self.left_out | set(names))
+
+    @property
+    def names(self) -> list[str]:
+        """All that happens and could be left out."""
+        found = [f"f{fault.number}" for fault in self.faults] + [f"o{each.number}" for each in self.operations]
+        return [name for name in found if name not in self.left_out]
+
+
+CALM = Shape()
+LOSSY = replace(CALM, faults=(("lose messages", 3), ("silence", 2), ("freeze replica", 2)))
+CRASHES = replace(CALM, faults=(("crash replica", 2), ("lose messages", 2), ("freeze replica", 2)))
+RESTARTS = replace(CALM, faults=(("power cut", 2), ("restart server", 1), ("lose messages", 2), ("crash replica", 1)))
+FULL = replace(CALM, faults=(("evict", 20), ("forget scripts", 2), ("lose messages", 2), ("freeze server", 2)))
+SQL = replace(CALM, faults=(("sql away", 2), ("sql frozen", 1), ("sql loses answers", 3), ("disk full", 1), ("evict", 5)))
+LEASES = replace(
+    CALM, ttl=0.3, mix=(("turn", 6), ("locked", 3), ("increment", 1), ("set", 1)), reads=0.1,
+    faults=(("freeze replica", 6), ("lose messages", 2), ("silence", 3), ("clock jump", 2), ("freeze server", 1)),
+)  # fmt: skip
+ALL = replace(
+    CALM,
+    faults=tuple((kind, 1) for kind in (
+        "lose messages", "silence", "freeze replica", "freeze server", "crash replica", "power cut", "restart server",
+        "evict", "forget scripts", "drop subscribers", "clock jump", "sql away", "sql frozen", "sql loses answers",
+        "disk full",
+    )),
+)  # fmt: skip
+SHAPES = {
+    "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "sql": SQL, "leases": LEASES,
+    "all": ALL,
+}  # fmt: skip

@@ -1,0 +1,239 @@
+"""One run: a fleet opened, worked, harmed, healed and judged. Law: a run is a function of its plan."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed_state import AsyncStateStore
+from distributed_state.errors import StateError
+from tests.simulation import checks
+from tests.simulation.checks import Broken
+from tests.simulation.fleet import Fleet
+from tests.simulation.network import FROM, TO, Silence
+from tests.simulation.node import Persistence
+from tests.simulation.plan import Fault, Operation, Plan
+from tests.simulation.workload import Caller, Outcome
+from tests.simulation.world import Future, Process, Stalled, Task, World
+
+_LONGEST = 60.0  # seconds of its own time that one operation may take
+_STALENESS = 2.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run came to. `broken`: the promise that was not kept, "" if all were."""
+
+    plan: Plan
+    digest: str = ""
+    broken: str = ""
+    seconds: float = 0.0
+    operations: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+
+
+class Run:
+    """A plan at work."""
+
+    def __init__(self, plan: Plan, *, trace: bool = False) -> None:
+        self.plan, self.shape = plan, plan.shape
+        self.world = World(plan.seed, trace=trace)
+        self.outcomes: list[Outcome] = []
+        self.losses: list[tuple[float, float]] = []
+        self.turns: list[Outcome] = []
+        self.stores: list[tuple[AsyncStateStore, Process]] = []
+        self._opened = 0
+        self._healed = False
+
+    def result(self) -> Result:
+        """Do it."""
+        world, result = self.world, Result(self.plan)
+        with world.rules():
+            lags = tuple(0.05 * (at + 1) for at in range(self.shape.copies))
+            settings: dict[str, Any] = {"namespace": "sim", "max_staleness": _STALENESS} | dict(self.shape.settings)
+            self.fleet = Fleet(world, Persistence(self.shape.persistence), lags, **settings)
+        with self.fleet.rules():
+            root = self.fleet.run(world.outside, self._all(), "run")
+            try:
+                world.run_until(root.ended, 3600.0)
+                if root.ended.error is not None:
+                    raise root.ended.error
+                for name, error in world.failures:
+                    raise Broken("bug", f"{name} ended with {type(error).__name__}: {error}") from error
+            except (Broken, Stalled, StateError) as error:
+                result.broken = f"{type(error).__name__}: {error}" if not isinstance(error, Broken) else str(error)
+            finally:
+                world.bury()
+        result.digest, result.seconds = world.digest, world.now
+        result.operations = len(self.outcomes)
+        result.states = Counter(f"{each.operation.kind} {each.state}" for each in self.outcomes)
+        result.lines = world.lines or []
+        return result
+
+    # The way through
+
+    async def _all(self) -> None:
+        for _ in range(self.shape.replicas):
+            await self._open()
+        for fault in self.plan.faults:
+            if f"f{fault.number}" not in self.plan.left_out:
+                self.world.after(fault.at, lambda fault=fault: self._harm(fault))
+        clients = [self.fleet.run(self.world.outside, self._client(at), f"c{at}") for at in range(self.shape.clients)]
+        for client in clients:
+            await client.ended
+        await self._heal()
+        await self._judge()
+
+    async def _open(self) -> None:
+        self._opened += 1
+        self.stores.append(await self.fleet.open(f"r{self._opened}"))
+
+    async def _client(self, number: int) -> None:
+        for operation in self.plan.operations:
+            if operation.client == number and f"o{operation.number}" not in self.plan.left_out:
+                await self.world.sleep(operation.pause)
+                await self._do(operation)
+
+    async def _do(self, operation: Operation) -> None:
+        chance = random.Random(operation.draw)
+        writer = operation.name
+        records = [f"s{operation.record}"]
+        if operation.kind == "batch":
+            records.append(f"s{(operation.record + 1) % self.shape.records}")
+        if operation.kind == "turn" and self.turns and chance.random() < 0.2:
+            again = chance.choice(self.turns)  # a client that did not hear the answer, or sends everything twice
+            writer, records = again.writer, list(again.records)
+        for attempt in range(3):
+            outcome = await self._once(operation, writer, tuple(records))
+            if operation.kind == "turn":
+                self.turns.append(outcome)
+            if outcome.state != "unknown" or operation.kind != "turn" or attempt == 2:
+                return
+            await self.world.sleep(chance.uniform(0, 0.5))
+
+    async def _once(self, operation: Operation, writer: str, records: tuple[str, ...]) -> Outcome:
+        world = self.world
+        while not (live := [each for each in self.stores if not each[1].is_dead]):
+            await world.sleep(0.05)
+        store, process = live[operation.draw % len(live)]
+        outcome = Outcome(operation, writer, world.now, records, process.name)
+        self.outcomes.append(outcome)
+        world.note("begins", process.name, writer, operation.kind, *records)
+        task = self.fleet.run(process, Caller(world, store, outcome, self.shape.ttl).run(), writer)
+        if operation.cancel_after is not None:
+            world.after(operation.cancel_after, task.cancel)
+        await self._over(task)
+        if not outcome.ended:
+            outcome.ended, outcome.error = world.now, "its replica died"
+        world.note("ends", process.name, writer, outcome.state, outcome.error[:60])
+        return outcome
+
+    async def _over(self, task: Task) -> None:
+        """Wait until it has ended, or died. Raises Stalled if neither comes."""
+        either = Future()
+        task.ended.calls.append(either.settle)
+        task.process.died.calls.append(either.settle)
+        self.world.after(_LONGEST + max(0.0, task.process.frozen_until - self.world.now), either.settle)
+        if not task.ended.done and not task.process.is_dead:
+            await either
+        if not task.ended.done and not task.process.is_dead:
+            raise Stalled(f"{task.name} does not end")
+
+    # Faults
+
+    def _harm(self, fault: Fault) -> None:
+        if self._healed:
+            return
+        world, fleet = self.world, self.fleet
+        world.note("fault", fault.kind, f"{fault.lasts:.3f}", f"{fault.amount:.3f}")
+        live = [process for _, process in self.stores if not process.is_dead]
+        who = live[fault.who % len(live)] if live else None
+        match fault.kind:
+            case "lose messages":
+                fleet.network.loss = 0.02 + 0.2 * fault.amount
+                world.after(fault.lasts, lambda: setattr(fleet.network, "loss", 0.0))
+            case "silence" if who is not None:
+                direction = TO if fault.amount < 0.5 else FROM
+                fleet.network.silences.append(Silence(who.name, direction, world.now + 2 * fault.lasts))
+            case "freeze replica" if who is not None:
+                who.freeze(2 * fault.lasts)
+            case "freeze server":
+                fleet.freeze_server(fault.lasts)
+            case "crash replica" if who is not None and len(live) > 1:
+                who.crash()
+                fleet.run(world.outside, self._replace(), "replace")
+            case "power cut" | "restart server":
+                if lost := fleet.stop_server(away=fault.lasts / 2, power_cut=fault.kind == "power cut"):
+                    self.losses.append(lost)
+            case "evict":
+                fleet.evict()
+            case "forget scripts":
+                fleet.server.fake.script_cache.clear()
+            case "drop subscribers":
+                fleet.drop_subscribers()
+            case "clock jump" if who is not None:
+                who.clock.ahead += 600 * (fault.amount - 0.5)
+            case "sql away":
+                fleet.sql.away_until = world.now + 2 * fault.lasts
+            case "sql frozen":
+                fleet.sql.frozen_until = world.now + 2 * fault.lasts
+            case "sql loses answers":
+                fleet.sql.loss = 0.3 * fault.amount
+                world.after(fault.lasts, lambda: setattr(fleet.sql, "loss", 0.0))
+            case "disk full":
+                fleet.sql.fill_disk(fault.lasts)
+
+    async def _replace(self) -> None:
+        for _ in range(20):
+            await self.world.sleep(0.3)
+            try:
+                await self._open()
+                return
+            except StateError as error:
+                self.world.note("cannot open", type(error).__name__)
+
+    # The end
+
+    async def _heal(self) -> None:
+        """End all faults, and let what they did be repaired."""
+        world, fleet = self.world, self.fleet
+        self._healed = True
+        fleet.network.loss = fleet.sql.loss = 0.0
+        fleet.network.silences.clear()
+        while fleet.server.is_down or fleet.server.frozen_until > world.now or self._is_sql_away():
+            await world.sleep(0.1)
+        await world.sleep(self.shape.ttl + 1.0)
+
+    def _is_sql_away(self) -> bool:
+        return max(self.fleet.sql.away_until, self.fleet.sql.frozen_until) > self.world.now
+
+    async def _judge(self) -> None:
+        await self._open()
+        store, process = self.stores[-1]
+        reading = self.fleet.run(process, self._read(store), "judge")
+        await self._over(reading)
+        found = await reading.ended
+        for each in found:
+            checks.judge(each, self.outcomes, staleness=_STALENESS, losses=self.losses)
+        await self._close()
+
+    async def _read(self, store: AsyncStateStore) -> list[checks.Found]:
+        await store.archive()
+        return [await checks.read(store, f"s{at}") for at in range(self.shape.records)]
+
+    async def _close(self) -> None:
+        """Close all, and look for what was left behind."""
+        for store, process in self.stores:
+            if not process.is_dead:
+                closing = self.fleet.run(process, store.close(), "close")
+                await self._over(closing)
+                await closing.ended
+        await self.world.sleep(1.0)
+        for _, process in self.stores:
+            if not process.is_dead and process.tasks:
+                raise Broken("left over", f"{process.name}: {', '.join(task.name for task in process.tasks)}")
+
+

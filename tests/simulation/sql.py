@@ -1,0 +1,101 @@
+"""The SQL database of a run: the real cold tier on SQLite in memory, called inline, with faults around each call.
+
+Law: a call happens as a whole or not at all, as its transaction does; what may be lost is its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from sqlalchemy import event
+
+from distributed_state.cold import schema
+from distributed_state.cold.engine import Database
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import ColdUnavailable
+from tests.simulation.world import EPOCH, Future, Process, World
+
+_migrated: list[bytes] = []  # a database with its tables: to make them takes longer than a short run
+
+
+class SimulatedSql:
+    """One database, for all replicas of a run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.loss = 0.0  # of calls: half before they begin, half after they have committed
+        self.away_until = 0.0
+        self.frozen_until = 0.0
+        self.calls = self.lost = 0
+        self.database = Database("memory")
+        event.listen(self.database._engine, "connect", self._with_this_clock)
+        if _migrated:
+            self._restore(_migrated[0])
+        schema.ready(self.database, True)
+        self.database.opened = True
+        if not _migrated:
+            _migrated.append(self.photograph())
+
+    def _with_this_clock(self, raw: Any, _: object) -> None:
+        raw.create_function("julianday", 1, lambda _: (EPOCH + self.world.now) / 86400.0 + 2440587.5)
+
+    def _raw(self) -> Any:
+        return self.database._engine.raw_connection()
+
+    def photograph(self) -> bytes:
+        """The whole database."""
+        found: bytes = self._raw().driver_connection.serialize()
+        return found
+
+    def _restore(self, photograph: bytes) -> None:
+        self._raw().driver_connection.deserialize(photograph)
+
+    def cold(self, namespace: str, snapshot_every: int) -> ColdStore:
+        """The cold tier of one replica."""
+        return ColdStore(self.database, namespace, snapshot_every, ExitStack())
+
+    def fill_disk(self, seconds: float) -> None:
+        """Let the database grow no more for so long."""
+        raw = self._raw().driver_connection
+        used = raw.execute("PRAGMA page_count").fetchone()[0]
+        raw.execute(f"PRAGMA max_page_count = {used}")
+        self.world.after(seconds, lambda: raw.execute("PRAGMA max_page_count = 1073741823"))
+
+    def _time(self) -> float:
+        return self.world.chance.expovariate(1000)
+
+    async def run(self, process: Process, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """What the call returns, or raises. It goes on when whoever waits for it was cancelled."""
+        self.calls += 1
+        outcome = Future()
+        self.world.after(self._time(), lambda: self._begin(process, call, arguments, outcome))
+        return await outcome
+
+    def _begin(self, process: Process, call: Callable[..., Any], arguments: tuple[Any, ...], outcome: Future) -> None:
+        world = self.world
+        if process.is_dead:
+            return
+        if self.frozen_until > world.now:
+            world.after(self.frozen_until - world.now, lambda: self._begin(process, call, arguments, outcome))
+            return
+        fate = world.chance.random() / self.loss if self.loss else 1.0
+        name = getattr(call, "__name__", type(call).__name__)
+        if self.away_until > world.now or fate < 0.5:
+            world.note("sql refused", process.name, name)
+            self.lost += 1
+            world.after(self._time(), lambda: outcome.settle(error=ColdUnavailable("SQL: no connection")))
+            return
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = call(*arguments)
+        except Exception as problem:  # noqa: BLE001 - whoever awaits the call gets what it raised
+            error = problem
+        world.note("sql", process.name, name, f"{type(error).__name__}: {error}"[:100] if error else "")
+        if error is None and fate < 1.0:
+            world.note("sql answer lost", process.name, name)
+            self.lost += 1
+            error = ColdUnavailable("SQL: the connection was lost; it may have committed")
+        world.after(self._time(), lambda: outcome.settle(value, error))

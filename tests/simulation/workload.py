@@ -1,0 +1,193 @@
+"""What clients do: operations over the public API, and what became of each. Law: whatever is written names its writer.
+
+The writer of a change is its `actor`, so the history says of every operation whether it was applied, where, how often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed_state import AsyncStateStore
+from distributed_state.errors import DurabilityUnknown, Interrupted, StateError, Unavailable
+from tests.simulation.plan import Operation
+from tests.simulation.world import World
+
+ACKNOWLEDGED, REFUSED, UNKNOWN = "acknowledged", "refused", "unknown"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of an operation. `writer` is its actor; `records` are those that it may have changed.
+
+    `version`: the one that it was told, 0 if none; `base`: the one that it demanded, or that a lease protected.
+    `seen`: what a read returned: a version and fields.
+    """
+
+    operation: Operation
+    writer: str
+    began: float
+    records: tuple[str, ...]
+    replica: str = ""
+    ended: float = 0.0
+    state: str = UNKNOWN
+    error: str = ""
+    version: int = 0
+    base: int | None = None
+    level: str = "memory"
+    seen: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
+    fresh: bool = False
+    repeated: bool = False
+    counted: int | None = None  # what a turn or a transaction read, and wrote plus one
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it may have changed anything."""
+        return not self.operation.kind.startswith(("get", "read", "messages", "item get"))
+
+    def __str__(self) -> str:
+        told = f" as version {self.version}" if self.version else ""
+        return (
+            f"{self.writer} ({self.operation.kind}) on {self.replica} at {self.began:.3f}-{self.ended:.3f}: "
+            f"{self.state}{told} {self.error}"
+        )
+
+
+class Caller:
+    """Does one operation on one replica."""
+
+    def __init__(self, world: World, store: AsyncStateStore, outcome: Outcome, ttl: float) -> None:
+        self.world, self.store, self.outcome, self.ttl = world, store, outcome, ttl
+        self.operation = outcome.operation
+        self.chance = random.Random(self.operation.draw)
+        self.value = outcome.writer
+        self.session = self._session(outcome.records[0])
+
+    def _session(self, id: str) -> Any:
+        return self.store.session(id, actor=self.outcome.writer)
+
+    async def run(self) -> None:
+        """Do it, and note what became of it."""
+        outcome = self.outcome
+        work: Callable[[], Awaitable[None]] = getattr(self, "_" + self.operation.kind.replace(" ", "_"))
+        try:
+            await work()
+            outcome.state = ACKNOWLEDGED
+        except (Unavailable, DurabilityUnknown, Interrupted, asyncio.CancelledError) as error:
+            outcome.error = f"{type(error).__name__}: {error}"[:300]
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        except StateError as error:
+            # A batch is not atomic, and whoever loses a lease may have written under it.
+            outcome.state = UNKNOWN if self.operation.kind in ("batch", "locked") else REFUSED
+            outcome.error = f"{type(error).__name__}: {error}"[:300]
+        finally:
+            outcome.ended = self.world.now
+
+    # Reads
+
+    async def _look(self, fresh: bool) -> None:
+        self.outcome.fresh = fresh
+        view = await self.session.view(fresh=fresh)
+        self.outcome.seen.append((self.session.id, view.version, dict(view)))
+
+    async def _get(self) -> None:
+        await self._look(False)
+
+    async def _read(self) -> None:
+        await self._look(True)
+
+    async def _messages(self) -> None:
+        self.outcome.fresh = True
+        found = await self.session.messages(fresh=True)
+        self.outcome.seen.append((self.session.id, -1, {"messages": [each.content for each in found]}))
+
+    async def _item_get(self) -> None:
+        await self.session.items("notes").get(self.chance.choice("xy"))
+
+    # Writes
+
+    async def _set(self) -> None:
+        self.outcome.version = await self.session.set(self.chance.choice("ab"), self.value)
+
+    async def _set_if_unchanged(self) -> None:
+        self.outcome.base = await self.session.version()
+        await self._think()
+        self.outcome.version = await self.session.set("a", self.value, expect_version=self.outcome.base)
+
+    async def _set_if_equal(self) -> None:
+        view = await self.session.view()
+        self.outcome.counted = view.get("swaps", 0)
+        expect = {"swaps": view["swaps"]} if "swaps" in view else {}
+        if not expect:
+            await self.session.write(set={"swaps": 1}, expect_version=view.version)
+            return
+        written = await self.session.write(set={"swaps": view["swaps"] + 1}, expect=expect)
+        self.outcome.version = written.version
+
+    async def _delete_field(self) -> None:
+        self.outcome.version = await self.session.delete(self.chance.choice("ab"))
+
+    async def _increment(self) -> None:
+        await self.session.increment("n")
+
+    async def _append(self) -> None:
+        self.outcome.version = await self.session.append({"role": "user", "content": self.value})
+
+    async def _turn(self) -> None:
+        outcome = self.outcome
+        async with self.session.turn(request_id=outcome.writer, ttl=self.ttl, wait=2.0) as turn:
+            outcome.repeated = turn.repeated
+            if not turn.repeated:
+                turn.append({"role": "user", "content": self.value})
+                outcome.counted = counted = turn.get("count", 0)
+                await self._think()
+                turn["count"] = counted + 1
+                turn["by"] = self.value
+
+    async def _transaction(self) -> None:
+        async with self.session.transaction() as transaction:
+            self.outcome.base = transaction.version
+            self.outcome.counted = counted = transaction.get("sum", 0)
+            await self._think()
+            transaction["sum"] = counted + 1
+
+    async def _apply(self) -> None:
+        def change(state: Any) -> None:
+            self.outcome.counted = state.get("sum", 0)
+            state["sum"] = self.outcome.counted + 1
+
+        await self.session.apply(change)
+
+    async def _locked(self) -> None:
+        async with self.session.lock(ttl=self.ttl, wait=2.0):
+            self.outcome.counted = counted = await self.session.get("held", 0, fresh=True)
+            await self._think()
+            self.outcome.version = await self.session.set("held", counted + 1)
+
+    async def _item_put(self) -> None:
+        await self.session.items("notes").put(self.chance.choice("xy"), self.value)
+
+    async def _item_delete(self) -> None:
+        await self.session.items("notes").delete(self.chance.choice("xy"))
+
+    async def _tag(self) -> None:
+        written = await self.session.write(tag={"by": self.value}, set={"a": self.value})
+        self.outcome.version = written.version
+
+    async def _batch(self) -> None:
+        async with self.store.batch() as batch:
+            for id in self.outcome.records:
+                batch.on(self._session(id)).set("b", self.value)
+
+    async def _durable(self) -> None:
+        self.outcome.level = self.chance.choice(("fsynced", "archived"))
+        self.outcome.version = await self.session.set("a", self.value, durability=self.outcome.level)
+
+    async def _think(self) -> None:
+        await self.world.sleep(self.chance.choice((0.0, 0.002, 0.02, 0.2)))
+
+

@@ -1,0 +1,298 @@
+"""The scheduler, the clocks and the processes of one run. Law: nothing here waits for the real world.
+
+Coroutines are stepped by hand. All that are ready wait in one list, from which the seed picks; when nobody is ready,
+time jumps to the next timer. So a thousand seconds of sleep cost nothing, and every interleaving at an `await` can happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import os
+import platform
+import random
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
+from typing import Any
+from unittest import mock
+
+from distributed_state.errors import StateError
+from distributed_state.port.background import Stopped
+from distributed_state.values import chance
+
+EPOCH = 1_700_000_000.0  # seconds since 1970 when a run begins
+real_perf_counter = time.perf_counter
+
+
+class RunOver(BaseException):
+    """Raised at every await of what a run left behind, so that its `finally` blocks reach nobody."""
+
+
+class Stalled(AssertionError):
+    """Nothing came of an operation: a deadlock, or an end that never comes."""
+
+
+class Future:
+    """The one thing that the scheduler understands. Whoever awaits it goes on when it is settled."""
+
+    __slots__ = ("calls", "done", "error", "value")
+    over = False
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.calls: list[Callable[[], None]] = []
+
+    def settle(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Let all who await it go on with a value, or an error. Only the first settling counts."""
+        if self.done:
+            return
+        self.done, self.value, self.error = True, value, error
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+
+    def __await__(self) -> Generator[Future, None, Any]:
+        if Future.over:
+            raise RunOver
+        while not self.done:
+            yield self
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class Task:
+    """A coroutine of one process.
+
+    `in_thread`: it stands for blocking code in a thread of the store's own, which nothing cancels; `asked` is settled
+    when such a thread is asked to end.
+    """
+
+    def __init__(self, process: Process, work: Coroutine[Any, Any, Any], name: str, *, in_thread: bool = False) -> None:
+        self.process, self.work, self.name, self.in_thread = process, work, name, in_thread
+        self.ended = Future()
+        self.asked = Future()
+        self.cancelling = 0  # cancellations that nobody took back, as asyncio counts them
+        self._world = process.world
+        self._context = copy_context()
+        self._on: Future | None = None
+        self._raising: BaseException | None = None
+        self.is_ready = False
+        process.tasks[self] = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Step it when the seed says so."""
+        if not self.is_ready and not self.process.is_dead:
+            self.is_ready = True
+            self._world.ready.append(self)
+
+    def cancel(self) -> None:
+        """Raise CancelledError at its present await, as asyncio does."""
+        if self.ended.done:
+            return
+        self.cancelling += 1
+        if self._raising is None:
+            self._raising = asyncio.CancelledError()
+            if self._on is not None and self.wake in self._on.calls:
+                self._on.calls.remove(self.wake)
+            self.wake()
+
+    def step(self) -> None:
+        """Run it up to its next await."""
+        error, self._raising, self._on = self._raising, None, None
+        try:
+            if error is None:
+                found = self._context.run(self.work.send, None)
+            else:
+                found = self._context.run(self.work.throw, error)
+        except StopIteration as done:
+            self._end(done.value, None)
+            return
+        except BaseException as problem:  # noqa: BLE001 - whatever ends a task is what its awaiter gets
+            self._end(None, problem)
+            return
+        if not isinstance(found, Future):
+            raise AssertionError(f"{self.name} awaits {found!r}, which is not the simulation's")
+        self._on = found
+        if found.done or self._raising is not None:
+            self.wake()
+        else:
+            found.calls.append(self.wake)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        self.process.tasks.pop(self, None)
+        if error is not None and not isinstance(error, StateError | Stopped | asyncio.CancelledError):
+            self._world.failures.append((self.name, error))
+        self.ended.settle(value, error)
+
+
+class Clock:
+    """What time somebody thinks it is: a wall clock that may be set, and a monotonic one that may run fast or slow."""
+
+    def __init__(self, world: World, ahead: float = 0.0, rate: float = 1.0) -> None:
+        self._world = world
+        self.ahead, self.rate = ahead, rate
+
+    def monotonic(self) -> float:
+        """Seconds since the machine was started."""
+        return 1000.0 + self._world.now * self.rate
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return EPOCH + self._world.now * self.rate + self.ahead
+
+
+class Process:
+    """What dies together: the tasks, connections and clocks of one replica."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.clock = Clock(world, world.chance.uniform(-0.5, 0.5), 1 + world.chance.uniform(-1e-4, 1e-4))
+        self.tasks: dict[Task, None] = {}
+        self.connections: list[Any] = []
+        self.is_dead = False
+        self.died = Future()
+        self.frozen_until = 0.0
+
+    def crash(self) -> None:
+        """Nothing of it runs any more, no `finally` either."""
+        self.world.note("crash", self.name)
+        self.is_dead = True
+        # A coroutine that is collected runs its `finally`: the dead are kept while the run lasts.
+        self.world.dead += self.tasks
+        for connection in self.connections:
+            connection.vanish()
+        self.died.settle()
+
+    def freeze(self, seconds: float) -> None:
+        """Let nothing of it run for so long, as SIGSTOP does; its messages still arrive."""
+        self.world.note("freeze", self.name, f"{seconds:.3f}")
+        self.frozen_until = max(self.frozen_until, self.world.now + seconds)
+
+
+class World:
+    """One run: its chance, its time, what is ready and what is due."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        self.ready: list[Task] = []
+        self.failures: list[tuple[str, BaseException]] = []
+        self.dead: list[Task] = []
+        self.lines: list[str] | None = [] if trace else None
+        self.steps = 0
+        self.current: Task | None = None
+        self.server_clock: Clock | None = None  # while a server works
+        self.outside = Process(self, "outside")
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._digest = hashlib.blake2b(digest_size=8)
+
+    # What is due
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call this in so many seconds."""
+        self._count += 1
+        heapq.heappush(self._timers, (self.now + max(0.0, seconds), self._count, call))
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        future = Future()
+        self.after(seconds, future.settle)
+        await future
+
+    def run_until(self, done: Future, limit: float) -> None:
+        """Run until this is settled. Raises Stalled if it is not, within so many seconds of this run's time."""
+        end = self.now + limit
+        ready, timers, draw = self.ready, self._timers, self.chance.random
+        while not done.done:
+            if ready:
+                at = int(draw() * len(ready))
+                ready[at], ready[-1] = ready[-1], ready[at]
+                self._step(ready.pop())
+            elif timers:
+                due, _, call = heapq.heappop(timers)
+                if due > end:
+                    raise Stalled(f"nothing came of it within {limit:g} s")
+                self.now = max(self.now, due)
+                call()
+            else:
+                raise Stalled("nobody is ready, and nothing is due")
+
+    def _step(self, task: Task) -> None:
+        task.is_ready = False
+        process = task.process
+        if process.is_dead or task.ended.done:
+            return
+        if process.frozen_until > self.now:
+            self.after(process.frozen_until - self.now, task.wake)
+            return
+        self.steps += 1
+        self.note("step", task.name)
+        self.current = task
+        task.step()
+        self.current = None
+
+    # What is told of it
+
+    def note(self, *words: str, more: Callable[[], str] | None = None) -> None:
+        """Add a line to the story of this run; `more` of it is asked for only where the story is kept."""
+        line = f"{self.now:.6f} {' '.join(words)}"
+        self._digest.update(line.encode())
+        if self.lines is not None:
+            self.lines.append(f"{line} {more()}\n" if more else f"{line}\n")
+
+    @property
+    def digest(self) -> str:
+        """A name for all that happened so far: equal for equal runs."""
+        return self._digest.hexdigest()
+
+    # In place of this process's own clocks and chance
+
+    @contextmanager
+    def rules(self) -> Iterator[None]:
+        """Inside, whoever asks for the time or for chance gets this run's."""
+
+        def clock() -> Clock:
+            if self.server_clock is not None:
+                return self.server_clock
+            return (self.current.process if self.current else self.outside).clock
+
+        def never(_: float) -> None:
+            raise AssertionError("somebody sleeps in real time")
+
+        with ExitStack() as stack:
+            for where, name, stand_in in (
+                (time, "time", lambda: clock().wall()),
+                (time, "monotonic", lambda: clock().monotonic()),
+                (time, "perf_counter", lambda: clock().monotonic()),
+                (time, "sleep", never),
+                (os, "getpid", lambda: 4242),
+                (os, "getloadavg", lambda: (0.0, 0.0, 0.0)),
+                (platform, "node", lambda: "host"),
+            ):
+                stack.enter_context(mock.patch.object(where, name, stand_in))
+            stack.enter_context(chance.seeded(self.seed ^ 0x5EED))
+            yield
+
+    def bury(self) -> None:
+        """End what a run left behind; nothing of it reaches anybody."""
+        Future.over = True
+        left = [*self.dead, *self.ready, *(each for dead in self.dead for each in dead.process.tasks)]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # what a `finally` began is never awaited
+                for task in left:
+                    with suppress(BaseException):
+                        task.work.close()
+        finally:
+            Future.over = False
+            self.dead.clear()
