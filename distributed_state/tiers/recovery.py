@@ -404,7 +404,7 @@ class Recovery:
         return kept
 
     async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
-        records = list(names)
+        records = sorted(names, key=lambda each: each.ref.text)
         for at in range(0, len(records) or 1, _AT_ONCE):
             if not await self._partitions.discard(keys, token, seen, records[at : at + _AT_ONCE]):
                 return False
