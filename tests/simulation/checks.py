@@ -99,7 +99,9 @@ async def read(store: AsyncStateStore, id: str) -> Found:
             aside |= {change.actor for change in changes}
     view = await session.view(fresh=True)
     messages = [str(each.content) for each in await session.messages(fresh=True)]
-    items = {(COLLECTION, key): value for key in "xy" if (value := await session.items(COLLECTION).get(key)) is not None}
+    items = {
+        (COLLECTION, key): value for key in "xy" if (value := await session.items(COLLECTION).get(key)) is not None
+    }
     found = State(dict(view), messages, items)
     if view.version != len(main.changes):
         raise Broken("G4", f"{id}: Redis is at version {view.version}, its history at {len(main.changes)}")
@@ -192,7 +194,9 @@ def _judge_base(line: Line, version: int, tries: Sequence[Outcome]) -> None:
         if each.base is not None and version != each.base + 1:
             wrong.append(f"{each} demanded version {each.base} and became {version} of {line.name}")
         elif each.counted is not None and before is not None and before.fields.get(name, 0) != each.counted:
-            wrong.append(f"{each} read {name}={each.counted}; before version {version} it was {before.fields.get(name)}")
+            wrong.append(
+                f"{each} read {name}={each.counted}; before version {version} it was {before.fields.get(name)}"
+            )
     if wrong and len(wrong) == len(tries):
         raise Broken("G2", "; ".join(wrong))
 
@@ -205,7 +209,9 @@ def _judge_order(found: Found, writes: dict[str, list[Outcome]], main: dict[str,
         ended = max(each.ended if each.state == ACKNOWLEDGED else math.inf for each in tries)
         began = min(each.began for each in tries)
         if latest is not None and ended < latest_began:
-            raise Broken("G1", f"{found.id}: {tries[-1]} is version {version}, and {latest} began later and is before it")
+            raise Broken(
+                "G1", f"{found.id}: {tries[-1]} is version {version}, and {latest} began later and is before it"
+            )
         if began > latest_began:
             latest_began, latest = began, tries[0]
 
@@ -232,9 +238,13 @@ def _judge_read(
         return
     fits = [line for line in found.lines() if (state := line.state(version)) is not None and state.fields == seen]
     if not fits and not is_lost:
-        raise Broken("G9", f"{each} saw {seen} as version {version} of {found.id}, which {found.main.state(version)} is")
+        raise Broken(
+            "G9", f"{each} saw {seen} as version {version} of {found.id}, which {found.main.state(version)} is"
+        )
     if fits and fits[0] is found.main:
         since = each.began if each.fresh else each.began - staleness
         for writer, (at, *_) in main.items():
-            if at > version and all(other.ended < since and other.state == ACKNOWLEDGED for other in writes.get(writer, (each,))):
+            if at > version and all(
+                other.ended < since and other.state == ACKNOWLEDGED for other in writes.get(writer, (each,))
+            ):
                 raise Broken("G10", f"{each} saw version {version}, though {writer} was acknowledged as {at} before")

@@ -68,7 +68,7 @@ class Fleet:
             return self.sql.cold(getattr(namespace, "namespace", namespace), snapshot_every)
 
         with self.world.rules(), ExitStack() as stack:
-            stack.enter_context(mock.patch.object(scripting_mixin, "_check_for_lua_globals", lambda *_: None))
+            stack.enter_context(mock.patch.object(scripting_mixin, "_check_for_lua_globals", return_value=None))
             stack.enter_context(mock.patch.object(lifecycle, "Connections", connections))
             stack.enter_context(mock.patch.object(lifecycle, "SharedPort", SimulatedPort))
             for way in ("open", "open_later"):

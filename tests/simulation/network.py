@@ -113,10 +113,10 @@ class Connection:
         self._is_cut = True
         self._world.after(self.network.delay(), lambda: self.fail("the connection was cut"))
 
-    def _answer(self, answers: list[Any], sent: list[Any], answer: Future, at: int, written: float) -> None:
+    def _answer(self, answers: list[Any], sent: list[Any], answer: Future, first: int, written: float) -> None:
         """Send the answers when those that wait for replicas or a disk are known."""
         world, node = self._world, self.node
-        for at in range(at, len(answers)):
+        for at in range(first, len(answers)):
             if answers[at] in (b"WAIT", b"WAITAOF"):
                 words = sent[at]
                 wanted, within = int(words[1]), float(words[-1]) / 1000

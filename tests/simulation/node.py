@@ -26,8 +26,8 @@ from distributed_state.port.facts import Life
 from tests.simulation.world import Clock, World
 
 READS = frozenset(
-    (b"GET", b"HGET", b"HMGET", b"HGETALL", b"HKEYS", b"XRANGE", b"XREVRANGE", b"PING", b"INFO", b"TIME", b"MGET")
-    + (b"XLEN", b"EXISTS", b"PTTL", b"ZRANGE", b"ZRANGEBYSCORE", b"ZCARD", b"LRANGE", b"TYPE", b"PEXPIRETIME", b"SCAN")
+    b"GET HGET HMGET HGETALL HKEYS XRANGE XREVRANGE PING INFO TIME MGET XLEN EXISTS PTTL ZRANGE ZRANGEBYSCORE ZCARD "
+    b"LRANGE TYPE PEXPIRETIME SCAN".split()
 )
 _SNAPSHOT_EVERY = 150  # entries of the log
 _NOW = {b"INFO", b"CONFIG", b"ROLE", b"WAIT", b"WAITAOF"}

@@ -31,12 +31,17 @@ class Shape:
     copies: int = 0
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
-    settings: tuple[tuple[str, object], ...] = (("warm_ttl", 1.0), ("partitions", 2), ("retry_for", 5.0), ("timeout", 1.0))
+    settings: tuple[tuple[str, object], ...] = (
+        ("warm_ttl", 1.0),
+        ("partitions", 2),
+        ("retry_for", 5.0),
+        ("timeout", 1.0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong at a time. `who`: which replica, if it is one; `amount` is what the kind makes of it."""
+    """Something that goes wrong at a time. `who`: which replica, if one; `amount`: what its kind makes of it."""
 
     number: int
     kind: str
@@ -113,7 +118,9 @@ LOSSY = replace(CALM, faults=(("lose messages", 3), ("silence", 2), ("freeze rep
 CRASHES = replace(CALM, faults=(("crash replica", 2), ("lose messages", 2), ("freeze replica", 2)))
 RESTARTS = replace(CALM, faults=(("power cut", 2), ("restart server", 1), ("lose messages", 2), ("crash replica", 1)))
 FULL = replace(CALM, faults=(("evict", 20), ("forget scripts", 2), ("lose messages", 2), ("freeze server", 2)))
-SQL = replace(CALM, faults=(("sql away", 2), ("sql frozen", 1), ("sql loses answers", 3), ("disk full", 1), ("evict", 5)))
+SQL = replace(
+    CALM, faults=(("sql away", 2), ("sql frozen", 1), ("sql loses answers", 3), ("disk full", 1), ("evict", 5))
+)
 LEASES = replace(
     CALM, ttl=0.3, mix=(("turn", 6), ("locked", 3), ("increment", 1), ("set", 1)), reads=0.1,
     faults=(("freeze replica", 6), ("lose messages", 2), ("silence", 3), ("clock jump", 2), ("freeze server", 1)),

@@ -1,5 +1,4 @@
-"""The port of a simulated replica. Law: it keeps the rules of the real ones, for every rule that it breaks is a bug
-that does not exist.
+"""The port of a simulated replica. Law: it keeps the rules of the real ones; one that breaks them invents faults.
 
 A user's task may be cancelled at each await. A thread of the store's own ends only where it waits, once it is asked
 to. SQL and user code in threads go on when the task that waits for them was cancelled.
@@ -22,7 +21,6 @@ from distributed_state.port.errors import translate
 from distributed_state.port.routing import Router
 from distributed_state.values.background_replica import REPLICA
 from tests.simulation.network import Connection, Network, Wire
-
 from tests.simulation.world import Future, Process, RunOver, Task
 
 if TYPE_CHECKING:  # a cold tier needs a fleet, which needs this
@@ -407,5 +405,3 @@ class SimulatedWire:
     def close(self) -> None:
         """Drop the connection; whoever receives gets an error."""
         self._wire.fail("the link is closed")
-
-

@@ -235,5 +235,3 @@ class Run:
         for _, process in self.stores:
             if not process.is_dead and process.tasks:
                 raise Broken("left over", f"{process.name}: {', '.join(task.name for task in process.tasks)}")
-
-

@@ -189,5 +189,3 @@ class Caller:
 
     async def _think(self) -> None:
         await self.world.sleep(self.chance.choice((0.0, 0.002, 0.02, 0.2)))
-
-

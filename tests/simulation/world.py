@@ -1,7 +1,7 @@
 """The scheduler, the clocks and the processes of one run. Law: nothing here waits for the real world.
 
 Coroutines are stepped by hand. All that are ready wait in one list, from which the seed picks; when nobody is ready,
-time jumps to the next timer. So a thousand seconds of sleep cost nothing, and every interleaving at an `await` can happen.
+time jumps to the next timer. So a thousand seconds of sleep cost nothing, and every order of steps can happen.
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""Runs a fleet from seeds: `python -m tests.simulation`.
+
+Each run opens a fleet in this process, works on it, harms it, heals it and checks every promise. A run that breaks one
+is made as short as possible, and its seed replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+
+from tests.simulation.plan import SHAPES, Plan
+from tests.simulation.run import Result, Run
+from tests.simulation.shrinking import shown, shrink
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="all", help="the kind of run (default: all faults)")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the first run (default: 1)")
+    parser.add_argument("--runs", type=int, default=1, help="how many runs, each with the next seed (default: 1)")
+    parser.add_argument("--operations", type=int, help="operations of each run")
+    parser.add_argument("--trace", action="store_true", help="print the story of each run: who sent what to whom, when")
+    parser.add_argument("--no-shrink", action="store_true", help="show a failure as it was found")
+    parser.add_argument("--json", action="store_true", help="print one object a run")
+    return parser
+
+
+def main() -> int:
+    """The exit status: 1 if a promise was broken, 130 after Ctrl-C."""
+    parser = _parser()
+    given = parser.parse_args()
+    if given.runs < 1 or (given.operations is not None and given.operations < 1):
+        parser.error("--runs and --operations are at least 1")
+    logging.disable(logging.CRITICAL)
+    shape = SHAPES[given.shape]
+    if given.operations:
+        shape = replace(shape, operations=given.operations)
+    began, operations, simulated, broken = time.perf_counter(), 0, 0.0, 0
+    states: Counter[str] = Counter()
+    try:
+        for seed in range(given.seed, given.seed + given.runs):
+            result = Run(Plan.of(seed, shape), trace=given.trace).result()
+            operations, simulated = operations + result.operations, simulated + result.seconds
+            states += result.states
+            if given.trace:
+                sys.stdout.writelines(result.lines)
+            if result.broken:
+                broken += 1
+            _report(given, result)
+            if not given.json and sys.stderr.isatty():
+                print(f"\r{seed - given.seed + 1} of {given.runs} runs, {broken} broken", end="", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    real = time.perf_counter() - began
+    if not given.json:
+        print(
+            f"{given.runs} runs, {operations} operations, {broken} broken; "
+            f"{simulated:.0f} s simulated in {real:.1f} s ({simulated / real:.1f} times as fast), "
+            f"{operations / real:.0f} operations a second"
+        )
+    return 1 if broken else 0
+
+
+def _report(given: argparse.Namespace, result: Result) -> None:
+    seed = result.plan.seed
+    if given.json:
+        found = {"seed": seed, "shape": given.shape, "digest": result.digest, "operations": result.operations}
+        print(json.dumps(found | {"broken": result.broken, "outcomes": dict(result.states)}), flush=True)
+        return
+    if not result.broken:
+        return
+    print(f"seed {seed}: {result.broken}", flush=True)
+    if not given.no_shrink:
+        short = shrink(result, lambda text: print(f"\r{text}   ", end="", file=sys.stderr))
+        print(f"\nthe shortest found that breaks it, too: {short.broken}", *shown(short.plan), sep="\n  ", flush=True)
+    print(f"replay: python -m tests.simulation --shape {given.shape} --seed {seed} --trace", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
