@@ -17,11 +17,14 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import ColdUnavailable
 from tests.simulation.world import EPOCH, Future, Process, World
 
-_migrated: list[bytes] = []  # a database with its tables: to make them takes longer than a short run
-
 
 class SimulatedSql:
     """One database, for all replicas of a run."""
+
+    # Of the process: statements are compiled once, and the tables are there.
+    _database: Database | None = None
+    _empty = b""
+    _present: SimulatedSql | None = None
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -29,28 +32,29 @@ class SimulatedSql:
         self.away_until = 0.0
         self.frozen_until = 0.0
         self.calls = self.lost = 0
-        self.database = Database("memory")
-        event.listen(self.database._engine, "connect", self._with_this_clock)
-        if _migrated:
-            self._restore(_migrated[0])
-        schema.ready(self.database, True)
-        self.database.opened = True
-        if not _migrated:
-            _migrated.append(self.photograph())
-
-    def _with_this_clock(self, raw: Any, _: object) -> None:
-        raw.create_function("julianday", 1, lambda _: (EPOCH + self.world.now) / 86400.0 + 2440587.5)
+        SimulatedSql._present = self
+        if SimulatedSql._database is None:
+            SimulatedSql._database = Database("memory")
+            event.listen(SimulatedSql._database._engine, "connect", _with_this_clock)
+            schema.ready(SimulatedSql._database, True)
+            SimulatedSql._database.opened = True
+            SimulatedSql._empty = self.photograph()
+        self.database = SimulatedSql._database
+        self.database.away = ""
+        self._raw().execute("PRAGMA max_page_count = 1073741823")
+        self._restore(SimulatedSql._empty)
 
     def _raw(self) -> Any:
-        return self.database._engine.raw_connection()
+        assert SimulatedSql._database is not None, "it is made first"
+        return SimulatedSql._database._engine.raw_connection().driver_connection
 
     def photograph(self) -> bytes:
         """The whole database."""
-        found: bytes = self._raw().driver_connection.serialize()
+        found: bytes = self._raw().serialize()
         return found
 
     def _restore(self, photograph: bytes) -> None:
-        self._raw().driver_connection.deserialize(photograph)
+        self._raw().deserialize(photograph)
 
     def cold(self, namespace: str, snapshot_every: int) -> ColdStore:
         """The cold tier of one replica."""
@@ -58,7 +62,7 @@ class SimulatedSql:
 
     def fill_disk(self, seconds: float) -> None:
         """Let the database grow no more for so long."""
-        raw = self._raw().driver_connection
+        raw = self._raw()
         used = raw.execute("PRAGMA page_count").fetchone()[0]
         raw.execute(f"PRAGMA max_page_count = {used}")
         self.world.after(seconds, lambda: raw.execute("PRAGMA max_page_count = 1073741823"))
@@ -99,3 +103,8 @@ class SimulatedSql:
             self.lost += 1
             error = ColdUnavailable("SQL: the connection was lost; it may have committed")
         world.after(self._time(), lambda: outcome.settle(value, error))
+
+
+def _with_this_clock(raw: Any, _: object) -> None:
+    """SQLite's own clock is the machine's."""
+    raw.create_function("julianday", 1, lambda _: (EPOCH + SimulatedSql._present.world.now) / 86400.0 + 2440587.5)
