@@ -42,6 +42,12 @@ def _holder(requests: Requests, path: str) -> AsyncRemoteLease | None:
     return lease if lease is not None and lease.body.there else None
 
 
+def _others(mine: AsyncRemoteLease) -> dict[tuple[int, str], _Found]:
+    """What is held here beside this one; not what was interrupted, which would stay in the context for good."""
+    found = ((name, each, each()) for name, each in _held.get({}).items())
+    return {name: each for name, each, lease in found if lease not in (None, mine) and lease.body.there}
+
+
 async def _give_back(requests: Requests, path: str, lease: str) -> None:
     # A lease that cannot be given back ends with its ttl. An error here would replace that of the body.
     with suppress(StateError):
@@ -68,7 +74,7 @@ class AsyncRemoteLease:
         self.owner: object = None
         self.body = Body()
         self._token = 0
-        self._lost = False
+        self._lost = self._released = False
 
     @property
     def token(self) -> int:
@@ -105,17 +111,23 @@ class AsyncRemoteLease:
             self.lease, self._token = self._outer.lease, self._outer.token
             return self
         self.body.begin()
-        found = await self._taken()
-        self._lost = False
-        self.lease = found["lease"]
-        self._token = found["token"]
-        self.owner = callers.owner()
-        self._stop = self._requests.http.every(self._ttl / 3, self._renewing())
-        _held.set({**_held.get({}), (id(self._requests), self._path): ref(self)})
+        try:
+            found = await self._taken()
+            self._lost = self._released = False
+            self.lease = found["lease"]
+            self._token = found["token"]
+            self.owner = callers.owner()
+            self._stop = self._requests.http.every(self._ttl / 3, self._renewing())
+            _held.set({**_others(self), (id(self._requests), self._path): ref(self)})
+        except BaseException:
+            self.body.leave()  # also one that was taken by hand: its caller does not have it
+            raise
         return self
 
     def wanted(self) -> bool:
-        """Whether anybody holds it; it is lost otherwise."""
+        """Whether anybody holds it; it is lost otherwise, unless it was released."""
+        if self._released:
+            return False
         if not self.body.there or callers.ended(self.owner):
             self._lost = True
         return not self._lost
@@ -149,11 +161,12 @@ class AsyncRemoteLease:
         """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
         if self._stop is None:  # it nests, or is not held
             return
-        self._stop()
-        self._stop = None
+        self._released = True
+        stop, self._stop = self._stop, None
         self.owner = None  # a task whose error leads back to here would wait for the garbage collector
-        _held.set({name: each for name, each in _held.get({}).items() if each() is not self})
+        _held.set(_others(self))
         await _give_back(self._requests, self._path, self.lease)
+        stop()  # last: if this is interrupted, the work in the background gives it back
 
     async def __aenter__(self) -> Self:
         return await self.acquire()

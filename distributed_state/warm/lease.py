@@ -38,6 +38,20 @@ log = logging.getLogger(__name__)
 _held: ContextVar[dict[tuple[int, str], Callable[[], AsyncLease | None]]] = ContextVar("distributed_state_leases")
 
 
+def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
+    """What is held here beside this one; not what was interrupted, which would stay in the context for good."""
+    found = ((name, each, each()) for name, each in _held.get({}).items())
+    return {name: each for name, each, lease in found if lease not in (None, mine) and _is_held(lease)}
+
+
+def _is_held(lease: AsyncLease | None) -> bool:
+    """Whether its holder is there. One that was released is history: a task that was started under it has outlived it.
+
+    So is one whose body is over, which was interrupted before it could be released.
+    """
+    return lease is not None and not lease.released and lease.body.there
+
+
 class Leases:
     """The leases of one replica: renewed together, lost one by one."""
 
@@ -65,9 +79,7 @@ class Leases:
         leases = _held.get(None)
         found = leases.get((id(self), text)) if leases else None
         lease = found() if found is not None else None
-        # One that was released is history: this task was started under it and has outlived it. So is one whose body is
-        # over, which was interrupted before it could be released.
-        return None if lease is None or lease.released or not lease.body.there else lease
+        return lease if _is_held(lease) else None
 
     def lock_value(self, text: str) -> str:
         """What a write of the running task must carry. Raises Fenced if the lease is known to be lost."""
@@ -90,7 +102,7 @@ class Leases:
 
     def keep(self, lease: AsyncLease) -> None:
         """It is held: renew it from now on."""
-        _held.set({**_held.get({}), (id(self), lease.text): ref(lease)})
+        _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
         lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
         self._renewal.watch(lease)
 
@@ -100,17 +112,13 @@ class Leases:
         lease.token = token
         lease.owner = self.port.owner()
         lease.released = False
-        _held.set({**_held.get({}), (id(self), lease.text): lambda: lease})
+        _held.set({**_others(lease), (id(self), lease.text): lambda: lease})
 
     def drop(self, lease: AsyncLease) -> None:
         """It is being given back: nothing is written under it any more."""
         lease.owner = None  # a task whose error leads back to here would wait for the garbage collector
         self.end_span(lease, "lost" if lease.lost else "ok")
-        mine = dict(_held.get({}))
-        found = mine.get((id(self), lease.text))
-        if found is not None and found() is lease:
-            del mine[id(self), lease.text]
-            _held.set(mine)
+        _held.set(_others(lease))
 
     def forget(self, lease: AsyncLease) -> bool:
         """It was given back; whether it was its holder who did so."""

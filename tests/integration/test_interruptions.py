@@ -7,24 +7,31 @@ kept, as a notebook keeps them, and with a `ttl` that does not end by itself mea
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
 import pytest
 from below import names, tiers, until
 from interrupting import Interrupted, Steps
+from remotely import Serving
 
-from distributed_state import LockTimeout, StateStore
-from distributed_state.port import callers
+from distributed_state import AsyncRemoteStore, AsyncStateStore, LockTimeout, RemoteStore, StateStore
+from distributed_state.port import background, callers
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import Body
+from distributed_state.port.http_clients import AsyncHttp, BlockingHttp
+from distributed_state.warm import lease
 
 Enter = Callable[[Any], Any]
 
@@ -145,6 +152,143 @@ def test_so_does_an_interruption_of_a_task(store: StateStore, enter: Enter) -> N
         return count
 
     assert asyncio.run(all_of_them()) > 100
+
+
+# Over HTTP, where the caller renews
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_context() -> Iterator[None]:
+    """Clients are made by the hundred here, each with the certificates of all the world."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
+
+
+@pytest.fixture(scope="module")
+def service(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    archive = f"sqlite:///{tmp_path_factory.mktemp('service')}/archive.db"
+    place = {"url": servers.redis("valkey").url, "archive": archive, "namespace": uuid.uuid4().hex[:12]}
+    with Serving(place) as worker:
+        yield worker.url
+
+
+Works = list[Callable[[], Any]]
+
+
+@pytest.fixture
+def works(monkeypatch: pytest.MonkeyPatch) -> Works:
+    """What is done in the background for each lease, True if it was renewed: done when the test says so."""
+    found: Works = []
+
+    async def nothing() -> bool:
+        return False
+
+    def collected(every: Any) -> Any:
+        def begin(http: Any, seconds: float, work: Callable[[], Any]) -> Any:
+            found.append(work)
+            return every(http, 0.0, nothing)
+
+        return begin
+
+    for http in AsyncHttp, BlockingHttp:
+        monkeypatch.setattr(http, "every", collected(http.every))
+    return found
+
+
+def renewed_over_http(store: RemoteStore, works: Works, most: int = 10_000) -> tuple[int, int]:
+    """Enter and leave leases, interrupted at each point once: how many there were, and are renewed afterwards."""
+    steps, kept, prefix = Steps(), list[Any](), uuid.uuid4().hex
+    while not steps.over and len(kept) < most:
+        lease = store.session(f"{prefix}{len(kept)}").lock(wait=0, ttl=600)
+        try:
+            with steps.interrupting():
+                held_for(lease)
+            kept.append(lease)
+        except Interrupted as interrupted:
+            kept.append((lease, interrupted))  # as a notebook keeps them
+    return len(kept), sum(background.finish(work()) for work in works)
+
+
+async def renewed_by_a_task_over_http(store: AsyncRemoteStore, works: Works) -> tuple[int, int]:
+    """Each with a client of its own: one that was interrupted at an await may keep a lock of anyio's for good."""
+    steps, kept, prefix = Steps(), list[Any](), uuid.uuid4().hex
+    while not steps.over:
+        lease = store.session(f"{prefix}{len(kept)}").lock(wait=0, ttl=600)
+        try:
+            with steps.interrupting():
+                await held_by_a_task_for(lease)
+            kept.append(lease)
+        except Interrupted as interrupted:
+            kept.append((lease, interrupted))
+            store._requests.http._clients.clear()
+    return len(kept), sum([await work() for work in works])
+
+
+def test_a_lease_over_http_that_was_interrupted_at_any_point_is_not_renewed(service: str, works: Works) -> None:
+    with StateStore.open(service) as store:
+        held_for(store.session("first").lock(ttl=600), lambda: checked(background.finish(works[-1]())))
+        count, renewed = renewed_over_http(store, works)
+        assert renewed == 0
+        assert count > 100
+
+
+@pytest.mark.wide
+async def test_nor_is_that_of_a_task(service: str, works: Works) -> None:
+    async with AsyncStateStore.open(service) as store:
+        async with store.session("first").lock(ttl=600):
+            checked(await works[-1]())
+        count, renewed = await renewed_by_a_task_over_http(store, works)
+        assert renewed == 0
+        assert count > 100
+
+
+def checked(found: bool) -> None:
+    assert found
+
+
+def test_if_its_body_were_never_seen_to_be_over_it_would_be(
+    service: str, works: Works, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    monkeypatch.setattr(Body, "there", True)
+    with StateStore.open(service) as store:
+        assert renewed_over_http(store, works, 200)[1] > 0
+
+
+async def test_one_that_was_interrupted_while_it_was_taken_by_hand_ends(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncStateStore.open(service) as store:
+        id, every = uuid.uuid4().hex, AsyncHttp.every
+        lease = store.session(id).lock(ttl=1)
+
+        def interrupted(*given: Any) -> Any:
+            every(*given)
+            raise Interrupted
+
+        async def over() -> bool:
+            return not await store.leases(prefix=id)
+
+        monkeypatch.setattr(AsyncHttp, "every", interrupted)
+        with pytest.raises(Interrupted):
+            await lease.acquire()
+        assert not await over()
+        await until(over, every=0.05)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_one_in_a_generator_lasts_as_long_as_that_is_kept(service: str, by_hand: bool) -> None:
+    with StateStore.open(service) as store:
+        id = uuid.uuid4().hex
+        generator = entered(store.session(id), by_hand, ttl=1)
+        next(generator)
+        start = time.monotonic()
+        await until(lambda: time.monotonic() > start + 1.5)
+        assert store.leases(prefix=id)
+        del generator
+        gc.collect()
+        await until(lambda: not store.leases(prefix=id), every=0.05)
 
 
 @pytest.mark.timeout(1800)
@@ -290,13 +434,24 @@ def test_and_with_the_object_if_nobody_keeps_that(store: StateStore) -> None:
         pass
 
 
-def entered(session: Any, by_hand: bool) -> Iterator[None]:
+def test_leases_that_nobody_keeps_do_not_stay_in_the_context_that_took_them(store: StateStore) -> None:
+    """Each lock copied all of them, and they grew by one with each that was interrupted."""
+
+    def take() -> int:
+        for number in range(10):
+            store.session(f"s{number}").lock(ttl=0.3).acquire()
+        return len(lease._held.get())
+
+    assert Context().run(take) <= 2
+
+
+def entered(session: Any, by_hand: bool, ttl: float = 0.3) -> Iterator[None]:
     if by_hand:
-        lease = session.lock(ttl=0.3).acquire()
+        lease = session.lock(ttl=ttl).acquire()
         yield
         lease.release()
     else:
-        with session.lock(ttl=0.3):
+        with session.lock(ttl=ttl):
             yield
 
 
