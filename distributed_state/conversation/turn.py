@@ -369,6 +369,7 @@ class AsyncTurn(Transaction):
     ) -> None:
         if self.repeated:
             return
+        self._tiers.leases.hold_here(self._lease.outer or self._lease)
         try:
             if error is None:
                 with self._context.durable(self._durability):

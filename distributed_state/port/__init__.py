@@ -277,7 +277,3 @@ class Port(Protocol):
     def owner(self) -> object:
         """The running task or thread."""
         ...
-
-    def ended(self, owner: object) -> bool:
-        """Whether an `owner` has ended, so that it does nothing any more."""
-        ...

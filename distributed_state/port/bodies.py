@@ -12,12 +12,14 @@ Design: sections 8, 16.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 from weakref import ref
 
+from distributed_state.port import callers
 from distributed_state.port.waited import one_call
 
 T = TypeVar("T")
@@ -62,6 +64,14 @@ class Body:
         found = self.token()
         # A coroutine that has ended may be kept by a traceback.
         return found is not None and (not inspect.iscoroutine(found) or found.cr_frame is not None)
+
+    def held_by(self, owner: object) -> bool:
+        """Whether it is not over, and the task or thread that entered it is there.
+
+        A `with` may outlive its thread: in a generator, which another thread continues. FastAPI has such dependencies.
+        """
+        outlives = self.token is not None and isinstance(owner, threading.Thread)
+        return self.there and (outlives or not callers.ended(owner))
 
 
 def leaving(path: str) -> Callable[[F], F]:

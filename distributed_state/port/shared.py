@@ -146,9 +146,6 @@ class SharedPort(BlockingPort):
     def owner(self) -> object:
         return callers.owner()
 
-    def ended(self, owner: object) -> bool:
-        return callers.ended(owner)
-
     def exchange_with(self, node: str, commands: Sequence[Words]) -> Coroutine[Any, Any, list[Any]]:
         tasks = self._tasks()
         return super().exchange_with(node, commands) if tasks is None else tasks.exchange_with(node, commands)

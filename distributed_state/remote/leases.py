@@ -128,7 +128,7 @@ class AsyncRemoteLease:
         """Whether anybody holds it; it is lost otherwise, unless it was released."""
         if self._released:
             return False
-        if not self.body.there or callers.ended(self.owner):
+        if not self.body.held_by(self.owner):
             self._lost = True
         return not self._lost
 

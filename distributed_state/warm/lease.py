@@ -102,9 +102,14 @@ class Leases:
 
     def keep(self, lease: AsyncLease) -> None:
         """It is held: renew it from now on."""
-        _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
+        self.hold_here(lease)
         lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
         self._renewal.watch(lease)
+
+    def hold_here(self, lease: AsyncLease) -> None:
+        """Write under it in this context, too: who leaves a `with` may have another than who entered it."""
+        if self.of(lease.text) is not lease:
+            _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
 
     def carry(self, lease: AsyncLease, lock_value: str, token: int) -> None:
         """Have the running task write under a lock that somebody else took, and renews; nothing of it is kept here."""
@@ -254,7 +259,7 @@ class AsyncLease:
     @property
     def wanted(self) -> bool:
         """Whether anybody holds it, asks for it or gives it back."""
-        return self.body.there and not self._leases.port.ended(self.owner)
+        return self.body.held_by(self.owner)
 
     def orphaned(self) -> None:
         """Nobody does any more: whoever did was interrupted or has ended."""

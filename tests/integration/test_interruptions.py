@@ -408,7 +408,7 @@ def test_if_its_thread_were_never_seen_to_end_it_would_be_held(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control."""
-    monkeypatch.setattr(tiers(store.aio).port, "ended", lambda owner: False)
+    monkeypatch.setattr(callers, "ended", lambda owner: False)
     kept: list[Any] = []
     thread = threading.Thread(target=lambda: kept.append(store.session("s").lock(ttl=0.3).acquire()))
     thread.start()
@@ -453,6 +453,29 @@ def entered(session: Any, by_hand: bool, ttl: float = 0.3) -> Iterator[None]:
     else:
         with session.lock(ttl=ttl):
             yield
+
+
+async def test_its_thread_may_end_before_the_generator(store: StateStore) -> None:
+    """FastAPI runs the two halves of a dependency in threads of a pool, which end when they are idle."""
+    generator = entered(store.session("s"), False)
+    thread = threading.Thread(target=next, args=(generator,))
+    thread.start()
+    thread.join()
+    start = time.monotonic()
+    await until(lambda: time.monotonic() > start + 1.0)
+    assert not await asyncio.to_thread(is_free, store, "s")
+    del generator
+    gc.collect()
+    await until(lambda: asyncio.to_thread(is_free, store, "s"))
+
+
+def test_a_turn_may_be_left_in_another_context_than_it_was_entered_in(store: StateStore) -> None:
+    turn = store.session("s").turn(request_id="r")
+    view = Context().run(turn.__enter__)
+    view["n"] = 1
+    Context().run(turn.__exit__, None, None, None)
+    assert store.session("s").get("n") == 1
+    assert is_free(store, "s")
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
