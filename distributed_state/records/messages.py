@@ -37,10 +37,10 @@ class Page:
     order: str = "asc"
 
     def checked(self) -> Page:
-        """Raise InvalidValue if it cannot be. Inside of us a number of -1 is in order."""
+        """Raise InvalidValue if it cannot be, or is more than a database counts. Inside of us -1 is in order."""
         for name in ("last", "limit", "before", "after"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 0):
+            if value is not None and (type(value) is not int or not 0 <= value < 2**63):
                 raise InvalidValue(f"{name} is an int from 0 on or None, not {value!r:.80}")
         if self.order not in ("asc", "desc"):
             raise InvalidValue(f"order is 'asc', the oldest first, or 'desc', not {self.order!r:.80}")

@@ -74,7 +74,7 @@ async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], Non
     """Pack old history in SQL into blocks."""
     require_age(older_than, tiers.settings.op_window)
     await tiers.clock.know()
-    before_ms = int((tiers.clock.now() - older_than) * 1000)
+    before_ms = _before_ms(tiers, older_than)
     records = changes = messages = 0
     after: int | None = 0
     while after is not None:
@@ -83,6 +83,12 @@ async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], Non
         if progress:
             progress(records)
     return {"records": records, "changes": changes, "messages": messages}
+
+
+def _before_ms(tiers: Tiers, age: float) -> int:
+    """When what has this age by now was written; nothing is older than the clock, however large the number is."""
+    now = tiers.clock.now()
+    return int((now - min(age, now)) * 1000)
 
 
 def require_age(older_than: Any, shortest: float) -> None:
@@ -115,7 +121,7 @@ async def purge(
     tiers = store.tiers()
     await tiers.archiver.drain()
     await tiers.clock.know()
-    before = {name: None if age is None else int((tiers.clock.now() - age) * 1000) for name, age in ages.items()}
+    before = {name: None if age is None else _before_ms(tiers, age) for name, age in ages.items()}
     left_out = 0
     if keep_messages is not None or messages_older_than is not None:
         left_out = await _leave_out(store, keep_messages, before["messages_older_than"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import socket
 import sys
 import threading
@@ -240,6 +241,22 @@ async def test_an_id_that_is_none_is_refused_at_once(store: Any) -> None:
         ):
             with pytest.raises(InvalidValue):
                 await call()
+
+
+async def test_a_number_that_no_database_counts_is_refused_and_no_record_has_such_an_age(store: Any) -> None:
+    session = store.session("s")
+    await session.append({"role": "user", "content": "hi"})
+    await session.checkpoint("here")
+    for large in (2**63, 10**400):
+        for name in ("limit", "before", "after"):
+            for read in (session.checkpoints, session.messages, session.raw_messages):
+                with pytest.raises(InvalidValue, match=f"^{name} is an int"):
+                    await read(**{name: large})
+    assert [each.label for each in await session.checkpoints(before=2**63 - 1)] == ["here"]
+    for age in (2**63, 10**400, 1e308, math.inf):
+        for name in ("older_than", "messages_older_than", "events_older_than", "branches_older_than"):
+            assert not any((await store.purge(**{name: age})).values())
+        assert not any((await store.compact(older_than=age)).values())
 
 
 async def test_an_unknown_scope_is_refused(store: Any) -> None:
