@@ -8,6 +8,12 @@ thousand conversations may meet several outages, each of which is over within th
 *Each command had a limit of its own, which began after a first attempt of `timeout`: a call that made several took
 20 to 30 s where 10 were promised.*
 
+Time in which a call waits for other calls before it asks, as for room in memory, counts as well (`queued`). A call that
+waited behind one which Redis did not answer (`unanswered`) has waited for the same servers.
+
+*200 reads of a service took 20 s while Redis stood still, 200 exports 31: each had its limit for itself when its turn
+came.*
+
 Design: section 5.
 """
 
@@ -75,6 +81,30 @@ def call() -> Iterator[Waited]:
     finally:
         # Not reset by a token: a coroutine that is collected half done ends in whatever context that happens.
         found.over = True
+
+
+class _Unanswered:
+    """The last call that Redis did not answer within its limit: when it ended, and which servers were silent."""
+
+    at = -math.inf
+    silent: frozenset[str] = frozenset()
+
+
+def unanswered(account: Waited) -> None:
+    """Note that this call ended without an answer: calls that queue behind it are not to wait as long again."""
+    _Unanswered.at, _Unanswered.silent = time.monotonic(), frozenset(account.silent)
+
+
+@contextmanager
+def queued() -> Iterator[None]:
+    """Inside waits the present call for others, before it asks Redis."""
+    began = time.monotonic()
+    yield
+    account = present()
+    if account is not None:
+        account.add(began)
+        if _Unanswered.at > began:
+            account.silent |= _Unanswered.silent
 
 
 def bounded(*reads: str) -> Callable[[C], C]:

@@ -33,6 +33,7 @@ from distributed_state.values.access_tokens import RIGHTS
 RETRY_FOR, AT_MOST, MAX_STALENESS = 0.5, 1.5, 0.2
 GIVEN = {"retry_for": RETRY_FOR, "max_staleness": MAX_STALENESS, "partitions": 4, "durability": "memory"}
 AT_ONCE = 8
+CROWD = 60  # requests at once, which have room for four
 ROUNDS = 3
 pytestmark = [pytest.mark.only(warm="single"), pytest.mark.brief("servers"), pytest.mark.timeout(180)]
 Called = Callable[[], Awaitable[Any]]
@@ -368,6 +369,27 @@ async def test_each_operation_is_answered_in_time_while_redis_does_not_answer(fa
     assert statuses.keys() <= {200, 201, 400, 404, 409, 412, 422, 428, 503}
     assert answers["GET /v1/events"][1].status_code == 503
     assert statuses[503] > 40, "and they are of Redis"
+
+
+@pytest.mark.parametrize("path", ["conversations/{}", "conversations/{}/export", "events?types={}.x"])
+async def test_requests_that_wait_for_each_other_wait_for_redis_as_long_as_one(path: str, tmp_path: Path) -> None:
+    """For room in memory, or for their turn: who comes behind a call that Redis did not answer asks no more."""
+    given = {"archive": f"sqlite:///{tmp_path}/a.db", "access": callers_policy()}
+    with redis_server() as server:
+        store = await until(lambda: opened_here(server.url, given))
+        served = Served(store, Access(tokens=True))
+        token = await served.token("", *RIGHTS)
+        await served.ask("GET", "/v1/caller", token)
+        took, every = [], asyncio.Semaphore(CROWD)
+        async with standing_still(server):
+            while len(took) < ROUNDS and (not took or min(took) > AT_MOST):
+                paths = [f"/v1/{path.format(f'{len(took)}-{number}')}" for number in range(CROWD)]
+                calls = [timed(partial(served.ask, "GET", each, token), every) for each in paths]
+                answers = await asyncio.gather(*calls)
+                assert {each.status_code for _, each in answers} == {503}
+                took.append(max(seconds for seconds, _ in answers))
+            await store.close()
+        assert min(took) < AT_MOST, took
 
 
 async def answered(served: Served, token: str, names: list[str]) -> dict[str, tuple[float, Any]]:

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from distributed_state.errors import AccessDenied, InvalidValue, StateError, Unavailable
+from distributed_state.errors import AccessDenied, InvalidValue, StateError, Unavailable, WarmUnavailable
 from distributed_state.port import waited
 from distributed_state.programs import logs
 from distributed_state.programs.service import bodies, requests
@@ -32,6 +32,7 @@ from distributed_state.programs.service.budget import Budget, Sizes
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
+from distributed_state.programs.service.fairness import in_line
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.measures import Measures
 from distributed_state.programs.service.operations import operations
@@ -164,8 +165,12 @@ class Service:
         began = time.perf_counter()
         logs.is_about(requests.request_id(request), requests.record_of(request))
         try:
-            with waited.call():  # of Redis, whatever is asked of it
-                response = await self._served(operation, request)
+            with waited.call() as account:  # of Redis, whatever is asked of it
+                try:
+                    response = await self._served(operation, request)
+                except WarmUnavailable:
+                    waited.unanswered(account)
+                    raise
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
             response = refusal(error, request)
             self._give_back(request)
@@ -226,11 +231,12 @@ class Service:
             # The answer to a write is small.
             kind = (operation.path, request.path_params.get("id", ""), caller.tenant)
             reads = operation.right in ("read", None)
-            taken = await (
-                self._sizes.take(self.budget, caller.party, kind, parsed, self._copies(request))
-                if reads
-                else self.budget.take(caller.party, parsed)
-            )
+            with waited.queued():
+                taken = await (
+                    self._sizes.take(self.budget, caller.party, kind, parsed, self._copies(request))
+                    if reads
+                    else self.budget.take(caller.party, parsed)
+                )
             setattr(request.state, _TAKEN, taken)
             response = await self._work.within(self.limits.request, operation.serve(asked))
             taken.become(len(response.body))
@@ -284,7 +290,7 @@ class Service:
         self._hearers.take(asked.caller)
         self._streams[stream] = asked.caller, asyncio.create_task(self._end_when_refused(stream, asked))
         try:
-            async with self._joining:
+            async with in_line(self._joining):
                 await stream.join()
         except BaseException:
             self._forget(stream)

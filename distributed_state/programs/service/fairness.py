@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from distributed_state.port import waited
 from distributed_state.programs.service import memory
 
 T = TypeVar("T")
@@ -46,6 +47,16 @@ async def turn() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def in_line(*places: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
+    """Have all of these inside. To wait for them is part of what the request waits for Redis."""
+    async with AsyncExitStack() as stack:
+        with waited.queued():
+            for each in places:
+                await stack.enter_async_context(each)
+        yield
+
+
+@asynccontextmanager
 async def copying(party: str) -> AsyncIterator[None]:
     """Copy a whole record inside: a few at a time, and one of each party, which holds up itself alone.
 
@@ -53,7 +64,7 @@ async def copying(party: str) -> AsyncIterator[None]:
     """
     loop = asyncio.get_running_loop()
     own = _copies.setdefault((id(loop), party), asyncio.Lock())
-    async with own, _copying.setdefault(loop, asyncio.Semaphore(_COPIES)):
+    async with in_line(own, _copying.setdefault(loop, asyncio.Semaphore(_COPIES))):
         try:
             yield
         finally:
@@ -67,5 +78,5 @@ async def searching(party: str) -> AsyncIterator[None]:
     A request of fifty bytes may have thousands of documents looked at.
     """
     own = _searches.setdefault((id(asyncio.get_running_loop()), party), asyncio.Semaphore(_SEARCHES))
-    async with own:
+    async with in_line(own):
         yield

@@ -6,6 +6,7 @@ from functools import partial
 
 from starlette.responses import Response
 
+from distributed_state.port import waited
 from distributed_state.programs.service.downloading import A_PAGE, Download
 from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.resources import records
@@ -22,7 +23,8 @@ async def export(scope: Scope, asked: Asked) -> Response:
     context.allow("admin", None)
     found = Export(context.tiers, context.keys)
     party = asked.caller.party
-    taken = await asked.budget.take(party, A_PAGE)
+    with waited.queued():
+        taken = await asked.budget.take(party, A_PAGE)
     try:
         async with copying(party):
             first = await found.begin()
