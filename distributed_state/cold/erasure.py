@@ -50,15 +50,28 @@ def pending(
 
 def request_owned(connection: Connection, namespace: str, user: str, actor: str) -> list[Erasure]:
     """Note all records of a user, and all their forks, as to be erased; what is pending for the user."""
-    locked: dict[str, Head] = {}
-    # Until there is no other: a fork of a locked record is not archived before this is committed, and noted then.
-    while new := set(owned(connection, namespace, user)) - locked.keys():
-        locked |= branch_reading.heads(connection, namespace, new) | lock(connection, namespace, new)
+    locked = _locked(connection, namespace, user)
     _note(
         connection, namespace, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()]
     )
     _note_forgotten(connection, namespace, user)
     return pending(connection, namespace, owner=user)
+
+
+def _locked(connection: Connection, namespace: str, user: str) -> dict[str, Head]:
+    """The rows of all records of a user and of all their forks, held."""
+    wanted = set(owned(connection, namespace, user))
+    while True:
+        held = connection.begin_nested()
+        found = branch_reading.heads(connection, namespace, wanted) | lock(connection, namespace, wanted)
+        # A fork of a record that is held is not archived before this is committed, and noted then.
+        late = set(owned(connection, namespace, user)) - wanted
+        if not late:
+            held.commit()
+            return found
+        # All are let go and held again in their order: an archiver may hold one of these and wait for one of ours.
+        held.rollback()
+        wanted |= late
 
 
 def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:

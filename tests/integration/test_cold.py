@@ -23,14 +23,14 @@ from alembic.migration import MigrationContext
 from below import logged_in
 from sqlalchemy import LargeBinary, event, func, select, text, update
 
-from distributed_state.cold import archive, auditing, bulk, erasure, tables
+from distributed_state.cold import archive, auditing, bulk, erasure, record_index, tables
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor, Sought, Wanted
 from distributed_state.errors import ColdUnavailable, ConfigurationError, Conflict, InvalidValue, NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Segment, State, pack, unpack
-from distributed_state.values.model import DELETED, NEXT, OWNER, SEGMENTS, START
+from distributed_state.values.model import DELETED, NEXT, OWNER, PARENT, SEGMENTS, START
 from tests.journals import EVERYTHING, Journal, put, rows, shown, statements
 
 Opener = Callable[..., ColdStore]
@@ -1001,6 +1001,43 @@ def test_many_are_erased_in_as_many_statements_as_few(cold: ColdStore, journal: 
     assert taken["many"] == taken["few"]
     assert cold.pending() == []
     assert cold.owned("many") == []
+
+
+def test_a_user_is_forgotten_while_an_archiver_holds_a_new_fork(
+    postgres_url: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for the fork and held the source, for which the archiver waited: PostgreSQL ended one of the two."""
+    cold = opened(postgres_url)
+    journal = Journal(cold)
+    journal.commit("session:z", put("k", "1"), (b"s", OWNER, b"u"))
+    journal.flush()
+    owned, looks, holds = erasure.owned, 0, threading.Event()
+
+    def archiver() -> None:
+        with cold._database.write() as connection:
+            record_index.lock(connection, cold.namespace, ["session:fork"])
+            holds.set()
+            record_index.lock(connection, cold.namespace, ["session:z"])
+
+    with ThreadPoolExecutor() as pool:
+        archiving = []
+
+        def look(*given: Any) -> list[str]:
+            nonlocal looks
+            looks += 1
+            found = owned(*given)
+            if looks == 1:  # before it holds anything
+                journal.commit("session:fork", put("k", "1"), (b"s", PARENT, b"session:z@1"))
+                journal.flush()
+            if looks == 2:
+                archiving.append(pool.submit(archiver))
+                assert holds.wait(10)
+            return found
+
+        monkeypatch.setattr(erasure, "owned", look)
+        noted = cold.request_owned("u")
+        archiving[0].result()
+    assert {each.record for each in noted} == {"session:fork", "session:z"}
 
 
 def test_nothing_but_bytes_holds_what_users_wrote() -> None:
