@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from distributed_state import AsyncStateStore
 from distributed_state.values.results import Change
-from tests.simulation.workload import ACKNOWLEDGED, REFUSED, Outcome
+from tests.simulation.workload import ACKNOWLEDGED, REFUSED, Outcome, secret
 
 COLLECTION = "notes"
+Writers = Mapping[str, Outcome]
 
 
 class Broken(AssertionError):
@@ -34,6 +35,21 @@ class State:
     fields: dict[str, Any]
     messages: list[str]
     items: dict[tuple[str, str], Any]
+
+    def after(self, change: Change) -> State:
+        """The state behind one change, by what the change says of itself."""
+        fields = {key: value for key, value in self.fields.items() if key not in change.deleted} | change.set
+        items = dict(self.items)
+        for key, item in change.items.items():
+            if item is None:
+                items.pop(key, None)
+            else:
+                items[key] = item.value
+        return State(fields, self.messages + [str(each.content) for each in change.appended], items)
+
+
+EMPTY = State({}, [], {})
+_MAY_CHANGE_NOTHING = {"item delete", "delete field", "delete record", "clear", "roll back", "fork"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +83,36 @@ class Found:
         return [self.main, *self.branches]
 
 
-def fold(start: State, changes: Sequence[Change], base: int, name: str) -> Line:
-    """The states behind these changes."""
+def fold(start: State, changes: Sequence[Change], base: int, name: str, writers: Writers, main: Line | None) -> Line:
+    """The states behind these changes; a branch begins in the `main` line."""
     states = [start]
     for at, change in enumerate(changes):
         if change.version != base + at + 1:
             raise Broken("G1", f"{name}: version {change.version} follows {base + at}")
-        before = states[-1]
-        fields = {key: value for key, value in before.fields.items() if key not in change.deleted} | change.set
-        items = dict(before.items)
-        for key, item in change.items.items():
-            if item is None:
-                items.pop(key, None)
-            else:
-                items[key] = item.value
-        states.append(State(fields, before.messages + [str(each.content) for each in change.appended], items))
+        state = states[-1].after(change)
+        if change.actor in writers and writers[change.actor].operation.kind in ("clear", "delete record"):
+            state = EMPTY
+        elif change.kind == "rollback":
+            target = writers[change.actor].target
+            restored = main.states[target] if main is not None and target <= base else states[target - base]
+            if state.fields != restored.fields:
+                raise Broken("G9", f"{name}: a rollback to version {target} made {state}, which was {restored}")
+            state = restored
+        states.append(state)
     return Line(name, base, list(changes), states)
 
 
-async def read(store: AsyncStateStore, id: str) -> Found:
-    """Everything that is known of a record. Raises Broken if it contradicts itself."""
+async def read(store: AsyncStateStore, id: str, writers: Writers, source: State = EMPTY) -> Found:
+    """Everything that is known of a record, forked from `source`. Raises Broken if it contradicts itself."""
     session = store.session(id)
-    main = fold(State({}, [], {}), await session.history(), 0, id)
+    changes = await session.history()
+    main = fold(State({}, source.messages, source.items), changes, 0, id, writers, None)
     branches, aside = [], set[str]()
     for branch in await session.branches():
         changes = await session.history(branch=branch.id)
         start = main.state(branch.base)
         if branch.complete and start is not None:
-            branches.append(fold(start, changes, branch.base, f"{id} branch {branch.id}"))
+            branches.append(fold(start, changes, branch.base, f"{id} branch {branch.id}", writers, main))
         else:
             aside |= {change.actor for change in changes}
     view = await session.view(fresh=True)
@@ -175,8 +193,8 @@ def _judge_loss(
     found: Found, each: Outcome, places: dict[str, dict[str, list[int]]], losses: Sequence[tuple[float, float]]
 ) -> None:
     """Whether what was acknowledged and is not in the main line is where it may be."""
-    if each.operation.kind in ("item delete", "delete field"):
-        return  # it may have found nothing to delete
+    if each.operation.kind in _MAY_CHANGE_NOTHING:
+        return
     if each.level in ("archived", "fsynced"):
         raise Broken("G5", f"{each} was acknowledged as {each.level} and is not in the history of {found.id}")
     if any(each.writer in places[line.name] for line in found.branches) or each.writer in found.aside:
@@ -248,3 +266,13 @@ def _judge_read(
                 other.ended < since and other.state == ACKNOWLEDGED for other in writes.get(writer, (each,))
             ):
                 raise Broken("G10", f"{each} saw version {version}, though {writer} was acknowledged as {at} before")
+
+
+def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
+    """Nothing of what was erased is anywhere. `rest`: all that SQL and Redis hold. Raises Broken."""
+    for erased in outcomes:
+        if erased.operation.kind == "erase" and erased.state == ACKNOWLEDGED:
+            for each in outcomes:
+                mine = each.operation.kind == "keep secret" and each.operation.record == erased.operation.record
+                if mine and each.ended < erased.began and secret(each.writer).encode() in rest:
+                    raise Broken("erasure", f"{erased}, and what {each} is still there")

@@ -79,6 +79,10 @@ class Fleet:
                 stack.enter_context(mock.patch.object(lifecycle.ColdStore, way, cold))
             yield
 
+    def everything(self) -> bytes:
+        """All that SQL and the server hold, to be searched."""
+        return self.sql.contents() + b"".join(self.server.contents())
+
     # Faults of the server
 
     def stop_server(self, *, away: float, power_cut: bool) -> tuple[float, float] | None:

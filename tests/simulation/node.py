@@ -216,6 +216,10 @@ class Node(EmbeddedServer):
         database = self.fake.dbs[0]
         return sorted(key for key, item in database._dict.items() if item.expireat is not None)
 
+    def contents(self) -> list[bytes]:
+        """Every key and value, as they are kept."""
+        return [pickle.dumps((key, item.value)) for key, item in sorted(self.fake.dbs[0]._dict.items())]
+
     def keys(self) -> list[bytes]:
         """All keys, in order."""
         return sorted(key for key in self.fake.dbs[0]._dict)

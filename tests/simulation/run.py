@@ -15,7 +15,7 @@ from tests.simulation.fleet import Fleet
 from tests.simulation.network import FROM, TO, Silence
 from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
-from tests.simulation.workload import Caller, Outcome
+from tests.simulation.workload import ACKNOWLEDGED, Caller, Outcome, fork_of
 from tests.simulation.world import Future, Process, Stalled, Task, World
 
 _LONGEST = 60.0  # seconds of its own time that one operation may take
@@ -101,6 +101,8 @@ class Run:
         chance = random.Random(operation.draw)
         writer = operation.name
         records = [f"s{operation.record}"]
+        if operation.kind in ("keep secret", "erase"):
+            records = []  # it is another one's, which has no history in the end
         if operation.kind == "batch":
             records.append(f"s{(operation.record + 1) % self.shape.records}")
         if operation.kind == "turn" and self.turns and chance.random() < 0.2:
@@ -218,11 +220,23 @@ class Run:
         found = await reading.ended
         for each in found:
             checks.judge(each, self.outcomes, staleness=_STALENESS, losses=self.losses)
+        checks.judge_erased(self.fleet.everything(), self.outcomes)
         await self._close()
 
     async def _read(self, store: AsyncStateStore) -> list[checks.Found]:
         await store.archive()
-        return [await checks.read(store, f"s{at}") for at in range(self.shape.records)]
+        if self.plan.seed % 2:
+            await store.compact(older_than=store.settings.op_window)
+        writers = {each.writer: each for each in self.outcomes}
+        found = [await checks.read(store, f"s{at}", writers) for at in range(self.shape.records)]
+        for each in self.outcomes:
+            if each.operation.kind == "fork" and each.state == ACKNOWLEDGED:
+                source = found[each.operation.record].main.state(each.target)
+                if source is not None and not found[each.operation.record].branches:
+                    fork = await checks.read(store, fork_of(each), writers, source)
+                    if fork.main.states[1] != source:
+                        raise Broken("G9", f"{each} made {fork.main.states[1]} of {source}")
+        return found
 
     async def _close(self) -> None:
         """Close all, and look for what was left behind."""

@@ -5,15 +5,17 @@ Law: a call happens as a whole or not at all, as its transaction does; what may 
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, select
 
 from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
+from distributed_state.cold.tables import metadata
 from distributed_state.errors import ColdUnavailable
 from tests.simulation.world import EPOCH, Future, Process, World
 
@@ -23,7 +25,7 @@ class SimulatedSql:
 
     # Of the process: statements are compiled once, and the tables are there.
     _database: Database | None = None
-    _empty = b""
+    _empty: sqlite3.Connection | None = None
     _present: SimulatedSql | None = None
 
     def __init__(self, world: World) -> None:
@@ -41,20 +43,28 @@ class SimulatedSql:
             SimulatedSql._empty = self.photograph()
         self.database = SimulatedSql._database
         self.database.away = ""
-        self._raw().execute("PRAGMA max_page_count = 1073741823")
+        # Another connection: what SQLite has prepared on one does not outlive its database.
+        self.database._engine.dispose()
         self._restore(SimulatedSql._empty)
 
     def _raw(self) -> Any:
         assert SimulatedSql._database is not None, "it is made first"
         return SimulatedSql._database._engine.raw_connection().driver_connection
 
-    def photograph(self) -> bytes:
-        """The whole database."""
-        found: bytes = self._raw().serialize()
-        return found
+    def photograph(self) -> sqlite3.Connection:
+        """A copy of the whole database."""
+        copy = sqlite3.connect(":memory:")
+        self._raw().backup(copy)
+        return copy
 
-    def _restore(self, photograph: bytes) -> None:
-        self._raw().deserialize(photograph)
+    def _restore(self, photograph: sqlite3.Connection) -> None:
+        photograph.backup(self._raw())
+
+    def contents(self) -> bytes:
+        """Every value of every row."""
+        with self.database.read() as connection:
+            rows = [row for table in metadata.sorted_tables for row in connection.execute(select(table))]
+        return b"\n".join(value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row)
 
     def cold(self, namespace: str, snapshot_every: int) -> ColdStore:
         """The cold tier of one replica."""

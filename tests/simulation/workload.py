@@ -42,6 +42,7 @@ class Outcome:
     fresh: bool = False
     repeated: bool = False
     counted: int | None = None  # what a turn or a transaction read, and wrote plus one
+    target: int = 0  # the version that a rollback or a fork names
 
     @property
     def is_write(self) -> bool:
@@ -56,6 +57,16 @@ class Outcome:
         )
 
 
+def fork_of(outcome: Outcome) -> str:
+    """The id of the record that a fork makes."""
+    return f"fork-{outcome.writer}"
+
+
+def secret(writer: str) -> str:
+    """What a writer wrote into a record that is erased."""
+    return f"secret of {writer}!"
+
+
 class Caller:
     """Does one operation on one replica."""
 
@@ -64,7 +75,7 @@ class Caller:
         self.operation = outcome.operation
         self.chance = random.Random(self.operation.draw)
         self.value = outcome.writer
-        self.session = self._session(outcome.records[0])
+        self.session = self._session(outcome.records[0] if outcome.records else self._private)
 
     def _session(self, id: str) -> Any:
         return self.store.session(id, actor=self.outcome.writer)
@@ -186,6 +197,39 @@ class Caller:
     async def _durable(self) -> None:
         self.outcome.level = self.chance.choice(("fsynced", "archived"))
         self.outcome.version = await self.session.set("a", self.value, durability=self.outcome.level)
+
+    async def _delete_record(self) -> None:
+        with self.store.acting_as(self.outcome.writer):
+            self.outcome.version = await self.store.delete(self.session.id)
+
+    async def _revive(self) -> None:
+        self.outcome.version = (await self.session.write(set={"a": self.value}, revive=True)).version
+
+    async def _clear(self) -> None:
+        self.outcome.version = await self.session.clear(messages=True, items=True)
+
+    async def _checkpoint(self) -> None:
+        self.outcome.version = await self.session.checkpoint(self.value)
+
+    async def _roll_back(self) -> None:
+        version = await self.session.version(fresh=True)
+        self.outcome.target = max(1, version - self.chance.randrange(6))
+        self.outcome.version = await self.session.rollback(version=self.outcome.target)
+
+    async def _fork(self) -> None:
+        version = await self.session.version(fresh=True)
+        self.outcome.target = max(1, version - self.chance.randrange(3))
+        await self.session.fork(fork_of(self.outcome), version=self.outcome.target)
+
+    async def _keep_secret(self) -> None:
+        await self._session(self._private).set("secret", secret(self.value))
+
+    async def _erase(self) -> None:
+        await self.store.erase(self._private)
+
+    @property
+    def _private(self) -> str:
+        return f"private{self.operation.record}"
 
     async def _think(self) -> None:
         await self.world.sleep(self.chance.choice((0.0, 0.002, 0.02, 0.2)))
