@@ -45,7 +45,7 @@ class Fleet:
 
     def _life(self) -> Life:
         self.lives += 1
-        return Life(f"data{self.lives:02}", f"run{self.lives:02}", True)
+        return Life(f"data{self.lives:08}", f"run{self.lives:09}", True)  # as long as what is kept of INFO
 
     # Replicas
 

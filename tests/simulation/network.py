@@ -6,6 +6,7 @@ a direction may be silent for a while: then messages wait, as TCP repeats them, 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.simulation.node import Node
 from tests.simulation.world import Future, Process, World
 
 TO, FROM = "to", "from"  # the directions, as seen by a replica
+_WAITS = (b"WAIT", b"WAITAOF")
 
 
 @dataclass(slots=True)
@@ -67,6 +69,9 @@ class Connection:
         self._waiting: deque[Future] = deque()
         self._sent = self._received = 0.0
         self._is_cut = False  # nothing that is on its way arrives
+        self._inbox: deque[Callable[[], None]] = deque()  # what has arrived, and is not carried out yet
+        self._is_blocked = False  # by a command that waits
+        self._thaws = 0.0  # the end of the server's standstill for which `serve` is due
         self._subscription: Any = None
         node.connections[self] = None
         process.connections.append(self)
@@ -74,64 +79,94 @@ class Connection:
     # Requests
 
     def send(self, commands: Sequence[Any]) -> Future:
-        """The future answers of the server to these."""
+        """The future answers of the server to these. Raises as the real ones for a word that is none."""
         answer = Future()
+        sent = [tuple(map(encode, filled(words, self.life))) for words in commands]
         if self.broken is not None:
             answer.settle(error=WarmUnavailable(f"connection lost: {self.broken}"))
             return answer
-        network, world = self.network, self._world
+        network = self.network
         network.exchanges += 1
-        sent = [filled(words, self.life) for words in commands]
         self._waiting.append(answer)
-        fate = world.chance.random() / network.loss if network.loss else 1.0
-        self._sent = network.arrives(self.process, TO, self._sent)
-        world.after(self._sent - world.now, lambda: self._arrive(sent, answer, fate))
+        fate = self._world.chance.random() / network.loss if network.loss else 1.0
+        self._transmit(lambda: self._work(sent, answer, fate, []))
         return answer
 
-    def _arrive(self, sent: list[Any], answer: Future, fate: float) -> None:
+    def _transmit(self, request: Callable[[], None]) -> None:
+        self._sent = self.network.arrives(self.process, TO, self._sent)
+        self._world.at(self._sent, lambda: self._arrive(request))
+
+    def _arrive(self, request: Callable[[], None]) -> None:
+        # The kernel of a process that stands still takes it; it is carried out whoever has given up meanwhile.
+        self._inbox.append(request)
+        self.serve()
+
+    def serve(self) -> None:
+        """Let the server carry out what has arrived, in order, as far as it does anything now."""
         node, world = self.node, self._world
-        if self._is_cut:
-            return
-        if node.is_down:
-            self.fail("the server closed the connection")
-        elif node.frozen_until > world.now:
-            # The kernel of a process that stands still takes it; it is carried out whoever has given up meanwhile.
-            world.after(node.frozen_until - world.now, lambda: self._arrive(sent, answer, fate))
-        elif fate < 0.5:
-            self._cut("request", sent)
-        else:
-            answers = node.carry_out(sent)
-            world.note("served", node.name, self.process.name, more=lambda: f"{shown(sent)} -> {shown(answers)}")
-            if fate < 1.0:
-                self._cut("answer", sent)
+        while self._inbox and not self._is_blocked:
+            if self._is_cut or node.is_down:
+                self._inbox.clear()
+                if not self._is_cut:
+                    self.fail("the server closed the connection")
+            elif node.frozen_until > world.now:
+                if self._thaws != node.frozen_until:
+                    self._thaws = node.frozen_until
+                    world.at(node.frozen_until, self.serve)
+                return
             else:
-                self._answer(answers, sent, answer, 0, world.now)
+                self._inbox.popleft()()
+
+    def _work(self, sent: list[Any], answer: Future, fate: float, answers: list[Any]) -> None:
+        """Carry out what has no answer yet, up to the next command that waits: what stands behind it waits, too."""
+        node, world = self.node, self._world
+        if fate < 0.5:
+            self._cut("request", sent)
+            return
+        at = len(answers)
+        end = next((each for each in range(at, len(sent)) if sent[each][0] in _WAITS), len(sent))
+        answers += node.carry_out(sent[at : end + 1])
+        if fate < 1.0:
+            self._cut("answer", sent)
+        elif end < len(sent) and answers[-1] in _WAITS:
+            self._is_blocked = True
+            self._look(sent, answer, answers, world.now)
+        elif len(answers) < len(sent):
+            self._work(sent, answer, fate, answers)
+        else:
+            world.note("served", node.name, self.process.name, more=lambda: f"{shown(sent)} -> {shown(answers)}")
+            self._received = self.network.arrives(self.process, FROM, self._received)
+            world.at(self._received, lambda: self._deliver(answers, answer))
+
+    def _look(self, sent: list[Any], answer: Future, answers: list[Any], since: float) -> None:
+        """Look whether enough replicas, or the disk, have what was written up to then."""
+        world, node = self._world, self.node
+        if node.is_down or self._is_cut:
+            return
+        if node.frozen_until > world.now:
+            world.at(node.frozen_until, lambda: self._look(sent, answer, answers, since))
+            return
+        words = sent[len(answers) - 1]
+        wanted, within = int(words[1]), float(words[-1]) / 1000 or math.inf
+        if words[0] == b"WAIT":
+            found: Any = node.replicas_with(since)
+            is_enough = found >= wanted
+        else:
+            found = [int(node.is_on_disk(since)), 0]
+            is_enough = found[0] >= wanted
+        if not is_enough and world.now < since + within:
+            world.after(0.01, lambda: self._look(sent, answer, answers, since))
+            return
+        answers[-1] = found
+        self._is_blocked = False
+        self._work(sent, answer, 1.0, answers)
+        self.serve()
 
     def _cut(self, what: str, sent: list[Any]) -> None:
         self.network.lost += 1
         self._world.note("lost", what, self.process.name, more=lambda: shown(sent))
         self._is_cut = True
         self._world.after(self.network.delay(), lambda: self.fail("the connection was cut"))
-
-    def _answer(self, answers: list[Any], sent: list[Any], answer: Future, first: int, written: float) -> None:
-        """Send the answers when those that wait for replicas or a disk are known."""
-        world, node = self._world, self.node
-        for at in range(first, len(answers)):
-            if answers[at] in (b"WAIT", b"WAITAOF"):
-                words = sent[at]
-                wanted, within = int(words[1]), float(words[-1]) / 1000
-                if answers[at] == b"WAIT":
-                    found: Any = node.replicas_with(written)
-                    enough = found >= wanted
-                else:
-                    found = [int(node.is_on_disk(written)), 0]
-                    enough = found[0] >= wanted
-                if not enough and not node.is_down and world.now < written + within:
-                    world.after(0.01, lambda at=at: self._answer(answers, sent, answer, at, written))
-                    return
-                answers[at] = found
-        self._received = self.network.arrives(self.process, FROM, self._received)
-        world.after(self._received - world.now, lambda: self._deliver(answers, answer))
 
     def _deliver(self, answers: list[Any], answer: Future) -> None:
         if self._is_cut or self.broken is not None:
@@ -171,32 +206,26 @@ class Wire(Connection):
 
     def _speak(self, message: list[Any]) -> None:
         self._received = self.network.arrives(self.process, FROM, self._received)
-        self._world.after(self._received - self._world.now, lambda: self._hear(message))
+        self._world.at(self._received, lambda: self._hear(message))
 
     def _hear(self, message: list[Any]) -> None:
-        if self.broken is None and not self.process.is_dead:
+        if self.broken is None and not self._is_cut and not self.process.is_dead:
             self._world.note("message", self.process.name, more=lambda: shown(message))
             self.messages.append(message)
             self.arrived.settle()
 
     def post(self, *words: Any) -> None:
         """Send without waiting for an answer."""
+        encoded = tuple(map(encode, words))
         if self.broken is None:
-            self._sent = self.network.arrives(self.process, TO, self._sent)
-            self._world.after(self._sent - self._world.now, lambda: self._post(words))
+            self._transmit(lambda: self._post(encoded))
 
-    def _post(self, words: tuple[Any, ...]) -> None:
-        node, world = self.node, self._world
-        if node.is_down or self._is_cut:
-            return
-        if node.frozen_until > world.now:
-            world.after(node.frozen_until - world.now, lambda: self._post(words))
-            return
-        world.server_clock = node.clock
+    def _post(self, words: tuple[bytes, ...]) -> None:
+        self._world.server_clock = self.node.clock
         try:
-            self._subscription.post(*map(encode, words))
+            self._subscription.post(*words)
         finally:
-            world.server_clock = None
+            self._world.server_clock = None
 
     def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
         """The same, a command for each channel."""

@@ -144,6 +144,8 @@ class Node(EmbeddedServer):
             append = b"yes" if self.persistence.mode in ("always", "everysec") else b"no"
             known = {b"appendonly": append, b"appendfsync": always, b"no-appendfsync-on-rewrite": b"no"}
             return [each for name in words[2:] if name in known for each in (name, known[name])]
+        if words[0] == b"WAITAOF" and int(words[1]) and self.persistence.mode not in ("always", "everysec"):
+            return ReplyError("ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled.")
         return words[0]
 
     def _info(self) -> bytes:

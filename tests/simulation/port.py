@@ -7,24 +7,30 @@ to. SQL and user code in threads go on when the task that waits for them was can
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import math
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import waited
+from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
+from distributed_state.port import lives, waited
 from distributed_state.port.background import JOINED, Stopped
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import translate
 from distributed_state.port.routing import Router
+from distributed_state.port.waited import Waited
 from distributed_state.values.background_replica import REPLICA
 from tests.simulation.network import Connection, Network, Wire
 from tests.simulation.world import Future, Process, RunOver, Task
 
 if TYPE_CHECKING:  # a cold tier needs a fleet, which needs this
     from tests.simulation.fleet import Fleet
+
+_LENT = 4  # threads of a pool, as in port/pools.py
+_INSTANT = 1e-9  # seconds, in which nothing is waited for
 
 
 class SimulatedConnections(Connections):
@@ -41,6 +47,30 @@ class SimulatedConnections(Connections):
         return [[b"mode", b"standalone"] if words[0] == b"HELLO" else found.carry_out([words])[0] for words in commands]
 
 
+class Pool:
+    """So many threads, which tasks lend work to: what finds none free waits in order, and is done all the same."""
+
+    def __init__(self, threads: int) -> None:
+        self._free = threads
+        self._queue: deque[Future] = deque()
+
+    async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What the work returns."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn = Future()
+            self._queue.append(turn)
+            await turn
+        try:
+            return await work
+        finally:
+            if self._queue:
+                self._queue.popleft().settle()
+            else:
+                self._free += 1
+
+
 class SimulatedPort(Router):
     """Everything that the core of one replica may ask of the outside."""
 
@@ -53,9 +83,14 @@ class SimulatedPort(Router):
         self._shared: dict[tuple[str, str], Connection] = {}  # by server and use
         self._connecting: dict[tuple[str, str], Future] = {}
         self._free: dict[str, list[Connection]] = defaultdict(list)
+        # All, links and those whose handshake goes on too; and those of the life that their server is in.
+        self._made: dict[Connection, None] = {}
         self._used: dict[Connection, None] = {}
         self._jobs: list[SimulatedJob] = []
-        self._is_closed = False
+        self._passes, self._starts = Pool(_LENT), Pool(_LENT)
+        self._lent: dict[Future, None] = {}  # what goes on when whoever waits for it has left
+        self._is_closed = self._is_over = self._is_cut = False
+        self._cutting: Future | None = None  # settled when nothing has to be cut any more
         connections.used(self._gone)
 
     # Who calls
@@ -101,81 +136,106 @@ class SimulatedPort(Router):
         self._is_closed = True
         self.ask_all()
         self._connections.unused(self._gone)
-        for connection in list(self._used):
+        # What a thread has under way is done first; and who hears a subscription ends it.
+        for connection in (*self._shared.values(), *(each for free in self._free.values() for each in free)):
             connection.fail("closed")
+        if self._cutting is not None:
+            self._cutting.settle()
+        end = self.monotonic() + self._timeout
+        for outcome in list(self._lent):
+            await self.ends(outcome, end - self.monotonic())
+        self._is_over = True
 
     def abandon(self) -> None:
         raise AssertionError("a simulated process does not fork")
 
     async def look(self) -> None:
-        await self.sleep(self._network.delay())
-        self._connections.look()
+        account, began = waited.present(), self.monotonic()
+        if account is not None:
+            self._connections.left(account, began, "")
+        # It pauses between two looks, which would block.
+        await self.world.sleep(max(self._network.delay(), self._topology._looked + 0.06 - began))
+        try:
+            self._connections.look()
+        except StateError:
+            if account is not None:
+                account.add(began, "")
+            raise
+        if account is not None:
+            account.add(began)
 
     def _gone(self, node: str) -> None:
-        """A server is no longer asked, or is in another life: the connections that knew it end."""
-        for connection in [each for each in self._used if each.node.name == node]:
-            connection.fail("another server has its keys now")
+        """A server is no longer asked, or is in another life: who waits for its answers gets an error.
 
-    async def _connect(self, node: str, kind: Callable[..., Connection]) -> Connection:
+        In another life those that hear it go on, and those that connect will be of that life.
+        """
+        for connection in list(self._used if node in self._topology.nodes() else self._made):
+            if connection.node.name == node:
+                connection.fail("another server has its keys now")
+
+    def _cut(self) -> None:
+        """End every wait of a thread for an answer, for good."""
+        self._is_cut = True
+        for connection in [each for each in self._made if each not in self._shared.values()]:
+            connection.fail("the store is closed")
+
+    async def _connect(self, node: str, kind: Callable[..., Connection], seconds: float) -> Connection:
         """A new connection: the handshake is one exchange, so that INFO may be lost like everything else."""
         server = self._network.nodes[node]
-        if self._is_closed:
-            raise WarmUnavailable(f"{self._place}: the store was closed meanwhile")
+        if self._task.in_thread and self._is_cut:
+            raise WarmUnavailable(f"{self._place}: the store is closed, and Redis did not answer")
         if server.is_down:
             await self.world.sleep(self._network.delay())
             self._topology.doubt()
             raise WarmUnavailable(f"{node}: connection refused")
         made = kind(self._network, self.process, server)
-        self._used[made] = None
+        for known in (self._made, self._used):
+            for each in [each for each in known if each.broken is not None]:
+                del known[each]
+        self._made[made] = None
         try:
-            if isinstance(made, Wire):
-                await self.world.sleep(self._network.delay())
-            else:
-                await self._within(made, made.send([(b"INFO",)]), self._timeout)
-        except BaseException:
+            (answer,) = await self._within(made, made.send([lives.INFO]), min(seconds, self._timeout))
+            made.life = self._connections.met(node, lives.read(answer))
+        except BaseException as error:
             made.fail("its caller left")
-            self._used.pop(made, None)
+            if isinstance(error, StateError):
+                self._topology.doubt()
             raise
-        self._connections.met(node, made.node.life)
+        if not isinstance(made, Wire):
+            self._used[made] = None
         return made
 
-    async def _pipe(self, node: str, use: str) -> Connection:
+    async def _pipe(self, node: str, use: str, end: float) -> Connection:
         """The connection that all tasks of a process share; one task makes it, and the others wait for that."""
         at = node, use
         while True:
             found = self._shared.get(at)
             if found is not None and found.broken is None:
                 return found
+            left = end - self.monotonic()
             connecting = self._connecting.get(at)
             if connecting is not None:
-                await connecting
+                if not await self.ends(connecting, left):
+                    raise WarmUnavailable(f"{self._place}: no answer in time")
                 continue
             connecting = self._connecting[at] = Future()
             try:
-                self._shared[at] = await self._connect(node, self._plain(node))
+                made = self._shared[at] = await self._connect(node, self._plain(node), left)
             finally:
                 del self._connecting[at]
                 connecting.settle()
-            return self._shared[at]
+            if self._is_closed:
+                made.fail("closed")
+            return made
 
     def _plain(self, node: str) -> Callable[..., Connection]:
         return lambda *of: Connection(*of, on_error=partial(self._refused, node))
 
     async def _within(self, connection: Connection, answer: Future, seconds: float) -> Any:
-        """Wait for an answer; a connection whose answer is late is over, as later ones could be taken for others'."""
-        either = Future()
-        answer.calls.append(either.settle)
-        self.world.after(seconds, either.settle)
-        if answer.done:
-            either.settle()
-        await either
-        if not answer.done:
-            if seconds >= self._timeout or self._task.in_thread:
-                connection.fail("no answer in time")
-            raise WarmUnavailable(f"{self._place}: no answer in time")
-        if answer.error is not None:
-            raise answer.error
-        return answer.value
+        """Wait for an answer on a connection of the caller's own, which is over if it is late."""
+        if not await self.ends(answer, seconds):
+            connection.fail("no answer in time")
+        return await answer
 
     async def exchange_with(self, node: str, commands: Sequence[Any]) -> list[Any]:
         return await self._exchange("shared", node, commands) if commands else []
@@ -185,26 +245,54 @@ class SimulatedPort(Router):
 
     async def _exchange(self, use: str, node: str, commands: Sequence[Any]) -> list[Any]:
         account = waited.present()
-        began, left = self.monotonic(), self._timeout
+        began, left = self.monotonic(), math.inf
         if account is not None:
             left = self._connections.left(account, began, node)
-        free = self._free[node]
         try:
-            if not self._task.in_thread:
-                connection = await self._pipe(node, use)
-                answers = await self._within(connection, connection.send(commands), left)
+            if self._task.in_thread:
+                answers = await self._alone(node, commands, left, account)
             else:
-                while free and free[-1].broken is not None:
-                    free.pop()
-                connection = free.pop() if free else await self._connect(node, self._plain(node))
-                answers = await self._within(connection, connection.send(commands), left)
-                free.append(connection)
+                answers = await self._together_with_others(use, node, commands, began + left)
         except StateError as error:
             if account is not None:
                 account.add(began, node)
             raise translate(error, self._place) from error
         if account is not None and account.silent:
             account.silent.discard(node)
+        return answers
+
+    async def _alone(self, node: str, commands: Sequence[Any], left: float, account: Waited | None) -> list[Any]:
+        """Over a connection that the thread takes, uses alone, and puts back."""
+        free = self._free[node]
+        try:
+            if free:
+                connection = free.pop()
+            else:
+                began = self.monotonic()
+                connection = await self._connect(node, self._plain(node), left)
+                left -= self.monotonic() - began if account is not None else 0.0
+            answers: list[Any] = await self._within(connection, connection.send(commands), min(left, self._timeout))
+        except StateError:
+            while free:
+                free.pop().fail("closed")
+            raise
+        if self._is_closed:
+            connection.fail("closed")
+        else:
+            free.append(connection)
+        return answers
+
+    async def _together_with_others(self, use: str, node: str, commands: Sequence[Any], end: float) -> list[Any]:
+        """Over the connection that tasks share; an answer that is late ends it, as later ones could be others'."""
+        if self._is_closed:
+            raise WarmUnavailable(f"{self._place}: the store was closed meanwhile")
+        connection = await self._pipe(node, use, end)
+        answer = connection.send(commands)
+        self.world.after(self._timeout, lambda: answer.done or connection.fail("no answer in time"))
+        left = end - self.monotonic()
+        if left < self._timeout and not await self.ends(answer, left):
+            raise WarmUnavailable(f"{self._place}: no answer in time")
+        answers: list[Any] = await answer
         return answers
 
     async def exchange_with_all(self, groups: dict[str, list[Any]]) -> dict[str, Any]:
@@ -217,90 +305,141 @@ class SimulatedPort(Router):
         return found
 
     async def wire(self, node: str) -> Any:
-        made = await self._connect(node, Wire)
+        made = await self._connect(node, Wire, self._timeout)
         assert isinstance(made, Wire)
         return SimulatedWire(self, made)
 
     # Waiting
 
-    async def wait(self, future: Future, seconds: float | None) -> bool:
-        """Wait for a future; False if it took longer. Raises Stopped in a thread that is asked to end."""
+    def end_if_stopped(self) -> None:
+        """Raise Stopped in a thread that is asked to end."""
         task = self._task
         if task.in_thread and task.asked.done:
             raise Stopped
-        if future.done:
-            return True
-        either = Future()
-        future.calls.append(either.settle)
-        if seconds is not None:
-            self.world.after(seconds / self.process.clock.rate, either.settle)
-        if task.in_thread:
-            task.asked.calls.append(either.settle)
-        try:
-            await either
-        finally:
-            for each in (future, task.asked):
-                with suppress(ValueError):
-                    each.calls.remove(either.settle)
-        if task.in_thread and task.asked.done:
-            raise Stopped
+
+    async def ends(self, future: Future, seconds: float | None, *others: Future) -> bool:
+        """Wait for one of these futures, whoever is asked to end; whether the first was settled within that time."""
+        if not future.done:
+            either = Future()
+            if seconds is not None and seconds < math.inf:
+                self.world.after(seconds / self.process.clock.rate, either.settle)
+            for each in (future, *others):
+                each.calls.append(either.settle)
+            try:
+                await either
+            finally:
+                for each in (future, *others):
+                    with suppress(ValueError):
+                        each.calls.remove(either.settle)
+        return future.done
+
+    async def wait(self, future: Future, seconds: float | None) -> bool:
+        """Wait for a future; False if it took longer. Raises Stopped in a thread that is asked to end."""
+        self.end_if_stopped()
+        task = self._task
+        await self.ends(future, seconds, *([task.asked] if task.in_thread else []))
+        self.end_if_stopped()
         return future.done
 
     async def sleep(self, seconds: float) -> None:
         await self.wait(Future(), max(0.0, seconds))
 
     async def sql(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        return await self._fleet.sql.run(self.process, call, arguments)
+        if self._is_over and not self._task.in_thread:
+            raise ColdUnavailable("the store was closed meanwhile")
+        return await self._fleet.sql.run(self.process, call, arguments, self._lend)
+
+    def _lend(self, outcome: Future) -> None:
+        """Note what goes on, so that `close` waits for it."""
+        self._lent[outcome] = None
+        outcome.calls.append(lambda: self._lent.pop(outcome, None))
 
     async def thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        await self.world.sleep(0.0)
-        return call(*arguments)
+        if self._task.in_thread:
+            return call(*arguments)
+
+        async def run() -> Any:
+            return call(*arguments)
+
+        return await Task(self.process, run(), f"{self.process.name}/thread", in_thread=True, is_awaited=True).ended
 
     async def complete(self, work: Awaitable[Any]) -> Any:
-        return await work
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            if self._task.cancelling:
+                raise
+            raise RuntimeError("what it waited for was cancelled") from error
 
     async def shield(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return await self._shielded(work, in_thread=False)
+        return await self._shielded(work, work, in_thread=False)
 
     async def drive(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return await self._shielded(work, in_thread=True)
+        return await self._driven(self._passes, work)
 
-    drive_start = drive
+    async def drive_start(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return await self._driven(self._starts, work)
 
-    async def _shielded(self, work: Coroutine[Any, Any, Any], *, in_thread: bool) -> Any:
-        if Future.over:
+    async def _driven(self, pool: Pool, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._is_closed and not Future.over and not self._task.in_thread:
             work.close()
-            raise RunOver
-        if self._task.in_thread:
+            raise WarmUnavailable("the store was closed meanwhile")
+        return await self._shielded(work, pool.run(work), in_thread=True)
+
+    async def _shielded(
+        self, work: Coroutine[Any, Any, Any], lent: Coroutine[Any, Any, Any], *, in_thread: bool
+    ) -> Any:
+        if Future.over or self._task.in_thread:
+            if lent is not work:
+                lent.close()
+            if Future.over:
+                work.close()
+                raise RunOver
             return await work
-        task = Task(self.process, work, f"{self.process.name}/{work.__qualname__}", in_thread=in_thread)
+        name = f"{self.process.name}/{work.__qualname__}"
+        task = Task(self.process, lent, name, in_thread=in_thread, is_awaited=True)
+        if in_thread:
+            self._lend(task.ended)
         try:
             return await task.ended
         except asyncio.CancelledError:
             if task.ended.done and isinstance(task.ended.error, asyncio.CancelledError):
                 raise
             # Whoever is cancelled leaves when the work is done, or after so long.
-            await self.wait(task.ended, self._timeout)
+            if await self.ends(task.ended, self._timeout) and task.ended.error is not None:
+                task.blame(task.ended.error)
             raise
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> SimulatedJob:
-        return self._job(job, name, in_thread=True)
-
-    def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> SimulatedJob:
-        return self._job(job, name, in_thread=self._task.in_thread)
-
-    def _job(self, job: Callable[[], Coroutine[Any, Any, None]], name: str, *, in_thread: bool) -> SimulatedJob:
-        made = SimulatedJob(self, job, name, in_thread=in_thread)
+        made = SimulatedJob(self, job, name, in_thread=True)
         self._jobs = [each for each in self._jobs if not each.task.ended.done]
         self._jobs.append(made)
         if self._is_closed:
             made.ask()
         return made
 
+    def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> SimulatedJob:
+        return SimulatedJob(self, job, name, in_thread=self._task.in_thread)
+
     def ask_all(self) -> None:
+        if self._cutting is None:
+            # One that waits for an answer of a server that stands still does not learn that it is to end.
+            cutting = self._cutting = Future()
+            account, now = waited.present(), self.monotonic()
+            left = self._connections.limit - (account.seconds(now) if account is not None else 0.0)
+
+            async def cut() -> None:
+                if account is not None:
+                    account.add(now)
+                self._cut()
+
+            def due() -> None:
+                if not cutting.done and not self.process.is_dead:
+                    Task(self.process, cut(), f"{self.process.name}/cut", in_thread=True)
+
+            self.world.after(max(0.0, left), due)
         for job in self._jobs:
-            if job.task.in_thread:
-                job.ask()
+            job.ask()
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -323,41 +462,60 @@ class SimulatedJob:
             await job()
 
         self._port = port
-        self.task = Task(port.process, run(), f"{port.process.name}/{name}", in_thread=in_thread)
+        self._until = math.inf  # it is waited for, once it was asked to end
+        self._is_asked = False
+        # A thread begins with a context of its own.
+        context = Context() if in_thread else None
+        self.task = Task(port.process, run(), f"{port.process.name}/{name}", in_thread=in_thread, context=context)
 
     def ask(self) -> None:
         """Ask it to end."""
+        self._until = min(self._until, self._port.monotonic() + JOINED)
+        asked, self._is_asked = self._is_asked, True
         if self.task.in_thread:
             self.task.asked.settle()
-        elif not self.task.cancelling:
+        elif not asked:
             self.task.cancel()
 
     async def stop(self) -> None:
         """Ask it to end, and wait for that unless it is the caller."""
         self.ask()
-        if self._port.world.current is not self.task:
-            with suppress(Stopped):
-                await self._port.wait(self.task.ended, JOINED)
+        if self._port.world.current is self.task:
+            return
+        if self.task.in_thread:
+            await self._port.ends(self.task.ended, self._until - self._port.monotonic())
+        else:
+            await self._port.wait(self.task.ended, JOINED)
 
 
 class SimulatedSignal:
     """Wakes whoever waits. Stays set until cleared."""
 
     def __init__(self, port: SimulatedPort) -> None:
-        self._port, self._future = port, Future()
+        self._port, self._set, self._waking = port, False, Future()
 
     def set(self) -> None:
         """Wake all who wait."""
-        self._future.settle(True)
+        self._set = True
+        waking, self._waking = self._waking, Future()
+        waking.settle()
 
     def clear(self) -> None:
-        """Let whoever waits from now on wait."""
-        if self._future.done:
-            self._future = Future()
+        """Let whoever waits from now on wait, also who was woken and has not looked yet."""
+        self._set = False
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until set, at most `seconds`; True if it was set."""
-        return await self._port.wait(self._future, seconds)
+        port = self._port
+        task = port._task
+        end = math.inf if seconds is None else port.monotonic() + seconds
+        while not self._set:
+            port.end_if_stopped()
+            left = end - port.monotonic()
+            if left < _INSTANT:
+                return False
+            await port.ends(self._waking, left, *([task.asked] if task.in_thread else []))
+        return True
 
 
 class SimulatedGuard:
@@ -379,7 +537,7 @@ class SimulatedGuard:
         task, self._task = self._task, None
         if not self._fired or task is None:
             return False
-        task.cancelling -= 1
+        task.take_back()
         return task.cancelling <= self._before and isinstance(error, asyncio.CancelledError)
 
 
@@ -394,6 +552,7 @@ class SimulatedWire:
         """The next message. Raises WarmUnavailable when the connection is lost or closed."""
         wire = self._wire
         while True:
+            self._port.end_if_stopped()
             if wire.broken is not None:
                 raise WarmUnavailable(f"{wire.node.name}: link lost: {wire.broken}")
             if wire.messages:

@@ -80,10 +80,13 @@ class SimulatedSql:
     def _time(self) -> float:
         return self.world.chance.expovariate(1000)
 
-    async def run(self, process: Process, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """What the call returns, or raises. It goes on when whoever waits for it was cancelled."""
+    async def run(
+        self, process: Process, call: Callable[..., Any], arguments: tuple[Any, ...], lend: Callable[[Future], None]
+    ) -> Any:
+        """What the call returns, or raises. It goes on when whoever waits for it was cancelled: `lend` gets it."""
         self.calls += 1
         outcome = Future()
+        lend(outcome)
         self.world.after(self._time(), lambda: self._begin(process, call, arguments, outcome))
         return await outcome
 

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any
 from unittest import mock
 
@@ -71,16 +71,27 @@ class Task:
     """A coroutine of one process.
 
     `in_thread`: it stands for blocking code in a thread of the store's own, which nothing cancels; `asked` is settled
-    when such a thread is asked to end.
+    when such a thread is asked to end. `context`: what it begins with, by default that of its maker. `is_awaited`: its
+    maker gets what it raises.
     """
 
-    def __init__(self, process: Process, work: Coroutine[Any, Any, Any], name: str, *, in_thread: bool = False) -> None:
+    def __init__(
+        self,
+        process: Process,
+        work: Coroutine[Any, Any, Any],
+        name: str,
+        *,
+        in_thread: bool = False,
+        context: Context | None = None,
+        is_awaited: bool = False,
+    ) -> None:
         self.process, self.work, self.name, self.in_thread = process, work, name, in_thread
+        self._is_awaited = is_awaited
         self.ended = Future()
         self.asked = Future()
         self.cancelling = 0  # cancellations that nobody took back, as asyncio counts them
         self._world = process.world
-        self._context = copy_context()
+        self._context = copy_context() if context is None else context
         self._on: Future | None = None
         self._raising: BaseException | None = None
         self.is_ready = False
@@ -128,9 +139,20 @@ class Task:
 
     def _end(self, value: Any, error: BaseException | None) -> None:
         self.process.tasks.pop(self, None)
-        if error is not None and not isinstance(error, StateError | Stopped | asyncio.CancelledError):
-            self._world.failures.append((self.name, error))
         self.ended.settle(value, error)
+        if error is not None and not self._is_awaited:
+            self.blame(error)
+
+    def blame(self, error: BaseException) -> None:
+        """Nobody gets what it raised: note it, unless it is what a task may end with."""
+        if not isinstance(error, StateError | Stopped | asyncio.CancelledError):
+            self._world.failures.append((self.name, error))
+
+    def take_back(self) -> None:
+        """Take one cancellation back, as asyncio's `uncancel` does; with the last one what was not raised yet."""
+        self.cancelling -= 1
+        if self.cancelling == 0:
+            self._raising = None
 
 
 class Clock:
@@ -200,8 +222,12 @@ class World:
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call this in so many seconds."""
+        self.at(self.now + max(0.0, seconds), call)
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Call this then, after all that is due then already."""
         self._count += 1
-        heapq.heappush(self._timers, (self.now + max(0.0, seconds), self._count, call))
+        heapq.heappush(self._timers, (when, self._count, call))
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
