@@ -14,6 +14,8 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, selec
 from distributed_state.cold.tables import cursors
 from distributed_state.cold.values import Cursor, Minted
 
+REPAIRED = -1  # instead of when an epoch was minted: a repair brought SQL all of it, and the next one begins
+
 
 def clock_us(connection: Connection) -> int:
     """The database's clock, in microseconds since 1970."""
@@ -39,6 +41,12 @@ def last_begun(connection: Connection, namespace: str, partition: int, epoch: st
         if row.offset:
             break
     return None
+
+
+def is_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> bool:
+    """Whether a repair brought SQL all of an epoch, which was to end then: nothing was lost with it."""
+    query = select(cursors.c.ordinal).where(_here(namespace, partition, epoch), cursors.c.minted_ms == REPAIRED)
+    return connection.execute(query).first() is not None
 
 
 def begin(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
@@ -70,7 +78,10 @@ def any_begun(connection: Connection, namespace: str, partition: int) -> bool:
 
 
 def minted_since(connection: Connection, namespace: str, seconds: float) -> Minted:
-    """The partitions that began another epoch within the last seconds, behind one that had begun, but for repairs."""
+    """The partitions that began another epoch within the last seconds, behind one that had begun, but for repairs.
+
+    One that never began counts for nothing: whoever minted it died, and the next one counts, if anything was lost.
+    """
     c, earlier = cursors.c, cursors.alias("earlier")
     now = now_ms(connection)
     had_begun = exists().where(
@@ -79,7 +90,8 @@ def minted_since(connection: Connection, namespace: str, seconds: float) -> Mint
         earlier.c.ordinal < c.ordinal,
         or_(earlier.c.begun.is_not(False), earlier.c.offset > 0),
     )
-    late = and_(c.namespace == namespace, c.minted_ms >= now - int(seconds * 1000), had_begun)
+    began = and_(c.minted_ms >= now - int(seconds * 1000), c.begun.is_not(False))
+    late = and_(c.namespace == namespace, began, had_begun)
     partitions, last = connection.execute(
         select(func.count(c.partition.distinct()), func.max(c.minted_ms)).where(late)
     ).one()

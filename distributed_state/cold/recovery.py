@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, insert, select, update
 
+from distributed_state.cold.epochs import REPAIRED
 from distributed_state.cold.record_index import ERASED, LISTED_MS, hashed
 from distributed_state.cold.tables import cursors, erasures, records
 from distributed_state.cold.values import Cursor
@@ -42,18 +43,19 @@ def changed_since(connection: Connection, namespace: str, partition: int, since_
 
 
 def reach(connection: Connection, namespace: str, after: Cursor | None, to: Cursor) -> bool:
-    """Note that SQL has all up to there, if it still is where it was `after`."""
+    """Note that a repair brought SQL all up to there, if SQL still is where it was `after`."""
     if not is_at(connection, namespace, to.partition, after):
         return False
     c = cursors.c
     here = and_(c.namespace == namespace, c.partition == to.partition)
     if after is not None and after.epoch == to.epoch:
         at = update(cursors).where(here, c.epoch == to.epoch)
-        connection.execute(at.values(offset=to.offset, event=to.event))
+        connection.execute(at.values(offset=to.offset, event=to.event, minted_ms=REPAIRED))
         return True
     connection.execute(update(cursors).where(here).values(closed=True))
     row = {"namespace": namespace, "partition": to.partition, "ordinal": to.ordinal, "epoch": to.epoch}
-    connection.execute(insert(cursors), row | {"offset": to.offset, "event": to.event, "closed": False, "begun": True})
+    row |= {"offset": to.offset, "event": to.event, "closed": False, "minted_ms": REPAIRED, "begun": True}
+    connection.execute(insert(cursors), row)
     return True
 
 

@@ -165,6 +165,11 @@ class ColdStore:
         with self._database.read() as connection:
             return epochs.last_begun(connection, self.namespace, partition, epoch)
 
+    def is_repaired(self, partition: int, epoch: str) -> bool:
+        """Whether a repair brought SQL all of an epoch, which was to end then."""
+        with self._database.read() as connection:
+            return epochs.is_repaired(connection, self.namespace, partition, epoch)
+
     def begin(self, partition: int, epoch: str) -> None:
         """Note that Redis is told of an epoch now."""
         with self._database.write() as connection:

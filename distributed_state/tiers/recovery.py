@@ -244,6 +244,8 @@ class Recovery:
             if together is None:
                 return False
             cursor, fits = together
+        # Or whoever repaired it died behind that: it is here as it was then.
+        repaired = brought is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
         floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
@@ -253,10 +255,10 @@ class Recovery:
         # Behind the mint: from here on nothing gets into SQL but what an import brings, which looks at the epoch there.
         texts = await self._port.sql(self._cold.known_names, partition)
         if not self._embedded:
-            begin = self._cold.begin if brought is None else self._cold.begin_repaired
+            begin = self._cold.begin_repaired if repaired else self._cold.begin
             await self._port.sql(begin, partition, minted.epoch)
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor, texts=texts)
-        lost = had and brought is None  # an embedded one begins empty at each start
+        lost = had and not repaired  # an embedded one begins empty at each start
         if word != "ok":
             await self._take_back(minted)
         if word == "ok" and lost:
@@ -267,7 +269,7 @@ class Recovery:
         if word == "ok" and lost and cursor is not None:
             _tell_loss(minted, former, cursor, saved, why=_why(seen, fits))
         else:
-            _tell_begin(minted, former, began=word == "ok", repaired=brought is not None)
+            _tell_begin(minted, former, began=word == "ok", repaired=repaired)
         return word != "lost"
 
     async def _take_back(self, minted: Cursor) -> None:
