@@ -27,6 +27,7 @@ from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.partition_assignment import PartitionAssignment
+from distributed_state.warm.positions import count
 from distributed_state.warm.rounds import SECONDS, Rounds
 from distributed_state.warm.telemetry import observed, several
 
@@ -149,6 +150,14 @@ class Archiver:
                 if fits is None:
                     await self._port.sleep(0.002)  # another archiver was faster, or is at it
             later = True
+
+    async def bring(self, partition: int, epoch: str, offset: int, event: str) -> None:
+        """As `reach`, and look whether SQL is there: it may have been restored older while this store was open."""
+        while not await self.reach(partition, epoch, offset, event):
+            cursor = await self._port.sql(self._cold.cursor, partition)
+            if cursor is not None and (cursor.ordinal > count(epoch) or self._covers(cursor, epoch, offset)):
+                return
+            self._cursors.pop(partition, None)
 
     def _covers(self, cursor: Cursor, epoch: str, offset: int) -> bool:
         if cursor.epoch != epoch and cursor.ordinal > int(epoch.split("-")[0]):

@@ -223,7 +223,7 @@ async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
     for _ in range(ROUNDS):
         tail = await tiers.warm.partitions.tail(names)
         if tail is not None:
-            await tiers.archiver.reach(names.partition, *tail)
+            await tiers.archiver.bring(names.partition, *tail)
             return
         await tiers.start(names.partition)
     raise WarmUnavailable(f"partition {names.partition} does not start")
