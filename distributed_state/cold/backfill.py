@@ -9,25 +9,37 @@ Design: section 14.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
-from distributed_state.cold import backfill_items, blocks, branches, bulk, erasure, record_index, remembered
+from distributed_state.cold import (
+    backfill_items,
+    blocks,
+    branches,
+    bulk,
+    erasure,
+    handing_down,
+    record_index,
+    remembered,
+    setting_aside,
+)
 from distributed_state.cold.archive import Intake
+from distributed_state.cold.bulk import chunks
+from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.epochs import clock_us
-from distributed_state.cold.history import oldest, states
+from distributed_state.cold.history import states
 from distributed_state.cold.recovery import is_at
-from distributed_state.cold.setting_aside import undo
 from distributed_state.cold.tables import events
 from distributed_state.cold.values import RESOLVED, Archived, Backfilled, Batch, Cursor, Held
-from distributed_state.values import codec, message_ranges
+from distributed_state.values import codec, field_ttl, message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack
 from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START
 
+_REPAIRED = "conversation.repaired"
 _BESIDE = "SQL was restored older, and Redis had read that state before it was repaired"
 
 
@@ -48,10 +60,8 @@ def backfill(
     plan.done.stale += sorted(unseen.keys() - undone.keys())
     for name in sorted(names):
         plan.add(name, known.get(name, 0), before.get(name))
-    brought = {(entry.record, entry.version) for entry in plan.carried}
-    for name, place in sorted(plan.forks.items()):
-        if place not in brought and not _has(connection, namespace, *place):
-            plan.lose_items(name, known.get(name, 0))
+    for name in _lacking_items(connection, namespace, plan):
+        plan.lose_items(name, known.get(name, 0))
     alone = held.entries.get("", ())
     left = [*alone, *plan.aside, *plan.beside]
     lacking = remembered.lacking(connection, namespace, held.partition, held.epoch, left)
@@ -61,13 +71,16 @@ def backfill(
     plan.done.branched = len(beside)
     if not keep:
         for name in sorted(undone):
-            undo(connection, namespace, name, undone[name], before.get(name))
-        batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=lambda entry: (entry.offset, entry.version)))
+            setting_aside.undo(connection, namespace, name, undone[name], before.get(name))
+        batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=plan.place))
         # First these: behind a record that came whole they would be taken for purged.
         remembered.set_aside(connection, namespace, held.partition, held.epoch, plan.aside, RESOLVED)
         branches.keep(connection, namespace, held.partition, held.epoch, beside, _BESIDE)
         erasure.erase(connection, namespace, plan.erased)
-        Intake(connection, namespace).take([batch], snapshot_every)
+        intake = Intake(connection, namespace)
+        intake.take([batch], snapshot_every)
+        setting_aside.unresolve(connection, namespace, plan.refuse(intake.quarantined))
+        handing_down.hand(connection, namespace, plan.borrowed)
         _note(connection, namespace, held, plan.notes)
     return plan.done
 
@@ -85,14 +98,44 @@ def _is_passed(held: Held, name: str, head: Archived) -> bool:
     return any(entry.version == head.version and entry.offset > head.offset for entry in entries)
 
 
-def _has(connection: Connection, namespace: str, record: str, version: int) -> bool:
-    """Whether SQL has a record's version; else its items may have come later, with a version that came whole."""
+def _lacking_items(connection: Connection, namespace: str, plan: _Plan) -> list[str]:
+    """The forks of this plan that may show other items than they did: what their source had then is not all there."""
+    brought = {(entry.record, entry.version) for entry in plan.carried}
+    lacking = set(plan.done.lost_items)
+    lacking |= _named(connection, namespace, {source for source, _ in plan.forks.values()})
+
+    def lacks(name: str) -> bool:
+        line = [name]
+        while name not in lacking and (place := plan.forks.get(name)):
+            if place not in brought and not _has(connection, namespace, *place, plan.begun_ms(name)):
+                return True
+            name = place[0]
+            if name in line:
+                break
+            line.append(name)
+        return name in lacking
+
+    return [name for name in sorted(plan.forks) if name not in lacking and lacks(name)]
+
+
+def _named(connection: Connection, namespace: str, records: Collection[str]) -> set[str]:
+    """Those of these records of which a repair has said that items may be lost."""
+    e = events.c
+    found: set[str] = set()
+    for chunk in chunks(sorted(records), 500):
+        here = and_(e.namespace == namespace, e.type == _REPAIRED, e.subject.in_(chunk))
+        for subject, epoch, data in connection.execute(select(e.subject, e.epoch, e.data).where(here)):
+            # Anybody may emit an event of that type; those of a repair are under an epoch of their own.
+            if epoch.endswith(f".{REPAIR}") and codec.decode(data)["items"]:
+                found.add(subject)
+    return found
+
+
+def _has(connection: Connection, namespace: str, record: str, version: int, until_ms: int) -> bool:
+    """Whether SQL has this very version of a record, written until then."""
     key = record_index.keys(connection, namespace, [record]).get(record)
-    if key is None:
-        return False
-    if blocks.changes_between(connection, key, version - 1, version + 1, 1):
-        return True
-    return version < oldest(connection, namespace, record)
+    found = blocks.changes_between(connection, key, version - 1, version + 1, 1) if key is not None else []
+    return any(row.time_ms <= until_ms for row in found)
 
 
 def _nothing_of(version: int) -> dict[str, Any]:
@@ -116,29 +159,39 @@ def _note(connection: Connection, namespace: str, held: Held, notes: Mapping[str
     rows = []
     for number, (name, note) in enumerate(sorted(notes.items()), last + 1):
         id = f"{REPAIR}.{held.partition}.{held.epoch}.{number}"
-        place = (namespace, held.partition, epoch, number, id, "conversation.repaired", name)
+        place = (namespace, held.partition, epoch, number, id, _REPAIRED, name)
         rows.append((*place, now_ms, "", note["version"], codec.encode(note)))
     bulk.add(connection, events, rows)
 
 
-def _kept(connection: Connection, namespace: str, name: str, runs: Sequence[Segment]) -> set[tuple[str, int]]:
-    """Which messages of these runs SQL has, by the record under which it has them."""
-    found: set[tuple[str, int]] = set()
+def _kept(connection: Connection, namespace: str, name: str, runs: Sequence[Segment]) -> dict[tuple[str, int], int]:
+    """Which messages of these runs SQL has, by the record under which it has them, and when they were written."""
+    found: dict[tuple[str, int], int] = {}
     keys = record_index.keys(connection, namespace, {name, *(run.source for run in runs)})
     names = {key: record for record, key in keys.items()}
     for run in runs:
         here = blocks.Run({keys[each] for each in (name, run.source) if each in keys}, run.start, run.stop)
-        found.update((names[key], seq) for key, seq, _ in blocks.messages_in(connection, [here]))
+        for key, seq, data in blocks.messages_in(connection, [here]):
+            found[names[key], seq] = _written_ms(data)
     return found
+
+
+def _written_ms(message: bytes) -> int:
+    """When a message was committed; 0 if it does not say that."""
+    time, _ = field_ttl.split(message)
+    return 0 if time == field_ttl.NEVER else round(time * 1000)
+
+
+_Kept = Callable[[str, Sequence[Segment]], Mapping[tuple[str, int], int]]
 
 
 class _Plan:
     """What is to be archived of the records that are added, what put aside or erased, and the counts.
 
-    `kept` says which messages of a record SQL has.
+    `kept` says which messages of a record SQL has, and when they were written.
     """
 
-    def __init__(self, held: Held, now_ms: int, kept: Callable[[str, Sequence[Segment]], set[tuple[str, int]]]) -> None:
+    def __init__(self, held: Held, now_ms: int, kept: _Kept) -> None:
         self._held = held
         self._now_ms = now_ms
         self._kept = kept
@@ -146,7 +199,9 @@ class _Plan:
         self.aside: list[JournalEntry] = []
         self.beside: list[JournalEntry] = []  # what neither the record nor anything that is carried has
         self.erased: list[str] = []
+        self.borrowed: dict[str, dict[int, bytes]] = {}  # messages that a fork shows and only Redis has, of its source
         self.forks: dict[str, tuple[str, int]] = {}  # whose items each shows, and as of which version
+        self.whole: dict[str, int] = {}  # records that come whole, and at which version
         self.notes: dict[str, dict[str, Any]] = {}  # by record, as the audit has them
         self.done = Backfilled()
 
@@ -157,10 +212,40 @@ class _Plan:
         if self._note != _nothing_of(version):
             self.notes[name] = self._note
 
+    def refuse(self, events: Collection[str]) -> set[str]:
+        """Take back what was counted of entries that are in quarantine; the events of those that came with one."""
+        refused = [entry for entry in self.carried if entry.event in events]
+        whole = {entry.record for entry in refused if self.whole.get(entry.record) == entry.version}
+        self.done.records -= len(whole)
+        self.done.commits -= sum(entry.record not in self.whole and entry.kind != REPAIR for entry in refused)
+        self.done.refused = sorted({entry.record for entry in refused})
+        return {entry.event for entry in self.aside if entry.record in whole}
+
     def lose_items(self, name: str, version: int) -> None:
         """Note that items of a record may be lost."""
         self.done.lost_items.append(name)
         self.notes.setdefault(name, _nothing_of(version))["items"] = True
+
+    def place(self, entry: JournalEntry) -> tuple[int, int, int]:
+        """Where an entry stands in the batch: a record's in their order, behind those of what it was forked from."""
+        name, depth = entry.record, 0
+        while name in self.forks and depth < len(self.forks):
+            name, depth = self.forks[name][0], depth + 1
+        return depth, entry.offset, entry.version
+
+    def begun_ms(self, name: str) -> int:
+        """Until when a record that SQL lacks began, at the latest: what it shares was written before."""
+        begun = [entry.time_ms for entry in self._held.entries.get(name, ()) if entry.version == 1]
+        return begun[-1] if begun else self._held.archived_ms or LARGEST
+
+    def _kept_of(self, name: str, runs: Sequence[Segment]) -> set[tuple[str, int]]:
+        """Which messages of these runs SQL has, by the record under which it has them.
+
+        Without those that came later under a number: their record was read from the older SQL, and written on.
+        """
+        until_ms = self.begun_ms(name)
+        found = self._kept(name, runs)
+        return {(record, number) for (record, number), ms in found.items() if record == name or ms <= until_ms}
 
     def _add(self, name: str, version: int, before: State | None) -> None:
         there = self._held.states.get(name)
@@ -216,6 +301,7 @@ class _Plan:
         self.aside += aside
         self.beside += [entry for entry in others if entry.version > ended]
         self.done.records += 1
+        self.whole[name] = newer.state.version
         self._inherit(name, newer.state.fields if not version else {})
         self._note |= {"version": newer.state.version, "aside": len(aside)}
         carried: list[JournalEntry] = []
@@ -225,7 +311,7 @@ class _Plan:
             self.done.lost_items.append(name)
             self._note["items"] = True
         runs = message_ranges.segments(name, newer.state.fields)
-        kept = self._kept(name, runs) if before else set()
+        kept = self._kept_of(name, runs) if before else set()
         sources = {number: run.source for run in runs for number in range(run.start, run.stop)}
         first = _next(before) if before else 0
         messages = {
@@ -269,17 +355,19 @@ class _Plan:
         runs = message_ranges.segments(name, fields)
         here = {number for number, _ in newer.messages}
         here.update(int(op.name) for entry in carried for op in unpack(entry.data) if op.kind == b"m")
-        kept: set[tuple[str, int]] = set()
-        if any(not here.issuperset(range(run.start, run.stop)) for run in runs):
-            kept = self._kept(name, runs)
-        lost = [
+        lacking = [
             Segment(run.source, number, number + 1)
             for run in runs
             for number in range(run.start, run.stop)
             if number not in here
-            and number not in self._held.elsewhere.get(run.source, ())
-            and not kept & {(name, number), (run.source, number)}
         ]
+        kept = self._kept_of(name, runs) if lacking else set()
+        lacking = [each for each in lacking if not kept & {(name, each.start), (each.source, each.start)}]
+        # Its source may leave Redis before its own turn: it is in another partition, or this repair ends before.
+        borrowed = self._borrowed(name, lacking)
+        if borrowed:
+            self.borrowed[name] = borrowed
+        lost = [each for each in lacking if each.start not in borrowed]
         if lost:
             gaps = message_ranges.joined(lost)
             self.done.lost += [replace(each, source=name) for each in gaps]
@@ -289,6 +377,12 @@ class _Plan:
             self._note |= {"version": version, "lost": [[each.start, each.stop - 1] for each in gaps]}
             steps: list[Step] = [(b"s", each, value) for each, value in shown.items()]
             carried.append(self._entry(name, version, steps, fields, newer.time_ms, carried, None))
+
+    def _borrowed(self, name: str, lacking: Sequence[Segment]) -> dict[int, bytes]:
+        """Those of these messages that Redis has of the records from which this one was forked."""
+        until_ms = self.begun_ms(name)
+        found = {each.start: self._held.elsewhere.get(each.source, {}).get(each.start) for each in lacking}
+        return {number: data for number, data in found.items() if data is not None and _written_ms(data) <= until_ms}
 
     def _entry(
         self,

@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-from distributed_state.cold import blocks, bulk
+from distributed_state.cold import blocks, bulk, record_index
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.tables import items, layers, message_blocks, messages, records, shares, tags
 
@@ -99,6 +99,17 @@ def hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None
     query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
     query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
     connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
+
+
+def hand(connection: Connection, namespace: str, shares_of: Mapping[str, Mapping[int, bytes]]) -> None:
+    """Give records messages of their own that they share, by number, but for those that they have."""
+    m = messages.c
+    for record, key in record_index.keys(connection, namespace, shares_of).items():
+        given = shares_of[record]
+        # `inherit` may just have brought some.
+        here = select(m.seq).where(m.record == key, m.seq >= min(given), m.seq <= max(given))
+        own = set(connection.execute(here).scalars())
+        bulk.add(connection, messages, [(key, seq, 0, data) for seq, data in sorted(given.items()) if seq not in own])
 
 
 def _expand_shared(connection: Connection, sources: Collection[int]) -> None:

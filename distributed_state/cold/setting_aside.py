@@ -5,12 +5,15 @@ Design: section 9.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, delete, insert, select
+from collections.abc import Collection
+
+from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from distributed_state.cold import blocks, change_reading, record_index, tagging
+from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import Head
 from distributed_state.cold.tables import changes, items, layers, messages, quarantine, shares, snapshots
-from distributed_state.cold.values import RESOLVED
+from distributed_state.cold.values import RESOLVED, UNRESOLVED
 from distributed_state.values.journal import State
 
 _TOGETHER = 10_000
@@ -39,6 +42,14 @@ def undo(connection: Connection, namespace: str, record: str, first: int, before
     _remove(connection, head, first)
     record_index.put(connection, [{**head, "version": first - 1, **record_index.about(before)}])
     tagging.replace(connection, namespace, record, before.fields if before else {})
+
+
+def unresolve(connection: Connection, namespace: str, events: Collection[str]) -> None:
+    """Note of commits that were to come with a later version that SQL refused that: they are not archived."""
+    q = quarantine.c
+    for chunk in chunks(sorted(events), 500):
+        here = and_(q.namespace == namespace, q.event.in_(chunk), q.reason == RESOLVED)
+        connection.execute(update(quarantine).where(here).values(reason=UNRESOLVED))
 
 
 def purge(connection: Connection, namespace: str, before_ms: int) -> int:

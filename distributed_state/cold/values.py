@@ -5,7 +5,7 @@ Design: section 9.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distributed_state.values.journal import JournalEntry, KeptItems, Loaded, Segment, State
@@ -146,6 +146,7 @@ class Compacted:
 
 RESOLVED = "SQL lacks what came before it; what it did is in a later version, which was brought back whole"
 """The reason of a row of the quarantine that nobody needs to look at."""
+UNRESOLVED = "SQL lacks what came before it, and refused the later version with which it came; that is here, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,7 @@ class Backfilled:
 
     `branched` commits are of a line that Redis left as it read the older SQL. `lost` are messages that neither has, by
     the record that showed them. Of the items of those in `lost_items` some may be lost: Redis has only the newest.
+    SQL put something of those in `refused` into quarantine, which is not counted.
     `deleted` are records of which Redis only knows that they were deleted, or erased, since the backup. Of `stale` ones
     Redis shows what they are not any more.
     """
@@ -264,6 +266,7 @@ class Backfilled:
     branched: int = 0
     lost: list[Segment] = field(default_factory=list)
     lost_items: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
 
@@ -276,6 +279,7 @@ class Backfilled:
         self.branched += other.branched
         self.lost += other.lost
         self.lost_items += other.lost_items
+        self.refused += other.refused
         self.deleted += other.deleted
         self.stale += other.stale
 
@@ -285,15 +289,16 @@ class Held:
     """What Redis has of some records of a partition under its epoch: how they stand, and their entries of the journal.
 
     `deleted` are versions at which records were deleted, as events tell. A record that is not there has no state.
-    `archived` is an offset up to which all was archived, once. `elsewhere` are numbers of messages that Redis has of
-    records from which these were forked.
+    `archived` is an offset up to which all was archived, once, and `archived_ms` is when the commit there was written.
+    `elsewhere` are messages that Redis has of records from which these were forked.
     """
 
     partition: int
     epoch: str
     archived: int
+    archived_ms: int
     states: Mapping[str, Loaded]
     entries: Mapping[str, Sequence[JournalEntry]]
     deleted: Mapping[str, int]
-    elsewhere: Mapping[str, Set[int]]
+    elsewhere: Mapping[str, Mapping[int, bytes]]
     items: Mapping[str, KeptItems]

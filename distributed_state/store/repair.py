@@ -35,7 +35,8 @@ class Repaired:
     nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
     that Redis only knows to have been deleted, or erased: they are deleted again; what was to be erased is to be
     erased once more. `lost` are messages that neither has; of the items of the records in `lost_items` some may be
-    lost, as Redis keeps the newest alone.
+    lost, as Redis keeps the newest alone. SQL refused something of the records in `refused`: that is in the
+    quarantine, and not counted.
     """
 
     partitions: int = 0
@@ -48,6 +49,7 @@ class Repaired:
     lost: tuple[LostMessages, ...] = ()
     deleted: tuple[tuple[str, str], ...] = ()
     lost_items: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 Progress = Callable[[Repaired], None]
@@ -71,6 +73,7 @@ async def repair(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Repa
                 lost=(*done.lost, *map(_lost, found.lost)),
                 deleted=(*done.deleted, *map(_named, found.deleted)),
                 lost_items=(*done.lost_items, *map(_named, found.lost_items)),
+                refused=(*done.refused, *map(_named, found.refused)),
             )
         if progress is not None:
             progress(done)

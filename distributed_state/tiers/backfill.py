@@ -8,7 +8,7 @@ Design: section 14.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from distributed_state.cold.bulk import chunks
@@ -52,6 +52,7 @@ class Backfill:
         self._discard = discard
         self._entries: dict[str, list[JournalEntry]] = {}  # of the journal, by record
         self._last: JournalEntry | None = None
+        self._archived_ms = 0  # when the last commit was written that was archived, once
         self._happened: dict[int, Happened] = {}  # events by number
         self._ended: dict[str, int] = {}  # at which version records were deleted, as events tell
 
@@ -95,7 +96,8 @@ class Backfill:
             entries = {text: self._entries[text] for text in some if text in self._entries}
             ended = {text: self._ended[text] for text in some if text in self._ended}
             held = Held(
-                keys.partition, place.epoch, place.archived, states, entries, ended, await self._elsewhere(states),
+                keys.partition, place.epoch, place.archived, self._archived_ms, states, entries, ended,
+                await self._elsewhere(states),
                 await scanning.windows(self._warm, [each for each in records if _has_items(states, each)]),
             )  # fmt: skip
             brought = await self._port.sql(partial(self._cold.backfill, held, after, keep=self._discard is None))
@@ -111,15 +113,15 @@ class Backfill:
         """Whether nobody else may open the partition yet, and not for some seconds more; `stale` leave Redis."""
         return self._discard is None or await self._discard(list(stale))
 
-    async def _elsewhere(self, states: Mapping[str, Loaded]) -> dict[str, Set[int]]:
-        """Which messages Redis has of the records from which these were forked, in whatever partition."""
+    async def _elsewhere(self, states: Mapping[str, Loaded]) -> dict[str, Mapping[int, bytes]]:
+        """The messages that Redis has of the records from which these were forked, in whatever partition."""
         sources = {
             run.source for text, each in states.items() for run in message_ranges.segments(text, each.state.fields)
         }
         every = dict(states)
         for some in chunks(sorted(sources - states.keys()), _AT_ONCE):
             every |= await scanning.states(self._warm, "", [self._keys.of(Ref.parse(text)) for text in some])
-        return {text: {number for number, _ in each.messages} for text, each in every.items() if text in sources}
+        return {text: dict(each.messages) for text, each in every.items() if text in sources}
 
     async def _read_journal(
         self, place: PartitionState, keys: PartitionKeys, remembered: Sequence[JournalEntry]
@@ -133,6 +135,8 @@ class Backfill:
         for entry in remembered:
             if entry.offset > place.archived:
                 found.setdefault(entry.offset, entry)
+        # The last archived entry stays in a journal. Without it the next one says until when it may have been.
+        self._archived_ms = next((found[each].time_ms for each in sorted(found) if each >= place.archived), 0)
         for offset in sorted(found):
             if offset <= place.offset:
                 self._last = entry = found[offset]

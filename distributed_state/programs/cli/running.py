@@ -95,7 +95,7 @@ def repair(
 
     What Redis still has of the difference is archived: commits one by one where the journal holds them, else records
     whole. What neither has is listed. One partition after the other waits meanwhile. It may be interrupted and run
-    again. Exit code 1 if something is lost.
+    again. Exit code 1 if something is lost, or SQL refuses something.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents repair --dry-run[/]
     """
@@ -123,7 +123,9 @@ def repair(
         typer.echo(
             f"lost, it may be: items of {scope} {printable(id)} that changed since the backup, but for the newest"
         )
-    if done.lost or done.lost_items:
+    for scope, id in done.refused:
+        typer.echo(f"refused by SQL, see `doctor` and the quarantine: something of {scope} {printable(id)}")
+    if done.lost or done.lost_items or done.refused:
         raise typer.Exit(1)
 
 
