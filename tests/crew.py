@@ -161,6 +161,38 @@ def archive(**settings: Any) -> None:
         say(store.archive())
 
 
+def repair(at: int | None, **settings: Any) -> None:
+    """Run the command; be killed before its call `at` of a server, or behind it. The background's calls count, too."""
+    for name, value in settings.items():
+        os.environ[f"DISTRIBUTED_STATE_{name.upper()}"] = str(value)
+    from distributed_state.programs import cli
+
+    calls = itertools.count()
+    begun = StateStore.repair
+
+    def counting(store: StateStore, **given: Any) -> Any:
+        port = store._twin.tiers().port
+        for name in ("sql", "script", "scripts", "command", "commands", "command_with"):
+            setattr(port, name, counted(getattr(port, name)))
+        return begun(store, **given)
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        async def made(*arguments: Any) -> Any:
+            number = next(calls)
+            if number * 2 == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            answer = await call(*arguments)
+            if number * 2 + 1 == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return answer
+
+        return made
+
+    StateStore.repair = counting  # type: ignore[method-assign]
+    sys.argv = ["distributed-state", "repair"]
+    cli.main()
+
+
 def present(**settings: Any) -> None:
     """Be there; leave when a line comes."""
     with StateStore.open(**settings) as store:
