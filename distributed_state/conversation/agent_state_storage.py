@@ -159,7 +159,7 @@ def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
             change.delete(name)
         elif value != base.fields.get(name):
             change.set(name, value)
-    for key in base.notes.keys() - memory.notes.keys():
+    for key in sorted(base.notes.keys() - memory.notes.keys()):
         change.delete(_NOTE + key)
     for key, value in _new_notes(memory, base).items():
         change.set(_NOTE + key, value)

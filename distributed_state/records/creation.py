@@ -54,7 +54,7 @@ async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1
             values = await found if inspect.isawaitable(found) else found
         changes = context.changes()
         changes.set_many(values)
-        for name in changes.fields.keys() & entry.fields.keys():
+        for name in sorted(changes.fields.keys() & entry.fields.keys()):
             changes.leave(name)
         changes.reserved(INITIALIZED, b"\n".join([*done, mark]))
         draft = changes.draft("initialize")

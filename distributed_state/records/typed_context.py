@@ -96,7 +96,7 @@ class TypedContext(RecordContext, Generic[M]):
         for key, value in fields.items():
             if key not in before or codec.encode_value(value, key) != codec.encode_value(before[key], key):
                 changes.set(key, value)
-        for key in before.keys() - fields.keys():
+        for key in sorted(before.keys() - fields.keys()):
             changes.delete(key)
         return changes
 
@@ -245,7 +245,7 @@ class TypedContext(RecordContext, Generic[M]):
                 changes.put(codec.encode_key(key), given.pop(key))
             elif key not in stored or codec.encode_value(stored[key], key) != codec.encode_value(value, key):
                 changes.set(key, value)
-        for key in stored.keys() - lower.keys():
+        for key in sorted(stored.keys() - lower.keys()):
             changes.delete(key)
         for key, data in given.items():
             if field_ttl.marked(data):

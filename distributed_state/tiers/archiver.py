@@ -203,7 +203,7 @@ class Archiver:
         return self._behind(await self._partitions.states(self._keys_of(partitions)))
 
     def _behind(self, places: dict[int, PartitionState]) -> dict[int, PartitionState]:
-        for partition in self.diverged.keys() & places.keys() & self.places.keys():
+        for partition in sorted(self.diverged.keys() & places.keys() & self.places.keys()):
             if self.places[partition].epoch != places[partition].epoch:
                 del self.diverged[partition]  # it was repaired
         self.places.update(places)
@@ -265,7 +265,7 @@ class Archiver:
             except Stopped as error:
                 self._stop(passed, error.places)
                 self._refused |= error.places.keys()
-        for partition in passed.fits.keys() - passed.misfits.keys():
+        for partition in sorted(passed.fits.keys() - passed.misfits.keys()):
             self.diverged.pop(partition, None)
             self._refused.discard(partition)
 

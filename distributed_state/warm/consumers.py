@@ -209,7 +209,7 @@ class Consumers:
             taken, heads = await self._places(wanted)
         missed = wanted - heads.keys()
         for subscription, at in taken.items():
-            self._tell_lost(subscription, {each: (at[each], heads[each]) for each in at.keys() & heads.keys()})
+            self._tell_lost(subscription, {each: (at[each], heads[each]) for each in sorted(at.keys() & heads.keys())})
         for subscription, at in taken.items():
             sound = [each for each in sorted(at.keys() & heads.keys()) if not heads[each].lost(at[each])]
             missed |= await self._read(subscription, sound, heads)
@@ -224,7 +224,7 @@ class Consumers:
         types = self._channels.types
         heads = await self._heads(partitions)
         for subscription, places in taken.items() if types else ():
-            for at in places.keys() & heads.keys():
+            for at in sorted(places.keys() & heads.keys()):
                 # Also where the stream does not reach back that far: nothing of it was asked for.
                 before, places[at] = places[at], heads[at].passed(places[at], types)
                 subscription.pass_over(at, before, places[at])
