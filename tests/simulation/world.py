@@ -307,6 +307,9 @@ class World:
             ):
                 stack.enter_context(mock.patch.object(where, name, stand_in))
             stack.enter_context(chance.seeded(self.seed ^ 0x5EED))
+            # Libraries draw from the process's own: tenacity, for how long to wait.
+            stack.callback(random.setstate, random.getstate())
+            random.seed(self.seed)
             yield
 
     def bury(self) -> None:
