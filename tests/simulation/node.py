@@ -77,7 +77,8 @@ class Client(EmbeddedClient):
         function = functions.get(script)
         if function is None:
             function = functions[script] = runtime.compile(script)
-            server.script_cache[hashlib.sha1(script, usedforsecurity=False).hexdigest().encode()] = script
+            sha = hashlib.sha1(script, usedforsecurity=False).hexdigest().encode()
+            server.script_cache[sha] = vars(server).setdefault("scripts", {})[sha] = script
         server._lua_current_socket[0] = self
         server._lua_set_keys_argv(runtime.table_from(rest[:numkeys]), runtime.table_from(rest[numkeys:]))
         self._script_resp = 2
@@ -120,6 +121,11 @@ class Client(EmbeddedClient):
         return result
 
 
+def _has_run(words: Sequence[Any], refused: ReplyError) -> bool:
+    """Whether a command that is answered by an error may have changed something: a script up to there."""
+    return words[0] in (b"EVAL", b"EVALSHA") and refused.word != "NOSCRIPT"
+
+
 class Node(EmbeddedServer):
     """A server, called in process. `life` is what INFO says of its data."""
 
@@ -160,10 +166,9 @@ class Node(EmbeddedServer):
         if not commands:
             return []
         answers = self.exchange(commands)
-        # What was refused changed nothing, and must not succeed when the log is read.
         writes = [
             words for words, answer in zip(commands, answers, strict=True)
-            if words[0] not in READS and not isinstance(answer, ReplyError)
+            if words[0] not in READS and (not isinstance(answer, ReplyError) or _has_run(words, answer))
         ]  # fmt: skip
         if writes:
             self.log.append((self.world.now, writes))
@@ -228,7 +233,9 @@ class Node(EmbeddedServer):
                 made._develop(picture)
                 made._snapshots.append((at, picture))
         made.log, made._times = self.log[:begin], self._times[:begin]
-        made.fake.script_cache.update(self.fake.script_cache)
+        # What stands before the picture may have been the first call of a script.
+        scripts = vars(made.fake)["scripts"] = dict(vars(self.fake).get("scripts", {}))
+        made.fake.script_cache.update(scripts)
         now = self.world.now
         try:
             for when, commands in self.log[begin:count]:

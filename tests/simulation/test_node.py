@@ -1,0 +1,138 @@
+"""The model of a server: what its log rebuilds is what it held, and it says of itself what the real ones say."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from distributed_state.port import lives
+from distributed_state.port.errors import ReplyError
+from distributed_state.port.facts import Life
+from tests.simulation.node import Node, Persistence, Replica
+from tests.simulation.plan import SHAPES, Plan
+from tests.simulation.run import Run
+from tests.simulation.world import World
+
+READ = {
+    b"string": (b"GET",), b"hash": (b"HGETALL",), b"list": (b"LRANGE", 0, -1), b"set": (b"SMEMBERS",),
+    b"zset": (b"ZRANGE", 0, -1, b"WITHSCORES"), b"stream": (b"XRANGE", b"-", b"+"),
+}  # fmt: skip
+
+
+def more(stream: Any) -> tuple[Any, ...]:
+    """What a stream knows beside its entries."""
+    return stream.last_item_key(), stream.entries_added, stream.max_deleted_id
+
+
+def content(node: Node) -> dict[bytes, Any]:
+    """All that has not expired: type, value and deadline of each key."""
+    found = {}
+    keys = node.keys()
+    for key in keys:
+        (kind,) = node.carry_out([(b"TYPE", key)])
+        if kind == b"none":
+            continue  # it expired, and nobody has looked since
+        read, *rest = READ[kind]
+        (value, deadline) = node.carry_out([(read, key, *rest), (b"PEXPIRETIME", key)])
+        if kind == b"hash":
+            value = dict(zip(value[::2], value[1::2], strict=True))
+        elif kind == b"set":
+            value = sorted(value)
+        elif kind == b"stream":
+            value = (value, more(node.fake.dbs[0][key].value))
+        found[key] = (kind, value, deadline)
+    return found
+
+
+def without_pictures(node: Node, until: float) -> Node:
+    """The server rebuilt from its whole log."""
+    pictures = list(node._snapshots)
+    node._snapshots.clear()
+    try:
+        return node.rebuilt(until, node.life)
+    finally:
+        node._snapshots[:] = pictures
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_server_that_is_rebuilt_from_its_log_holds_the_same(name: str) -> None:
+    run = Run(Plan.of(1, SHAPES[name]))
+    most, pictures = 0, 0
+
+    def look() -> None:
+        """While the run goes on: later most keys have expired."""
+        nonlocal most, pictures
+        node, now = run.fleet.server, run.world.now
+        if node.is_down:
+            return
+        found = content(node)
+        most, pictures = max(most, len(found)), max(pictures, len(node._snapshots))
+        rebuilt = node.rebuilt(now, node.life)
+        assert content(rebuilt) == found
+        assert content(rebuilt.rebuilt(now, node.life)) == found
+        assert content(without_pictures(node, now)) == found
+        for part in (0.5, 0.9):
+            before = node._times[int(part * (len(node._times) - 1))]
+            assert content(node.rebuilt(before, node.life)) == content(without_pictures(node, before))
+
+    for at in range(1, 7):
+        run.world.after(0.5 * at, look)
+    assert not run.result().broken
+    assert most > 10
+    assert pictures, "a picture was taken, and used"
+
+
+def test_a_server_that_is_rebuilt_knows_the_scripts_of_its_log_wherever_it_begins() -> None:
+    world = World(1)
+    with world.rules():
+        node = node_of(world)
+        text = b"return redis.call('RPUSH', KEYS[1], ARGV[1])"
+        sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+        node.carry_out([(b"EVAL", text, 1, b"list", 0)])
+        for n in range(1, 400):
+            node.carry_out([(b"EVALSHA", sha, 1, b"list", n)])
+        node.fake.script_cache.clear()  # as SCRIPT FLUSH does
+        assert node._snapshots
+        rebuilt = node.rebuilt(world.now, node.life)
+        assert rebuilt.carry_out([(b"LLEN", b"list")]) == [400]
+        assert rebuilt.rebuilt(world.now, node.life).carry_out([(b"LLEN", b"list")]) == [400]
+        (unknown,) = rebuilt.carry_out([(b"EVALSHA", sha, 1, b"list", 0)])
+        assert isinstance(unknown, ReplyError), "no script survives a restart"
+
+
+def test_what_a_script_wrote_before_its_error_is_kept() -> None:
+    world = World(1)
+    with world.rules():
+        node = node_of(world)
+        text = b"redis.call('SET', KEYS[1], 'x') return redis.call('LPUSH', KEYS[1], 'y')"
+        (refused,) = node.carry_out([(b"EVAL", text, 1, b"key")])
+        assert isinstance(refused, ReplyError)
+        assert node.carry_out([(b"GET", b"key")]) == [b"x"]
+        assert node.rebuilt(world.now, node.life).carry_out([(b"GET", b"key")]) == [b"x"]
+
+
+@pytest.mark.parametrize("former", ["", "data00000001"])
+def test_info_says_which_life_a_server_is_in(former: str) -> None:
+    life = Life("data00000002", "run000000002", True, former)
+    with World(1).rules():
+        node = node_of(World(1))
+        node.life = life
+        (said,) = node.carry_out([lives.INFO])
+    assert lives.read(said) == life
+
+
+def test_info_names_the_replicas_that_are_attached() -> None:
+    world = World(1)
+    with world.rules():
+        node = node_of(world, Replica("copy0", 0.1), Replica("copy1", 0.1, is_attached=False))
+        (said,) = node.carry_out([(b"INFO",)])
+    lines = said.decode().splitlines()
+    assert "connected_slaves:1" in lines
+    assert "slave0:ip=copy0,port=6379,state=online" in lines
+
+
+def node_of(world: World, *replicas: Replica) -> Node:
+    """A server that holds nothing yet."""
+    return Node(world, "server:6379", Life("data00000001", "run000000001", True), Persistence("always"), [*replicas])
