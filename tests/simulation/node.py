@@ -73,12 +73,13 @@ class Client(EmbeddedClient):
     def eval(self, script: bytes, numkeys: int, *rest: bytes) -> Any:
         server = self._server
         runtime = self._get_server_runtime(server)
-        functions: dict[bytes, Any] = vars(server).setdefault("functions", {})
-        function = functions.get(script)
-        if function is None:
-            function = functions[script] = runtime.compile(script)
+        functions: dict[bytes, tuple[Any, bytes]] = vars(server).setdefault("functions", {})
+        if script not in functions:
             sha = hashlib.sha1(script, usedforsecurity=False).hexdigest().encode()
-            server.script_cache[sha] = vars(server).setdefault("scripts", {})[sha] = script
+            functions[script] = runtime.compile(script), sha
+            vars(server).setdefault("scripts", {})[sha] = script
+        function, sha = functions[script]
+        server.script_cache[sha] = script  # also after it was forgotten
         server._lua_current_socket[0] = self
         server._lua_set_keys_argv(runtime.table_from(rest[:numkeys]), runtime.table_from(rest[numkeys:]))
         self._script_resp = 2
