@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from distributed_state.errors import WarmUnavailable
@@ -39,6 +40,7 @@ class Network:
         self.nodes: dict[str, Node] = {}
         self.loss = 0.0  # of exchanges: half before the server acts, half after
         self.silences: list[Silence] = []
+        self.held = b""  # requests that hold these bytes lie about, and what stands behind them
         self.lost = self.exchanges = 0
 
     def delay(self) -> float:
@@ -69,7 +71,7 @@ class Connection:
         self._waiting: deque[Future] = deque()
         self._sent = self._received = 0.0
         self._is_cut = False  # nothing that is on its way arrives
-        self._inbox: deque[Callable[[], None]] = deque()  # what has arrived, and is not carried out yet
+        self._inbox: deque[partial[None]] = deque()  # what has arrived, and is not carried out yet
         self._is_blocked = False  # by a command that waits
         self._thaws = 0.0  # the end of the server's standstill for which `serve` is due
         self._subscription: Any = None
@@ -89,14 +91,14 @@ class Connection:
         network.exchanges += 1
         self._waiting.append(answer)
         fate = self._world.chance.random() / network.loss if network.loss else 1.0
-        self._transmit(lambda: self._work(sent, answer, fate, []))
+        self._transmit(partial(self._work, sent, answer, fate, []))
         return answer
 
-    def _transmit(self, request: Callable[[], None]) -> None:
+    def _transmit(self, request: partial[None]) -> None:
         self._sent = self.network.arrives(self.process, TO, self._sent)
         self._world.at(self._sent, lambda: self._arrive(request))
 
-    def _arrive(self, request: Callable[[], None]) -> None:
+    def _arrive(self, request: partial[None]) -> None:
         # The kernel of a process that stands still takes it; it is carried out whoever has given up meanwhile.
         self._inbox.append(request)
         self.serve()
@@ -114,8 +116,15 @@ class Connection:
                     self._thaws = node.frozen_until
                     world.at(node.frozen_until, self.serve)
                 return
+            elif (held := self.network.held) and any(
+                held in word for words in self._inbox[0].args[0] for word in words
+            ):
+                return
             else:
                 self._inbox.popleft()()
+
+    def _is_held(self, commands: list[tuple[bytes, ...]]) -> bool:
+        return any(self.network.held in word for words in commands for word in words)
 
     def _work(self, sent: list[Any], answer: Future, fate: float, answers: list[Any]) -> None:
         """Carry out what has no answer yet, up to the next command that waits: what stands behind it waits, too."""
@@ -218,12 +227,13 @@ class Wire(Connection):
         """Send without waiting for an answer."""
         encoded = tuple(map(encode, words))
         if self.broken is None:
-            self._transmit(lambda: self._post(encoded))
+            self._transmit(partial(self._post, [encoded]))
 
-    def _post(self, words: tuple[bytes, ...]) -> None:
+    def _post(self, commands: list[tuple[bytes, ...]]) -> None:
         self._world.server_clock = self.node.clock
         try:
-            self._subscription.post(*words)
+            for words in commands:
+                self._subscription.post(*words)
         finally:
             self._world.server_clock = None
 

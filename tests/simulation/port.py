@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,27 @@ class Pool:
                 self._free += 1
 
 
+class InContext:
+    """Work that a thread does for its caller, in a copy of the caller's context."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        context = copy_context()
+        step = partial(context.run, self._work.send, None)
+        while True:
+            try:
+                found = step()
+            except StopIteration as done:
+                return done.value
+            try:
+                yield found
+                step = partial(context.run, self._work.send, None)
+            except BaseException as error:  # noqa: BLE001 - the work gets it
+                step = partial(context.run, self._work.throw, error)
+
+
 class SimulatedPort(Router):
     """Everything that the core of one replica may ask of the outside."""
 
@@ -121,9 +142,6 @@ class SimulatedPort(Router):
     def owner(self) -> object:
         return self._task
 
-    def ended(self, owner: object) -> bool:
-        return isinstance(owner, Task) and (owner.ended.done or owner.process.is_dead)
-
     def wall(self) -> float:
         return self.process.clock.wall()
 
@@ -139,6 +157,7 @@ class SimulatedPort(Router):
         # What a thread has under way is done first; and who hears a subscription ends it.
         for connection in (*self._shared.values(), *(each for free in self._free.values() for each in free)):
             connection.fail("closed")
+        self._free.clear()
         if self._cutting is not None:
             self._cutting.settle()
         end = self.monotonic() + self._timeout
@@ -395,7 +414,7 @@ class SimulatedPort(Router):
             if Future.over:
                 work.close()
                 raise RunOver
-            return await work
+            return await InContext(work)
         name = f"{self.process.name}/{work.__qualname__}"
         task = Task(self.process, lent, name, in_thread=in_thread, is_awaited=True)
         if in_thread:

@@ -182,6 +182,7 @@ class Process:
         self.is_dead = False
         self.died = Future()
         self.frozen_until = 0.0
+        world.processes.append(self)
 
     def crash(self) -> None:
         """Nothing of it runs any more, no `finally` either."""
@@ -213,6 +214,7 @@ class World:
         self.steps = 0
         self.current: Task | None = None
         self.server_clock: Clock | None = None  # while a server works
+        self.processes: list[Process] = []
         self.outside = Process(self, "outside")
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -315,7 +317,7 @@ class World:
     def bury(self) -> None:
         """End what a run left behind; nothing of it reaches anybody."""
         Future.over = True
-        left = [*self.dead, *self.ready, *(each for dead in self.dead for each in dead.process.tasks)]
+        left = [*self.dead, *(each for process in self.processes for each in process.tasks)]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # what a `finally` began is never awaited
