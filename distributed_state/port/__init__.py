@@ -211,7 +211,8 @@ class Port(Protocol):
     async def apart(self, node: str, calls: Sequence[Call], behind: Sequence[Words]) -> list[Any]:
         """Scripts, and commands behind them that may wait, on one connection to a server; it holds up nobody else.
 
-        An answer that is an error is returned in its place. Raises WarmUnavailable when no answer came.
+        The embedded server is not asked: it has nothing to wait for. An answer that is an error is returned in its
+        place. Raises WarmUnavailable when no answer came.
         """
         ...
 

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import ExitStack
 from functools import partial, wraps
 from typing import Any, Protocol
@@ -81,6 +81,22 @@ class Held(Protocol):
     def go(self) -> None:
         """Let it carry them out."""
         ...
+
+
+class Steps:
+    """Work to be awaited, which counts how often it suspends."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work, self.count = work, 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        while True:
+            try:
+                found = self._work.send(None)
+            except StopIteration as done:
+                return done.value
+            self.count += 1
+            yield found
 
 
 class Ground:
@@ -171,6 +187,10 @@ class Ground:
         """Let the server stand still: it takes connections and says nothing."""
         raise NotImplementedError
 
+    def thaw(self) -> None:
+        """Let the server go on."""
+        raise NotImplementedError
+
     def another_life(self) -> None:
         """New connections find other data; the present ones go on."""
         raise NotImplementedError
@@ -242,6 +262,10 @@ class RealGround(Ground):
         silent = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         self._proxy.lead_to(f"redis://127.0.0.1:{silent.getsockname()[1]}")
         self._proxy.mute(b"")
+
+    def thaw(self) -> None:
+        self._proxy.lead_to(self._url or "")
+        self._proxy.cut()
 
     def another_life(self) -> None:
         password = urlsplit(self._url).password
@@ -344,8 +368,7 @@ class HeldOnTheWay:
 
     def go(self) -> None:
         self._ground.fleet.network.held = b""
-        for each in self._ground.process.connections:
-            each.serve()
+        self._ground.thaw()
 
 
 class NoGate:
@@ -425,6 +448,11 @@ class SimulatedGround(Ground):
 
     def freeze(self) -> None:
         self.fleet.server.frozen_until = math.inf
+
+    def thaw(self) -> None:
+        self.fleet.server.frozen_until = 0.0
+        for each in self.process.connections:
+            each.serve()
 
     def another_life(self) -> None:
         nodes = self.fleet.network.nodes

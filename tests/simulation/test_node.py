@@ -10,10 +10,12 @@ import pytest
 from distributed_state.port import lives
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.facts import Life
+from tests.simulation.fleet import Fleet
+from tests.simulation.network import Connection
 from tests.simulation.node import Node, Persistence, Replica
 from tests.simulation.plan import SHAPES, Plan
 from tests.simulation.run import Run
-from tests.simulation.world import World
+from tests.simulation.world import Process, Task, World
 
 READ = {
     b"string": (b"GET",), b"hash": (b"HGETALL",), b"list": (b"LRANGE", 0, -1), b"set": (b"SMEMBERS",),
@@ -134,6 +136,29 @@ def test_info_names_the_replicas_that_are_attached() -> None:
     lines = said.decode().splitlines()
     assert "connected_slaves:1" in lines
     assert "slave0:ip=copy0,port=6379,state=online" in lines
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_requests_stay_in_order_however_often_a_server_stands_still(seed: int) -> None:
+    world = World(seed)
+    with world.rules():
+        fleet = Fleet(world, Persistence("always"))
+        process, node = Process(world, "replica"), fleet.server
+        connection = Connection(fleet.network, process, node, ReplyError)
+
+        async def send() -> None:
+            answers = []
+            for n in range(300):
+                answers.append(connection.send([(b"RPUSH", b"list", n)]))
+                await world.sleep(world.chance.expovariate(1000))
+                if world.chance.random() < 0.1:
+                    fleet.freeze_server(world.chance.uniform(0, 0.05))
+            assert [(await each)[0] for each in answers] == list(range(1, 301))
+
+        root = Task(process, send(), "send")
+        world.run_until(root.ended, 100)
+        assert root.ended.error is None
+        assert node.carry_out([(b"LRANGE", b"list", 0, -1)])[0] == [b"%d" % n for n in range(300)]
 
 
 def node_of(world: World, *replicas: Replica) -> Node:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
-from distributed_state.port import Port, Script, lives, waited
+from distributed_state.port import Guard, Job, Port, Script, Signal, Wire, lives, waited
 from distributed_state.port.background import Stopped
 from distributed_state.port.errors import ReplyError
-from tests.simulation.grounds import EVERY, NETWORK, PATIENCE, TASKS, Ground, on
+from tests.simulation.grounds import EVERY, NETWORK, PATIENCE, TASKS, Ground, Steps, on
 
 SHORT = 0.5  # seconds, where an answer that never comes is waited for
 
@@ -37,6 +39,13 @@ async def test_every_port_has_what_the_core_may_ask_for(ground: Any) -> None:
         if not isinstance(promised, property):
             wanted = list(inspect.signature(promised).parameters)
             assert list(inspect.signature(found).parameters) == wanted, name
+
+
+def test_the_contract_names_everything_that_the_core_may_ask_for() -> None:
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_port_*.py"))
+    for protocol in (Port, Signal, Job, Wire, Guard):
+        for name in vars(protocol):
+            assert name.startswith("_") or re.search(rf"[.\"]{name}\b", text), name
 
 
 # Exchanges
@@ -111,6 +120,23 @@ async def test_commands_of_tasks_are_carried_out_in_the_order_in_which_they_were
     for pushing in [ground.begin(push(name)) for name in range(20)]:
         await pushing.result()
     assert await port.command(b"LRANGE", key, 0, -1) == sent
+
+
+@on(EVERY)
+async def test_an_exchange_suspends_once_while_the_server_works(ground: Any) -> None:
+    port, key = ground.port, ground.key()
+    read = script_of(ground, "return redis.call('GET', KEYS[1])")
+    await port.script(read, [key], [])
+    for work in (
+        port.command(b"PING"),
+        port.command_with(ground.node, b"PING"),
+        port.commands([(b"PING",)] * 3),
+        port.script(read, [key], []),
+        port.scripts([(read, [key], [])] * 3),
+    ):
+        steps = Steps(work)
+        await steps
+        assert steps.count == int(ground.suspends or ground.is_simulated)
 
 
 @on(TASKS & NETWORK)
@@ -223,6 +249,18 @@ async def test_a_call_with_a_shorter_limit_than_an_answer_may_take_ends_with_it(
         assert SHORT - 0.01 < took < (SHORT + 0.1 if ground.is_simulated else PATIENCE / 2)
         ground.drop(port)
         await ground.pause()
+
+
+@on(NETWORK)
+async def test_a_server_that_says_nothing_cannot_be_opened_until_it_does(ground: Any) -> None:
+    ground.freeze()
+    port = ground.open(timeout=SHORT, retry_for=SHORT)
+    for _ in range(3):
+        with waited.call(), pytest.raises(WarmUnavailable):
+            await port.open()
+    ground.thaw()
+    await ground.again(port.open)
+    assert port.nodes() == ground.port.nodes()
 
 
 @on(NETWORK)
@@ -446,6 +484,23 @@ async def test_a_wire_that_is_cut_is_an_error(ground: Any) -> None:
 
     with pytest.raises(WarmUnavailable):
         await ground.in_job(listen)
+
+
+@on(NETWORK)
+async def test_a_wire_to_a_server_that_says_nothing_is_an_error(ground: Any) -> None:
+    port = ground.open(timeout=SHORT)
+    await ground.again(port.open)
+    ground.freeze()
+    errors = []
+
+    async def listen() -> None:
+        try:
+            await port.wire(ground.node)
+        except WarmUnavailable as error:
+            errors.append(error)
+
+    await port.spawn(listen, "contract").stop()
+    assert errors
 
 
 @on(EVERY)

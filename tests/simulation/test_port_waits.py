@@ -437,6 +437,27 @@ async def test_a_job_of_a_users_runs_where_its_maker_does_and_is_stopped(ground:
     assert found == [(ground.suspends, port.here(), context, "replica"), end]
 
 
+@on(EVERY)
+async def test_a_job_of_a_users_that_stops_itself_does_not_wait_for_itself(ground: Any) -> None:
+    port, found, jobs = ground.port, [], []
+    ready = port.signal()
+
+    async def job() -> None:
+        await ready.wait()
+        await jobs[0].stop()
+        found.append("asked")
+        try:
+            await port.sleep(PATIENCE)
+        except BaseException as error:
+            found.append(type(error))
+            raise
+
+    jobs.append(port.spawn_here(job, "user"))
+    ready.set()
+    await ground.until(lambda: len(found) == 2)
+    assert found == ["asked", asyncio.CancelledError if ground.suspends else Stopped]
+
+
 # Guards and owners
 
 
