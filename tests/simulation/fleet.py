@@ -83,6 +83,11 @@ class Fleet:
         """All that SQL and the server hold, to be searched."""
         return self.sql.contents() + b"".join(self.server.contents())
 
+    def left_over(self) -> list[str]:
+        """Leases and connections that nobody has any more."""
+        connections = [f"a connection of {each.process.name}" for each in self.server.connections]
+        return connections + [f"the lease {key.decode()}" for key in self.server.present() if key.endswith(b":lock")]
+
     # Faults of the server
 
     def stop_server(self, *, away: float, power_cut: bool) -> tuple[float, float] | None:

@@ -268,9 +268,12 @@ class Node(EmbeddedServer):
         """Every key and value, as they are kept."""
         return [pickle.dumps((key, item.value)) for key, item in sorted(self.fake.dbs[0]._dict.items())]
 
-    def keys(self) -> list[bytes]:
-        """All keys, in order."""
-        return sorted(key for key in self.fake.dbs[0]._dict)
+    def present(self) -> list[bytes]:
+        """All keys that have not expired, in order."""
+        keys = sorted(self.fake.dbs[0]._dict)
+        return [
+            key for key, there in zip(keys, self.carry_out([(b"EXISTS", key) for key in keys]), strict=True) if there
+        ]
 
     # Subscriptions
 

@@ -29,7 +29,7 @@ class Shape:
     reads: float = 0.3
     mix: tuple[tuple[str, int], ...] = tuple(WRITES.items())
     faults: tuple[tuple[str, int], ...] = ()
-    persistence: str = "everysec"
+    persistence: tuple[str, ...] = ("everysec",)  # one of these
     copies: int = 0
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
@@ -118,7 +118,15 @@ class Plan:
 CALM = Shape()
 LOSSY = replace(CALM, faults=(("lose messages", 3), ("silence", 2), ("freeze replica", 2)))
 CRASHES = replace(CALM, faults=(("crash replica", 2), ("lose messages", 2), ("freeze replica", 2)))
-RESTARTS = replace(CALM, faults=(("power cut", 2), ("restart server", 1), ("lose messages", 2), ("crash replica", 1)))
+RESTARTS = replace(
+    CALM, persistence=("everysec", "everysec", "always", "rdb", "none"),
+    faults=(("power cut", 2), ("restart server", 1), ("lose messages", 2), ("crash replica", 1)),
+)  # fmt: skip
+# Answers that come after the time for which requests are remembered.
+LATE = replace(
+    CALM, settings=tuple((dict(CALM.settings) | {"op_window": 4.0, "retry_for": 1.0, "timeout": 0.5}).items()),
+    faults=(("lose messages", 3), ("freeze server", 3), ("freeze replica", 2), ("evict", 10), ("silence", 2)),
+)  # fmt: skip
 FULL = replace(CALM, faults=(("evict", 20), ("forget scripts", 2), ("lose messages", 2), ("freeze server", 2)))
 SQL = replace(
     CALM, faults=(("sql away", 2), ("sql frozen", 1), ("sql loses answers", 3), ("disk full", 1), ("evict", 5))
@@ -136,6 +144,6 @@ ALL = replace(
     )),
 )  # fmt: skip
 SHAPES = {
-    "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "sql": SQL, "leases": LEASES,
-    "all": ALL,
+    "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
+    "leases": LEASES, "all": ALL,
 }  # fmt: skip

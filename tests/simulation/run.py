@@ -67,9 +67,10 @@ class Run:
         """Do it."""
         world, result = self.world, Result(self.plan)
         with world.rules():
+            kinds = self.shape.persistence
             lags = tuple(0.05 * (at + 1) for at in range(self.shape.copies))
             settings: dict[str, Any] = {"namespace": "sim", "max_staleness": _STALENESS} | dict(self.shape.settings)
-            self.fleet = Fleet(world, Persistence(self.shape.persistence), lags, **settings)
+            self.fleet = Fleet(world, Persistence(kinds[self.plan.seed % len(kinds)]), lags, **settings)
         with self.fleet.rules(), uncollected():
             root = self.fleet.run(world.outside, self._all(), "run")
             try:
@@ -260,7 +261,9 @@ class Run:
                 closing = self.fleet.run(process, store.close(), "close")
                 await self._over(closing)
                 await closing.ended
-        await self.world.sleep(1.0)
+        await self.world.sleep(self.shape.ttl + 1.0)
+        if left := self.fleet.left_over():
+            raise Broken("left over", f"after all stores were closed: {', '.join(left)}")
         for _, process in self.stores:
             if not process.is_dead and process.tasks:
                 raise Broken("left over", f"{process.name}: {', '.join(task.name for task in process.tasks)}")

@@ -31,7 +31,7 @@ def more(stream: Any) -> tuple[Any, ...]:
 def content(node: Node) -> dict[bytes, Any]:
     """All that has not expired: type, value and deadline of each key."""
     found = {}
-    keys = node.keys()
+    keys = node.present()
     for key in keys:
         (kind,) = node.carry_out([(b"TYPE", key)])
         if kind == b"none":
