@@ -23,7 +23,7 @@ from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST, parse
-from distributed_state.cold.record_index import forgotten, hashed
+from distributed_state.cold.record_index import erased_unknown, forgotten, hashed
 from distributed_state.cold.refusals import Fault
 from distributed_state.cold.tables import branches, changes, erasures, records
 from distributed_state.cold.values import Branched, BranchState, Kept
@@ -53,7 +53,7 @@ def keep(
     kept = []
     for record in sorted(by_record):
         living = [] if record in doomed else _living(rows, namespace, record, epoch, by_record[record])
-        if record not in rows and _of_somebody_forgotten(connection, namespace, record, living):
+        if record not in rows and _is_gone(connection, namespace, record, living):
             living = []
         if len(living) < len(by_record[record]):
             # Not its name, which nobody is to find any more.
@@ -95,12 +95,13 @@ def _living(
     return []
 
 
-def _of_somebody_forgotten(
-    connection: Connection, namespace: str, record: str, entries: Iterable[JournalEntry]
-) -> bool:
-    """Whether a record that SQL has no row of was a user's who was forgotten since, or a fork of something erased."""
+def _is_gone(connection: Connection, namespace: str, record: str, entries: Iterable[JournalEntry]) -> bool:
+    """Whether a record that SQL has no row of was erased, or a user's who was forgotten, or is a fork of such a one."""
     scope, _, name = record.partition(":")
+    erased = _stone(connection, namespace, erased_unknown(namespace, record))
     for entry in entries:
+        if erased and entry.time_ms <= erased["updated_ms"] + _CLOCKS_MS:
+            return True
         try:
             parsed = parse(entry, 0, "")
         except (ValueError, CorruptState, UnknownStep):

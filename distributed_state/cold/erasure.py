@@ -21,7 +21,7 @@ from distributed_state.cold.bulk import Row, among, chunks, put
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.handing_down import hand_down_all, let_go
 from distributed_state.cold.listing import forks, owned
-from distributed_state.cold.record_index import ERASED, Head, forgotten, hashed, lock
+from distributed_state.cold.record_index import ERASED, NOWHERE, Head, erased_unknown, forgotten, hashed, lock
 from distributed_state.cold.tables import OF_A_RECORD, erasures, events, quarantine, records
 from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
@@ -54,7 +54,7 @@ def request_owned(connection: Connection, namespace: str, user: str, actor: str)
     _note(
         connection, namespace, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()]
     )
-    _note_forgotten(connection, namespace, user)
+    _note_when(connection, namespace, forgotten(namespace, user))
     return pending(connection, namespace, owner=user)
 
 
@@ -74,11 +74,10 @@ def _locked(connection: Connection, namespace: str, user: str) -> dict[str, Head
         wanted |= late
 
 
-def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
-    """Keep that this user was forgotten: of a record that only a lost server knew of, nothing else says so."""
-    name = forgotten(namespace, user)
+def _note_when(connection: Connection, namespace: str, name: str) -> None:
+    """Keep when this was erased: of a record that only a lost server and its writer knew of, nothing else says so."""
     now = int(time.time() * 1000)
-    row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED}
+    row = {"namespace": namespace, "record": name, "partition": NOWHERE, "scope": ERASED}
     row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "listed_ms": now, "deleted": True}
     row |= {**dict.fromkeys(record_index.ABOUT), "size": None}
     there = lock(connection, namespace, [name]).get(name)
@@ -88,6 +87,8 @@ def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
 def request(connection: Connection, namespace: str, record: str, actor: str) -> list[Erasure]:
     """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
     rows = branch_reading.heads(connection, namespace, [record]) | lock(connection, namespace, [record])
+    if not rows:
+        _note_when(connection, namespace, erased_unknown(namespace, record))
     _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0, actor) for each, row in rows.items()])
     return pending(connection, namespace, names=[record])
 

@@ -34,6 +34,7 @@ from distributed_state.cold.tables import TEXT, quarantine, records
 from distributed_state.values.journal import JournalEntry, State, pack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, PHASE
 
+NOWHERE = -1  # the partition of rows that are about no record
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
 ABOUT = ("owner", "parent", "lifetime", "phase")  # what a row says of what is in its record
 LISTED = 10_000  # records of a namespace whose names are listed when a partition starts
@@ -55,6 +56,11 @@ def hashed(namespace: str, record: str) -> str:
 def forgotten(namespace: str, user: str) -> str:
     """The text under which it is kept that all of a user was forgotten, and when. No record has such a name."""
     return hashed(namespace, f"forgotten:{user}")
+
+
+def erased_unknown(namespace: str, record: str) -> str:
+    """The text under which it is kept that a record was erased, and when, of which SQL had nothing."""
+    return hashed(namespace, f"unknown:{record}")
 
 
 def find(connection: Connection, namespace: str, record: str) -> Head | None:

@@ -390,9 +390,21 @@ async def test_without_the_note_of_who_was_forgotten_it_would_come_back(
     """Negative control of the test above."""
     store = await opener(**QUIET)
     lost = await lose(store, "c1", lambda: store.session("c1", user=MARK).set("a", MARK))
-    monkeypatch.setattr(erasure, "_note_forgotten", lambda *given: None)
+    monkeypatch.setattr(erasure, "_note_when", lambda *given: None)
     assert await store.forget(MARK) == 0
     assert len(await keep(store, lost)) == 1
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "control"])
+async def test_nothing_of_an_erased_record_comes_back_that_only_a_lost_server_and_its_writer_knew(
+    opener: Any, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    store = await opener(**QUIET)
+    lost = await lose(store, "c1", lambda: store.session("c1").set("a", MARK))
+    if not noted:
+        monkeypatch.setattr(erasure, "_note_when", lambda *given: None)
+    assert not await store.erase("c1")
+    assert len(await keep(store, lost)) == (not noted)
 
 
 async def test_what_diverges_after_a_record_began_again_is_kept(opener: Any) -> None:

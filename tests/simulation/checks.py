@@ -271,7 +271,7 @@ def _judge_read(
 def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
     """Nothing of what was erased is anywhere. `rest`: all that SQL and Redis hold. Raises Broken."""
     for erased in outcomes:
-        if erased.operation.kind == "erase" and erased.state == ACKNOWLEDGED and erased.version:
+        if erased.operation.kind == "erase" and erased.state == ACKNOWLEDGED:
             for each in outcomes:
                 mine = each.operation.kind == "keep secret" and each.operation.record == erased.operation.record
                 if mine and each.ended < erased.began and secret(each.writer).encode() in rest:

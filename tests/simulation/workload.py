@@ -225,8 +225,7 @@ class Caller:
         await self._session(self._private).set("secret", secret(self.value))
 
     async def _erase(self) -> None:
-        # What Redis had lost by then, and a writer that was not heard still knows, is not found.
-        self.outcome.version = int(await self.store.erase(self._private))
+        await self.store.erase(self._private)
 
     @property
     def _private(self) -> str:
