@@ -23,6 +23,7 @@ from sqlalchemy import (
     and_,
     delete,
     false,
+    func,
     or_,
     select,
     true,
@@ -100,22 +101,43 @@ def unpack_messages(data: bytes) -> list[MessageRow]:
 
 
 def changes_between(
-    connection: Connection, key: Key, after: int, before: int | None, limit: int | None
+    connection: Connection, key: Key, after: int, before: int | None, limit: int | None, most: int | None = None
 ) -> list[ChangeRow]:
-    """The changes of a record between two versions, both exclusive, ascending, at most so many."""
+    """The changes of a record between two versions, both exclusive, ascending, at most so many.
+
+    With `most` they end where the rows, or the blocks, would be more bytes than that; the first is there in any case.
+    """
     c = changes.c
-    query = select(*CHANGE).where(c.record == key, c.version > after)
-    if before is not None:
-        query = query.where(c.version < before)
-    found = [ChangeRow(*row) for row in connection.execute(query.order_by(c.version).limit(limit))]
     end = LARGEST if before is None else before
+    if most is not None:
+        end = _end(connection, key, after, end, limit, most)
+    query = select(*CHANGE).where(c.record == key, c.version > after, c.version < end)
+    found = [ChangeRow(*row) for row in connection.execute(query.order_by(c.version).limit(limit))]
+    size = 0
     for first, data in _upwards(connection, key, after, end):
         if limit is not None and len(found) >= limit and found[-1].version < first:
             break
-        found += [row for row in unpack_changes(data) if after < row.version < end]
+        some = [row for row in unpack_changes(data) if after < row.version < end]
+        size += sum(len(row.data) for row in some)
+        if found and most is not None and size > most:
+            found = [row for row in found if row.version < first] or some[:1]
+            break
+        found += some
         if limit is not None:
             found = sorted(found)[:limit]
     return sorted(found)
+
+
+def _end(connection: Connection, key: Key, after: int, before: int, limit: int | None, most: int) -> int:
+    """The version before which rows are `most` bytes together, or one row."""
+    c = changes.c
+    query = select(c.version, func.length(c.data)).where(c.record == key, c.version > after, c.version < before)
+    size = 0
+    for version, length in connection.execute(query.order_by(c.version).limit(limit)):
+        if size and size + length > most:
+            return int(version)
+        size += length
+    return before
 
 
 def downwards(connection: Connection, key: Key, last: int) -> Iterator[list[ChangeRow]]:
@@ -188,6 +210,23 @@ def bodies(connection: Connection, key: int, numbers: Collection[int]) -> dict[i
         wanted = set(chunk)
         run = Run({key}, chunk[0], chunk[-1] + 1)
         found.update((seq, data) for _, seq, data in messages_in(connection, [run]) if seq in wanted)
+    return found
+
+
+def lengths(connection: Connection, some: Collection[int], start: int, stop: int) -> dict[int, int]:
+    """How many bytes the messages `start` to `stop` (exclusive) have that are kept under any of these records.
+
+    Of one that has a block of its own that is not known without unpacking it: it counts as the largest there can be.
+    """
+    m, b = messages.c, message_blocks.c
+    rows = select(m.seq, func.length(m.data)).where(m.record.in_(some), m.seq >= start, m.seq < stop)
+    found: dict[int, int] = {}
+    for seq, length in connection.execute(rows):
+        found[seq] = max(length, found.get(seq, 0))
+    packed = select(b.start, b.stop, b.count).where(b.record.in_(some), b.stop > start, b.start < stop)
+    for first, end, count in connection.execute(packed):
+        each = RAW_BYTES // count if count > 1 else LARGEST
+        found |= {seq: max(each, found.get(seq, 0)) for seq in range(max(first, start), min(end, stop))}
     return found
 
 

@@ -6,6 +6,7 @@ Design: section 9.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 from sqlalchemy import Connection, select
 
@@ -19,21 +20,33 @@ from distributed_state.values.model import unescape
 
 
 def entries(
-    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None
+    connection: Connection,
+    namespace: str,
+    record: str,
+    after: int,
+    before: int | None,
+    limit: int | None,
+    most: int | None = None,
 ) -> list[JournalEntry]:
-    """The changes between two versions, both exclusive, ascending."""
+    """The changes between two versions, both exclusive, ascending, of about `most` bytes together, but at least one."""
     key = keys(connection, namespace, [record]).get(record)
     if key is None:
         return []
-    return [entry for _, entry in whole(connection, key, record, after, before, limit)]
+    return [entry for _, entry in whole(connection, key, record, after, before, limit, most)]
 
 
 def outlines(
-    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None
+    connection: Connection,
+    namespace: str,
+    record: str,
+    after: int,
+    before: int | None,
+    limit: int | None,
+    most: int | None = None,
 ) -> list[JournalEntry]:
     """The same without what their messages and items say."""
     key = keys(connection, namespace, [record]).get(record)
-    rows = [] if key is None else blocks.changes_between(connection, key, after, before, limit)
+    rows = [] if key is None else blocks.changes_between(connection, key, after, before, limit, most)
     return [_entry(record, row, row.data) for row in rows]
 
 
@@ -44,19 +57,48 @@ def _entry(record: str, row: blocks.ChangeRow, steps: bytes) -> JournalEntry:
 
 
 def whole(
-    connection: Connection, key: int, record: str, after: int, before: int | None = None, limit: int | None = None
+    connection: Connection,
+    key: int,
+    record: str,
+    after: int,
+    before: int | None = None,
+    limit: int | None = None,
+    most: int | None = None,
 ) -> list[tuple[str, JournalEntry]]:
     """The changes of a record between two versions as they were committed, with what was kept apart, and their epochs.
 
     What a purge removed is empty.
     """
     found = []
-    for chunk in chunks(blocks.changes_between(connection, key, after, before, limit), 500):
+    rows = blocks.changes_between(connection, key, after, before, limit, most)
+    if most is not None:
+        rows = _first(connection, key, rows, most)
+    for chunk in chunks(rows, 500):
         apart = [(row.version, op) for row in chunk for op in _apart(row.data)]
         said = blocks.bodies(connection, key, [int(op.name) for _, op in apart if op.kind == b"m"])
         put = item_rows.bodies(connection, key, [(*item_of(op.name), at) for at, op in apart if op.kind == b"p"])
         found += [(row.epoch, _entry(record, row, _together(row.version, row.data, said, put))) for row in chunk]
     return found
+
+
+def _first(connection: Connection, key: int, rows: list[blocks.ChangeRow], most: int) -> list[blocks.ChangeRow]:
+    """The first of these changes: `most` bytes together with what is kept apart, or one."""
+    apart = [_apart(row.data) for row in rows]
+    numbers = [int(op.name) for ops in apart for op in ops if op.kind == b"m"]
+    said = blocks.lengths(connection, [key], min(numbers), max(numbers) + 1) if numbers else {}
+    named = [
+        [(*item_of(op.name), row.version) for op in ops if op.kind == b"p"]
+        for row, ops in zip(rows, apart, strict=True)
+    ]
+    put = item_rows.lengths(connection, key, chain.from_iterable(named))
+    size = 0
+    for at, (row, ops, names) in enumerate(zip(rows, apart, named, strict=True)):
+        length = len(row.data) + sum(put.get(name, 0) for name in names)
+        length += sum(said.get(int(op.name), 0) for op in ops if op.kind == b"m")
+        if size and size + length > most:
+            return rows[:at]
+        size += length
+    return rows
 
 
 def _apart(data: bytes) -> list[Op]:

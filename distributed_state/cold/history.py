@@ -248,6 +248,16 @@ def messages_of(
     return found
 
 
+def message_lengths(connection: Connection, namespace: str, record: str, runs: Sequence[Segment]) -> dict[int, int]:
+    """How many bytes the messages of these runs have at most, by sequence number."""
+    some = keys(connection, namespace, {run.source for run in runs} | {record}).values()
+    found: dict[int, int] = {}
+    for run in runs:
+        for number, length in blocks.lengths(connection, [*some], run.start, run.stop).items():
+            found[number] = max(length, found.get(number, 0))
+    return found
+
+
 def since(connection: Connection, namespace: str, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
     """What follows the last message that was committed before a time, in the order of the runs.
 

@@ -9,7 +9,7 @@ Design: section 9.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -23,6 +23,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    func,
     literal,
     or_,
     select,
@@ -60,16 +61,25 @@ def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Nam
 
 def written(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
     """The same with the record that wrote each, None for this one."""
-    found: dict[Name, tuple[str | None, bytes]] = {}
+    return {name: (origin, data) for name, origin, data in _rows(connection, key, wanted, items.c.data)}
+
+
+def lengths(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, int]:
+    """How many bytes these frames have."""
+    return {name: length for name, _, length in _rows(connection, key, wanted, func.length(items.c.data))}
+
+
+def _rows(
+    connection: Connection, key: int, wanted: Iterable[Name], value: ColumnElement[Any]
+) -> Iterator[tuple[Name, str | None, Any]]:
     for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
         size = next(size for size in _AT_ONCE if size >= len(chunk))
         given: dict[str, Any] = {"r": key}
         for number in range(size):
             name = chunk[min(number, len(chunk) - 1)]
             given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
-        rows = connection.execute(_named(size), given)
-        found.update(((collection, name, version), (origin, data)) for collection, name, version, origin, data in rows)
-    return found
+        for collection, name, version, origin, found in connection.execute(_named(size).add_columns(value), given):
+            yield (collection, name, version), origin, found
 
 
 @cache
@@ -82,7 +92,7 @@ def _named(size: int) -> Select[Any]:
              i.version == bindparam(f"v{n}"))
         for n in range(size)
     ]  # fmt: skip
-    return select(i.collection, i.key, i.version, i.origin, i.data).where(or_(*named))
+    return select(i.collection, i.key, i.version, i.origin).where(or_(*named))
 
 
 def behind(prefix: bytes) -> bytes | None:

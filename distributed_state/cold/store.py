@@ -299,6 +299,11 @@ class ColdStore:
         with self._database.long_read() as connection:
             return history.messages_of(connection, self.namespace, record, runs, parent)
 
+    def message_lengths(self, record: str, runs: Sequence[Segment]) -> dict[int, int]:
+        """How many bytes the messages of these runs have at most, by sequence number."""
+        with self._database.read() as connection:
+            return history.message_lengths(connection, self.namespace, record, runs)
+
     def since(self, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
         """The runs cut down to the messages that were committed at this time or later."""
         with self._database.read() as connection:
@@ -344,18 +349,33 @@ class ColdStore:
             return item_rows.changed_since(connection, self.namespace, record, version)
 
     def history(
-        self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
+        self,
+        record: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        most: int | None = None,
     ) -> list[JournalEntry]:
-        """The changes with versions between `after` and `before`, both exclusive, ascending."""
+        """The changes with versions between `after` and `before`, both exclusive, ascending.
+
+        With `most` they are about that many bytes together, but at least one change.
+        """
         with self._database.long_read() as connection:
-            return change_reading.entries(connection, self.namespace, record, after, before, limit)
+            return change_reading.entries(connection, self.namespace, record, after, before, limit, most)
 
     def outlines(
-        self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
+        self,
+        record: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        most: int | None = None,
     ) -> list[JournalEntry]:
         """The same without what their messages and items say."""
         with self._database.long_read() as connection:
-            return change_reading.outlines(connection, self.namespace, record, after, before, limit)
+            return change_reading.outlines(connection, self.namespace, record, after, before, limit, most)
 
     def version(self, record: str) -> int | None:
         """The archived head version; None if the record was never archived."""

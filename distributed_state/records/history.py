@@ -27,7 +27,8 @@ from distributed_state.values.model import PHASE, TAG, TIMES, Message, unescape
 from distributed_state.values.results import Change, Checkpoint, Snapshot
 from distributed_state.values.tags import split_tag, tags_in
 
-_TOGETHER = 32  # changes that are read at once where their bytes are limited
+_TOGETHER = 200  # changes that are read at once where their bytes are limited
+_PAGE = 2**20  # bytes of them, but for one that is larger
 _ALL = messages.Page(after=0)
 
 
@@ -70,12 +71,12 @@ async def _rows(
     size = 0
     while limit is None or len(found) < limit:
         some = _TOGETHER if limit is None else min(_TOGETHER, limit - len(found))
-        rows = await sql(partial(read, after=after, limit=some))
+        rows = await sql(partial(read, after=after, limit=some, most=min(most, _PAGE)))
         found += rows
         size += sum(len(row.data) for row in rows)
         if size > most:
             raise TooLarge(f"{context.text[:200]}: {len(found)} changes are {size} bytes, more than {most}")
-        if len(rows) < some:
+        if not rows:
             break
         after = rows[-1].version
     return found

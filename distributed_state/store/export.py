@@ -3,7 +3,7 @@
 A value is a string, or an object `{"base64": "..."}`: what users wrote is always inside a string.
 
 The first line counts what follows, so that a file which was cut off is known. The history is therefore read twice: for
-the counts, without what messages and items say, and then some changes at a time. What is in memory is these, the items
+the counts, without what messages and items say, and then some bytes at a time. What is in memory is these, the items
 that a purge or a fork left without their change, and one branch, however long the record is.
 
 Design: section 11.
@@ -29,7 +29,8 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
 
 FORMAT = "distributed_state/1"
-_TOGETHER = 32  # changes or messages that are read at once
+PAGE = 2**18  # bytes of changes or messages that are read at once: more only if one of them is larger
+_TOGETHER = 200  # changes, messages or items that are read at once, if they are small
 _COUNTED = 500  # changes that are counted at once, without what is in them
 
 
@@ -156,8 +157,8 @@ def _parts(cold: ColdStore, ref: Ref) -> Iterator[list[str]]:
 def _pages(
     read: Callable[..., list[JournalEntry]], text: str, after: int, version: int, limit: int
 ) -> Iterator[list[JournalEntry]]:
-    """The changes behind a version up to another one, so many at a time."""
-    while entries := read(text, after=after, before=version + 1, limit=limit):
+    """The changes behind a version up to another one, so many and a page of bytes at a time."""
+    while entries := read(text, after=after, before=version + 1, limit=limit, most=PAGE):
         yield entries
         after = entries[-1].version
 
@@ -168,10 +169,20 @@ def _shared(cold: ColdStore, text: str, outline: _Outline) -> Iterator[list[tupl
     at = 0
     while runs := message_ranges.between(runs, at - 1, None):
         first = min(run.start for run in runs)
-        at = first + _TOGETHER
+        at = _end(cold.message_lengths(text, message_ranges.between(runs, first - 1, first + _TOGETHER)), first)
         found = cold.messages(text, message_ranges.between(runs, first - 1, at))
         if some := [(number, data) for number, data in sorted(found.items()) if not outline.appends(number)]:
             yield some
+
+
+def _end(lengths: dict[int, int], first: int) -> int:
+    """The number before which messages are a page of bytes together, or one message."""
+    size = 0
+    for number in sorted(lengths):
+        if size and size + lengths[number] > PAGE:
+            return number
+        size += lengths[number]
+    return first + _TOGETHER
 
 
 def _item(item: OlderItem) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import everything_in_sql, evict, held_in_redis, redis_of, shift, tiers, until
+from below import everything_in_sql, evict, held_in_redis, names, redis_of, shift, tiers, until
 from faces import core
 
 from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
+from distributed_state.cold import blocks
+from distributed_state.store import export
 from distributed_state.tiers import actors
 
 HOSTILE = {
@@ -902,6 +904,45 @@ async def test_packed_history_is_read_rolled_back_forked_and_written_on(store: A
     await store.erase("s")
     assert await texts(store.session("g")) == [*map(str, range(12)), "after"]
     assert await texts(store.session("f")) == [*map(str, range(9)), "own"]
+
+
+async def test_large_history_is_read_and_exported_a_page_of_bytes_at_a_time(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large its changes, messages and items are, and packed or not, no more is in memory than that."""
+    page = 200_000
+    session, cold = store.session("s"), core(store)._lifecycle.cold
+    for number, size in enumerate((90_000, 10, 90_000, 90_000, 300_000, 10, 10, 700_000)):
+        await session.set("f", str(number) * size)
+        await session.append(said(str(number) * size))
+        await session.items("c").put("k", str(number) * size)
+    await session.fork("f")
+    await store.session("f").append(said("own"))
+    whole = {id: await store.export(id) for id in "sf"}
+
+    def paged(read: Any) -> list[Any]:
+        found: list[Any] = []
+        while some := read("session:s", after=found[-1].version if found else 0, limit=20, most=page):
+            assert len(some) == 1 or sum(len(entry.data) for entry in some) <= page + blocks.RAW_BYTES
+            found += some
+        return found
+
+    async def check() -> None:
+        assert paged(cold.history) == cold.history("session:s")
+        assert paged(cold.outlines) == cold.outlines("session:s")
+        for id in "sf":
+            exported = export.Export(tiers(store), names(store, id))
+            lines = some = await exported.begin()
+            while some := await exported.following():
+                assert len(some) == 1 or sum(map(len, some)) <= 2 * page
+                lines = lines + some
+            assert lines == whole[id]
+
+    monkeypatch.setattr(export, "PAGE", page)
+    await check()
+    shift(store, 2 * 86_400)
+    assert (await store.compact())["messages"] == 8
+    await check()
 
 
 async def test_nothing_is_packed_that_a_retry_may_look_for(store: Any) -> None:

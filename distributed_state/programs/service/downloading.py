@@ -20,9 +20,9 @@ from distributed_state.programs.service.budget import Budget, Taken
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.limits import Limits
-from distributed_state.store.export import Export
+from distributed_state.store.export import PAGE, Export
 
-A_PAGE = 2**20  # bytes that some lines take, about
+A_PAGE = 4 * PAGE  # bytes that some lines take while they are made: stored, unpacked, written, encoded
 log = logging.getLogger(__name__)
 
 
