@@ -339,7 +339,7 @@ class Recovery:
         for at in range(0, len(entries), _PAGE):
             page = list(entries[at : at + _PAGE])
             batch = Batch(keys.partition, cursor.epoch, cursor.offset, page, cursor.event)
-            if not await self._port.sql(self._cold.archive, [batch]) or not await self._may(keys, token):
+            if not await self._port.sql(self._cold.archive, [batch]) or not await self._partitions.may(keys, token):
                 return None
             cursor = replace(cursor, offset=page[-1].offset, event=page[-1].event)
         return cursor
@@ -356,7 +356,7 @@ class Recovery:
                 common = common and entry.event not in lacking
                 since_ms = entry.time_ms if common else since_ms
             after = entries[-1].offset
-            if not await self._may(keys, token):
+            if not await self._partitions.may(keys, token):
                 return None
         newer = await self._port.sql(self._cold.changed_since, keys.partition, max(0, since_ms - CLOCKS_MS))
         changed = {entry.record for entry in strange if entry.record}
@@ -410,7 +410,7 @@ class Recovery:
         for at in range(0, len(records) or 1, _AT_ONCE):
             if not await self._partitions.discard(keys, token, seen, records[at : at + _AT_ONCE]):
                 return False
-            if not await self._may(keys, token):
+            if not await self._partitions.may(keys, token):
                 return False
         return True
 
@@ -423,13 +423,8 @@ class Recovery:
             found.update(self._keys.of(Ref.parse(text)) for text in mine)
             if not cursor:
                 return found
-            await self._may(keys, token)
+            await self._partitions.may(keys, token)
             cursor, texts = await scanning.page(self._warm, keys, cursor)
-
-    async def _may(self, keys: PartitionKeys, token: str) -> bool:
-        """Whether this replica still has the right to start the partition, which it keeps for longer."""
-        word, _ = await self._partitions.mint(keys, token)
-        return word == "ok"
 
 
 def _epoch_fields(minted: Cursor, former: str) -> dict[str, object]:

@@ -38,19 +38,23 @@ class Partitions:
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
     async def mint(self, keys: PartitionKeys, token: str, over: str = "") -> tuple[str, str]:
-        """Ask to start a partition, or to go on starting it: 'ok', 'busy' or 'live', and the epoch that it holds.
+        """Ask to start a partition: 'ok', 'busy' or 'live', and the epoch that it holds.
 
         The epoch `over` is to end, though it is of this life of the data.
         """
-        word, *epoch = await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS, over])
+        word, *epoch = await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS, over, "0"])
         return word.decode(), epoch[0].decode() if epoch else ""
+
+    async def may(self, keys: PartitionKeys, token: str) -> bool:
+        """Whether this token still has the right to start the partition, which it keeps for longer."""
+        return _word(await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])) == "ok"
 
     async def keep(self, keys: PartitionKeys, token: str) -> None:
         """Go on starting a partition, whatever it waits for meanwhile: until the job is asked to end."""
         while True:
             await self._patience.port.sleep(_MINTING_MS / 5000)
             try:
-                await self._patience.port.script(MINT, [keys.meta], [token, _MINTING_MS, ""])
+                await self._patience.port.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])
             except StateError as error:
                 log.debug("partition %d: the right to start it was not renewed: %s", keys.partition, error)
 

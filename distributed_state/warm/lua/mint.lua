@@ -5,10 +5,11 @@
   ARGV  life    of the connection: see port/lives.py; '' = of a replica
         token, token_ms
         over    an epoch that is to end, though it is of this life; '' = none
+        held    '1' = the right is held already, and only kept for longer
   Returns {'live', epoch} | {'busy'} | {'ok', epoch before | ''}
 ]]
 local meta = KEYS[1]
-local life, token, token_ms, over = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local life, token, token_ms, over, held = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local call = redis.call
 -- @include epoch
 if current and current ~= over then return {'live', current} end
@@ -18,7 +19,9 @@ if life == '' then return {'busy'} end
 -- `mint` is '<token> <until_ms>', a field of what never expires: a full Redis evicts a key that expires at once.
 local kept = call('HMGET', meta, 'epoch', 'journal', 'mint')
 local holder, until_ms = string.match(kept[3] or '', '^(%S+) (%d+)$')
--- Asked again because the answer was lost, or to keep it for longer, it is given again.
+-- Never given again to keep it: the server has lost it together with later data, and whoever held it saw that data.
+if held == '1' and holder ~= token then return {'busy'} end
+-- Asked again because the answer was lost, it is given again.
 if holder and holder ~= token and until_ms + 0 > now_ms then return {'busy'} end
 -- First what takes no memory, so that a full Redis lets the rest be done: what cannot be started cannot be read.
 call('PERSIST', meta)
