@@ -199,6 +199,8 @@ def _judge_loss(
         raise Broken("G5", f"{each} was acknowledged as {each.level} and is not in the history of {found.id}")
     if any(each.writer in places[line.name] for line in found.branches) or each.writer in found.aside:
         return
+    if not each.died:
+        raise Broken("G8", f"{each} is neither in the history of {found.id} nor in a branch, and its writer lives")
     if not any(since <= each.ended and each.began <= until for since, until in losses):
         raise Broken("G4", f"{each} is neither in the history of {found.id} nor in a branch")
 

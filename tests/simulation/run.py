@@ -234,6 +234,9 @@ class Run:
         reading = self.fleet.run(process, self._read(store), "judge")
         await self._over(reading)
         found = await reading.ended
+        dead = {process.name for _, process in self.stores if process.is_dead}
+        for outcome in self.outcomes:
+            outcome.died = outcome.replica in dead
         for each in found:
             checks.judge(each, self.outcomes, staleness=_STALENESS, losses=self.losses)
         checks.judge_erased(self.fleet.everything(), self.outcomes)

@@ -38,6 +38,7 @@ class Outcome:
     version: int = 0
     base: int | None = None
     level: str = "memory"
+    died: bool = False  # the replica that it was made on, before the end
     seen: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
     fresh: bool = False
     repeated: bool = False
