@@ -53,7 +53,9 @@ def keep(
     kept = []
     for record in sorted(by_record):
         living = [] if record in doomed else _living(rows, namespace, record, epoch, by_record[record])
-        if record not in rows and _is_gone(connection, namespace, record, living):
+        if record in rows:
+            living = _since_it_began(connection, namespace, rows[record], living)
+        elif _is_gone(connection, namespace, record, living):
             living = []
         if len(living) < len(by_record[record]):
             # Not its name, which nobody is to find any more.
@@ -93,6 +95,15 @@ def _living(
     if ordinal(epoch) == ordinal(stone["epoch"]) and record in rows:
         return [entry for entry in entries if entry.version > stone["version"]]
     return []
+
+
+def _since_it_began(
+    connection: Connection, namespace: str, row: record_index.Head, entries: Sequence[JournalEntry]
+) -> Sequence[JournalEntry]:
+    """Without what was erased while SQL had nothing of the record, which began again since."""
+    if not entries or _stone(connection, namespace, erased_unknown(namespace, row["record"])) is None:
+        return entries
+    return [entry for entry in entries if entry.time_ms >= row["created_ms"]]
 
 
 def _is_gone(connection: Connection, namespace: str, record: str, entries: Iterable[JournalEntry]) -> bool:

@@ -395,15 +395,19 @@ async def test_without_the_note_of_who_was_forgotten_it_would_come_back(
     assert len(await keep(store, lost)) == 1
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "began-again"])
 @pytest.mark.parametrize("noted", [True, False], ids=["noted", "control"])
 async def test_nothing_of_an_erased_record_comes_back_that_only_a_lost_server_and_its_writer_knew(
-    opener: Any, monkeypatch: pytest.MonkeyPatch, noted: bool
+    opener: Any, monkeypatch: pytest.MonkeyPatch, noted: bool, again: bool
 ) -> None:
     store = await opener(**QUIET)
     lost = await lose(store, "c1", lambda: store.session("c1").set("a", MARK))
     if not noted:
         monkeypatch.setattr(erasure, "_note_when", lambda *given: None)
     assert not await store.erase("c1")
+    if again:
+        await store.session("c1").set("b", 1)
+        await store.archive()
     assert len(await keep(store, lost)) == (not noted)
 
 
