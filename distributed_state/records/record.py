@@ -313,9 +313,11 @@ class AsyncRecord:
         With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
         counting, and it keeps its owner. To one that is there it makes no difference.
         """
+        codec.check_containers(
+            {"set": set, "increment": increment, "tag": tag, "untag": untag, "expect": expect},
+            {"delete": delete, "append": append, "items": items},
+        )
         changes = self._context.changes()
-        if isinstance(delete, str):
-            raise InvalidValue(f"delete takes several names, as [{delete!r}]")
         for key in delete:
             changes.delete(key)
         changes.set_many(set or {})

@@ -192,8 +192,10 @@ class AsyncRemoteRecord(Past):
 
         Of `expect_version` and `expect_exists` one can be given.
         """
-        if isinstance(delete, str):
-            raise InvalidValue(f"delete takes several names, as [{delete!r}]")
+        codec.check_containers(
+            {"set": set, "increment": increment, "tag": tag, "untag": untag, "expect": expect},
+            {"delete": delete, "append": append, "items": items},
+        )
         given = {
             "delete": [*delete], "increment": dict(increment or {}), "append": values.messages(append), "phase": phase,
             "expect_phase": expect_phase, "revive": revive, "items": values.items(items),

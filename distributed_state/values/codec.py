@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -297,3 +298,13 @@ class Codec:
             complaint = f"{self.record[:200]}: {which}{error}"
             raise CorruptState(complaint, field=error.field, data=text) from error.__cause__
         return fields, None if time == field_ttl.NEVER else time
+
+
+def check_containers(mappings: Mapping[str, Any], several: Mapping[str, Any]) -> None:
+    """Raise InvalidValue for an argument that is not a mapping, or not a list of several; None is no mapping given."""
+    for name, given in mappings.items():
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidValue(f"{name} takes a mapping, as {{'name': ...}}, not {given!r:.80}")
+    for name, given in several.items():
+        if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+            raise InvalidValue(f"{name} takes several, as [...], not {given!r:.80}")

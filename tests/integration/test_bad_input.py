@@ -334,6 +334,10 @@ async def test_arguments_of_a_wrong_kind_are_refused(store: Any) -> None:
     for call in (
         lambda: session.write(set={"a": 1}, expect_phase=5),
         lambda: session.write(set={"a": 1}, phase=5),
+        *(
+            lambda name=name: session.write(**{"set": {"a": 2}, name: 3})  # type: ignore[misc]
+            for name in ("set", "delete", "increment", "append", "items", "tag", "untag", "expect")
+        ),
         lambda: session.append("just text"),
         lambda: session.append(None),
         lambda: session.set_many([("a", 1)]),

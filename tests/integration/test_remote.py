@@ -121,6 +121,15 @@ def test_the_first_example_runs_on_all_three(
     assert found[0] == found[1] == found[2]
 
 
+async def test_a_write_says_which_argument_is_no_mapping_or_no_list(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        for name in ("set", "delete", "increment", "append", "items", "tag", "untag", "expect"):
+            with pytest.raises(InvalidValue, match=rf"^{name} takes .*, not 3$"):
+                await session.write(**{"set": {"a": 1}, name: 3})
+        assert await session.version() == 0
+
+
 async def test_fields(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id, user=f"u{id}")
