@@ -158,7 +158,7 @@ async def transition(
         # Hot may be a moment behind: only the server's word refuses.
         entry = await read_path.read(context.tiers, context.keys, fresh=True)
     if entry.deleted:
-        raise Deleted(f"{context.text[:200]}: deleted at version {entry.version}")
+        raise Deleted(f"{context.text[:200]}: deleted at version {entry.version}", version=entry.version)
     raw = _raw(entry)
 
     async def once() -> str:

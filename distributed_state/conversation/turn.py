@@ -329,7 +329,7 @@ class AsyncTurn(Transaction):
             self._clock.held(self._lease.waited)
             self._workspace.entry = entry
             if entry.deleted:
-                raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}")
+                raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}", version=entry.version)
             await self._look_for_answer(entry)
             # Nobody else writes while the turn runs, and a request that was answered is not made again.
             if self._expected is not None and not self.repeated:

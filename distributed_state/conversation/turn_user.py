@@ -35,7 +35,7 @@ class TurnUser:
             user = self._of(unescape(owner))
             found = await read_path.read(user.tiers, user.keys, fresh=True)
             if found.deleted:
-                raise Deleted(f"{user.text[:200]}: deleted at version {found.version}")
+                raise Deleted(f"{user.text[:200]}: deleted at version {found.version}", version=found.version)
             self._user = user
             self._workspace = Workspace(found, user.changes(), user.allow)
         return self._workspace

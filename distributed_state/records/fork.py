@@ -107,7 +107,7 @@ async def plan(
         changes.copy_messages(shown.copied(form, to))
         items = await _copy_items(tiers, names, to, changes, branch, found)
     if state.deleted:
-        raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
+        raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}", version=state.version)
     # Archived above, so that a fork of something that is being erased is noted there by now, and ends with it: else
     # forks of forks would be made as fast as they are erased.
     if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):

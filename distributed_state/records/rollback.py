@@ -76,7 +76,7 @@ async def plan(
     assert version is not None
     target = await history.state_at(tiers, names, version)
     if target.deleted:
-        raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
+        raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already", version=version)
     _restore(changes, present, target)
     if ITEMS in present.fields and await _items_differ(tiers, names, present, target):
         changes.layer(version if ITEMS in target.fields else 0)

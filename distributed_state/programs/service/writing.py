@@ -142,7 +142,7 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
     entry = await context.read(field=VERSION)
     for attempt in range(context.store.settings.conflict_retries):
         if entry.deleted and change.unique:
-            raise Deleted(f"what this request made was deleted at version {entry.version}")
+            raise Deleted(f"what this request made was deleted at version {entry.version}", version=entry.version)
         draft, changes = change.made(context)
         context.allow_steps(draft)  # who repeats a request is told what came of it
         done = once.answered(entry)
