@@ -116,7 +116,7 @@ def prepare_sqlite(engine: Engine, seconds: float) -> None:
         _patiently(seconds, cursor, "PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA secure_delete = ON")
-        cursor.execute("PRAGMA cache_size = -16000")
+        cursor.execute("PRAGMA cache_size = -4000")  # KiB of each connection, of which there may be 15
         cursor.close()
         record.info["file"] = _identity(path)
         opened = True
