@@ -23,7 +23,7 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, cast
@@ -105,6 +105,27 @@ def queued() -> Iterator[None]:
         account.add(began)
         if _Unanswered.at > began:
             account.silent |= _Unanswered.silent
+
+
+_room: ContextVar[Callable[[int], Awaitable[None]] | None] = ContextVar("distributed_state_room", default=None)
+
+
+@contextmanager
+def making_room(wait: Callable[[int], Awaitable[None]]) -> Iterator[None]:
+    """Inside, what is read for an answer waits for room in memory: `wait` is called with its bytes until then."""
+    token = _room.set(wait)
+    try:
+        yield
+    finally:
+        _room.reset(token)
+
+
+async def room(size: int) -> None:
+    """Wait for room for an answer of which this many bytes are read; at once, unless somebody set a limit."""
+    wait = _room.get()
+    if wait is not None:
+        with queued():
+            await wait(size)
 
 
 def bounded(*reads: str) -> Callable[[C], C]:

@@ -12,6 +12,7 @@ from typing import Any
 from distributed_state.cold.item_reading import ItemRow
 from distributed_state.errors import InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import waited
 from distributed_state.records import branches, messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
@@ -28,7 +29,7 @@ from distributed_state.values.results import Change, Checkpoint, Snapshot
 from distributed_state.values.tags import split_tag, tags_in
 
 _TOGETHER = 200  # changes that are read at once where their bytes are limited
-_PAGE = 2**20  # bytes of them, but for one that is larger
+_PAGE = 2**18  # bytes of them, but for one that is larger
 _ALL = messages.Page(after=0)
 
 
@@ -78,6 +79,7 @@ async def _rows(
             raise TooLarge(f"{context.text[:200]}: {len(found)} changes are {size} bytes, more than {most}")
         if not rows:
             break
+        await waited.room(size)
         after = rows[-1].version
     return found
 
@@ -178,6 +180,8 @@ async def at(
     size = sum(map(len, state.fields.values()))
     if most is not None and size > most:
         raise TooLarge(f"{names.ref.text[:200]}: its fields are {size} bytes, more than {most}")
+    if most is not None:
+        await waited.room(size)
     shown = await messages.shown_in(tiers, names, entry, runs, None if most is None else most - size)
     phase = state.fields.get(PHASE)
     snapshot = Snapshot(

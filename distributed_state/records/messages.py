@@ -15,6 +15,7 @@ from typing import Any
 
 from distributed_state.errors import InvalidValue, NotFound, StateError, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import waited
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -168,6 +169,7 @@ async def _found(
         found |= part
         if size > most:
             raise TooLarge(f"{names.ref.text[:200]}: the last {len(found)} messages are {size} bytes, more than {most}")
+        await waited.room(size)
         before = some[0].start
     return found
 

@@ -428,3 +428,29 @@ async def test_the_endpoint_is_there_only_if_it_is_asked_for(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "mcp", None)  # as where the SDK is not installed
     with pytest.raises(ConfigurationError, match=r"--mcp needs mcp: run `pip install 'distributed-state\[mcp\]'`"):
         serving._mcp()
+
+
+async def test_a_large_text_is_not_given_to_the_sdk_and_arrives_whole(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would copy it some ten times."""
+    given: list[int] = []
+    kept = endpoint._Collected.keep
+
+    def keep(self: Any, text: str) -> str:
+        word = kept(self, text)
+        given.append(len(word))
+        return word
+
+    said = [f'"{number}" \u00fc\U0001f600\\' * 5_000 for number in range(3)]
+    async with opened() as here, here.agent() as ask:
+        await ask("create_session", session="s")
+        for text in said:
+            await ask("append_message", session="s", role="user", content=text)
+        monkeypatch.setattr(endpoint._Collected, "keep", keep)
+        found = (await ask("read_messages", session="s"))["messages"]
+        assert [each["content"] for each in found] == said
+        changes = (await ask("history", session="s"))["changes"]
+        assert [each["appended"][0]["content"] for each in changes if each["appended"]] == said
+    assert len(given) == 2
+    assert max(given) < 100

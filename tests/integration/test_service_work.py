@@ -19,7 +19,7 @@ from serving import served
 
 from distributed_state.errors import Unavailable, WarmUnavailable
 from distributed_state.programs.service import Service, budget, memory, reading
-from distributed_state.programs.service.budget import Budget, Buffered
+from distributed_state.programs.service.budget import Budget, Buffered, Sizes, Taken
 from distributed_state.programs.service.connections import Connections
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.readiness import Probe
@@ -291,3 +291,48 @@ def test_unread_streams_of_events_buffer_little_and_lose_nothing(monkeypatch: py
         for each in connections:
             each.close()
         assert soon(lambda: service.budget.buffered == 0)
+
+
+def test_what_turns_out_large_waits_for_room_before_it_is_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of these answers, and what was guessed of them is given back before they are read."""
+    read, unpaid = [0], [0]
+    grown = Budget.grow
+
+    async def grow(self: Budget, taken: Taken, beside: int, times: int, most: int, size: int) -> None:
+        await grown(self, taken, beside, times, most, size)
+        read[0] += size > ROOM // 4
+        unpaid[0] += taken.size < size * times
+
+    monkeypatch.setattr(Budget, "grow", grow)
+    monkeypatch.setattr(Sizes, "note", lambda *_: None)
+    monkeypatch.setattr(budget, "_LOADING", 0.0)
+    with holding(monkeypatch, room=60) as (client, _, _):
+
+        def ask(_: int) -> int:
+            with httpx.Client(base_url=client.base_url, timeout=60) as http:
+                return http.get("/v1/conversations/nine/versions").status_code
+
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(ask, range(8))) == [200] * 8
+        assert read[0] >= 8
+        assert unpaid[0] == 0
+
+
+def test_a_repeated_request_says_which_version_deleted_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with holding(monkeypatch) as (client, _, _):
+        turn = {"messages": [{"role": "user", "content": "hi"}]}
+        key = {"Idempotency-Key": "k"}
+        client.post("/v1/conversations", json={"id": "d"}).raise_for_status()
+        client.post("/v1/conversations/d/turns", json=turn, headers=key).raise_for_status()
+        version = client.delete("/v1/conversations/d").json()["version"]
+        for headers in (key, {}):
+            found = client.post("/v1/conversations/d/turns", json=turn, headers=headers)
+            assert (found.status_code, found.json()["version"]) == (410, version), found.text
+
+
+def test_a_wrong_container_is_refused_over_http_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with holding(monkeypatch) as (client, _, _):
+        for name in ("set", "delete", "increment", "append", "items", "tag", "untag", "expect"):
+            found = client.post("/v1/conversations/w/writes", json={"set": {"a": 1}, name: 3})
+            assert (found.status_code, found.json()["error"]) == (422, "InvalidValue"), found.text
+        assert client.get("/v1/conversations/w").status_code == 404

@@ -123,6 +123,26 @@ async def test_a_request_of_unknown_size_that_waits_for_a_server_holds_nothing(m
     assert (await sizes.take(budget, B, ("a", "0"), 0, 2)).size == 1_200_000
 
 
+async def test_answers_that_turn_out_large_wait_for_each_other_and_hold_nothing_meanwhile() -> None:
+    budget = Budget(MOST)
+    taken = [await budget.take(A, 300_000) for _ in range(4)]
+    growing = [asyncio.create_task(budget.grow(each, 7, 3, MOST, 200_000)) for each in taken]
+    await settled()
+    assert [each.done() for each in growing] == [True, False, False, False]
+    assert budget.held == taken[0].size == MOST // 2, "one that is large may become as large as an answer may be"
+    await budget.grow(taken[0], 7, 3, MOST, 600_000)
+    for number in range(3):
+        taken[number].give_back()
+        await asyncio.wait_for(growing[number + 1], 5)
+    taken[3].give_back()
+    assert budget.held == 0
+    small = await budget.take(A, 100)
+    await budget.grow(small, 7, 3, MOST, 1_000)
+    assert budget.held == 3_007
+    small.give_back()
+    assert budget.held == 0
+
+
 async def test_a_slow_reader_makes_room_for_others_of_its_party(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "_PRESSING", 0.01)
     budget = Budget(MOST)

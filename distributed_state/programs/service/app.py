@@ -195,8 +195,10 @@ class Service:
         taken.become(len(response.body))
         return PaidResponse(response, taken)
 
-    def _copies(self, request: Request) -> int:
+    def _copies(self, operation: Operation, request: Request) -> int:
         """How often an answer is there while it is made: what it is made of is counted elsewhere if hot keeps it."""
+        if operation.copies is not None:
+            return operation.copies
         assert self.store is not None, "it has begun"
         return 1 if requests.record_of(request) in self.store.tiers().hot.entries else 3
 
@@ -229,16 +231,18 @@ class Service:
         ):
             asked = Asked(self.store, self.limits, caller, request, self._quota, self._rates, self.budget)
             # The answer to a write is small.
-            kind = (operation.path, request.path_params.get("id", ""), caller.tenant)
+            kind = (operation.path, request.path_params.get("id", ""), caller.tenant, *operation.kind(request))
+            times = self._copies(operation, request)
             reads = operation.right in ("read", None)
             with waited.queued():
                 taken = await (
-                    self._sizes.take(self.budget, caller.party, kind, parsed, self._copies(request))
+                    self._sizes.take(self.budget, caller.party, kind, parsed, times)
                     if reads
                     else self.budget.take(caller.party, parsed)
                 )
             setattr(request.state, _TAKEN, taken)
-            response = await self._work.within(self.limits.request, operation.serve(asked))
+            with waited.making_room(partial(self.budget.grow, taken, parsed, times, self.limits.answer)):
+                response = await self._work.within(self.limits.request, operation.serve(asked))
             taken.become(len(response.body))
             if reads:
                 self._sizes.note(kind, len(response.body))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 
 _SMALL = 16 * 1024  # a request this small does not wait: even in every place they hold a few megabytes together
+_PAGE = 128 * 1024  # bytes that are read from which on more may come
 _SIZES = 10_000  # kinds of answers whose size is remembered
 _FADES = 0.9  # of what was known, with each smaller one
 _LOADING = 0.25  # seconds after which a request of unknown size waits for a server, and holds nothing yet
@@ -136,6 +137,23 @@ class Budget:
         taken.size = size
         if less:
             self._grant()
+
+    async def grow(self, taken: Taken, beside: int, times: int, most: int, size: int) -> None:
+        """Have it hold what an answer takes of which `size` bytes are read, `times` as many and `beside` more.
+
+        If that is more than it has it waits, and holds nothing meanwhile: nobody waits for one that waits. One that is
+        large waits once, for what the largest may take that is answered, `most` bytes.
+        """
+        wanted = size * times + beside
+        if wanted <= taken.size:
+            return
+        if size > _PAGE:
+            wanted = max(wanted, min(most * times, self.most // 2))
+        taken.become(0)
+        granted = await self.take(taken.party, wanted)
+        self._all.pop(granted)
+        self._count(granted.party, -granted.size)
+        taken.become(wanted)
 
     def end(self, taken: Taken) -> None:
         """Have it hold nothing."""

@@ -56,6 +56,7 @@ _WRITE = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
 _HELD = (LEASE,)
 _AGAIN = (IF_MATCH, IDEMPOTENCY_KEY, LEASE)  # of a record that is there
 _BEGIN = (IF_NONE_MATCH, IDEMPOTENCY_KEY)
+_PAST = 4  # copies of an answer: hot keeps nothing of it, so it is stored, unpacked, decoded and encoded
 
 
 class _Number(IntegerConvertor):
@@ -196,11 +197,11 @@ def _items(line: Line) -> list[Operation]:
 def _past(line: Line) -> list[Operation]:
     return [
         line("GET", "/versions", "read", versions.history, "Read a page of the history",
-             query=versions.Past, answer=versions.Versions),
+             query=versions.Past, answer=versions.Versions, copies=_PAST),
         line("GET", "/versions/{version:number}", "read", versions.at, "Read a version",
-             query=versions.OnBranch, answer=versions.State),
+             query=versions.OnBranch, answer=versions.State, copies=_PAST),
         line("GET", "/versions/{version:number}/diff", "read", versions.diff, "Compare two versions",
-             query=versions.Other, answer=versions.Difference),
+             query=versions.Other, answer=versions.Difference, copies=2 * _PAST),
         line("GET", "/overview", "read", overviews.overview, "Read as much as fits on a page",
              query=overviews.Looked, answer=overviews.Overview),
         line("GET", "/timeline", "read", timelines.timeline, "Read what happened to the state",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import waited
 from distributed_state.programs.service.limits import Limits
 from distributed_state.records import history as past
 from distributed_state.records import messages
@@ -30,6 +31,7 @@ async def shown(context: RecordContext, page: Page, limits: Limits, *, fresh: bo
     size = sum(map(len, found.entry.fields.values())) + sum(map(len, found.stored.values()))
     if size > most:
         raise InvalidValue(f"fields and messages are {size} bytes, more than {most}: ask for fewer messages at once")
+    await waited.room(size)
     return found, size
 
 

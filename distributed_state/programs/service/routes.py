@@ -65,6 +65,9 @@ class Operation:
 
     `query` and `body` are what it takes, `answer` what it gives with `status`; `headers` those of CONDITIONS that it
     takes. `media` is the type of the answer. Without a `right` what is served asks for rights itself.
+
+    `copies` says how often an answer is in memory while it is made, and `kind` which of them are about as large, beside
+    those of one path and record.
     """
 
     method: str
@@ -78,3 +81,5 @@ class Operation:
     status: int = 200
     headers: tuple[str, ...] = ()
     media: str = "application/json"
+    copies: int | None = None
+    kind: Callable[[Request], tuple[str, ...]] = lambda _: ()

@@ -9,7 +9,9 @@ Design: section 25. Source: the specification at modelcontextprotocol.io, "Strea
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import orjson
 from mcp import types
@@ -22,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from distributed_state.errors import InvalidValue, StateError
-from distributed_state.programs.service import bodies, requests
+from distributed_state.programs.service import bodies, fairness, requests
 from distributed_state.programs.service.answers import encode, refusal
 from distributed_state.programs.service.mcp import session_tools, store_tools
 from distributed_state.programs.service.mcp.tool import Tool, allow
@@ -52,7 +54,10 @@ TOOLS: dict[str, type[Tool]] = {
 RESOURCES = {"state": "State of a session: version, phase, fields.", "messages": "The last messages of a session."}
 _JSON = "application/json"
 _ASKED = "distributed_state.asked"  # in the scope of a request, for the handlers below
+_COLLECTED = "distributed_state.collected"  # likewise
+_LARGE = 64 * 1024  # characters of a text that the SDK, which copies all that it is given some ten times, does not get
 _OF_KEYS = re.compile(r"[;,] [^;,]*Idempotency-Key")
+_COPIES = 5  # of an answer: as it is stored, as values, as JSON, and as JSON within JSON
 _LAST = 100  # messages of a resource
 _INSTRUCTIONS = """\
 Durable state of agents: sessions with fields, messages and notes, shared by all who work on them.
@@ -62,7 +67,19 @@ Context = ServerRequestContext[Any, Any]
 
 def operation() -> Operation:
     """The endpoint, as the service's table has it. Each tool asks for a right of its own."""
-    return Operation("POST", PATH, None, Endpoint().serve)
+    return Operation("POST", PATH, None, Endpoint().serve, copies=_COPIES, kind=kind_of)
+
+
+def kind_of(request: Request) -> tuple[str, ...]:
+    """What is asked for, and of which session: answers of one kind are about as large."""
+    body = request.state.body
+    try:
+        params = orjson.loads(body)["params"] if len(body) < _LARGE else {}
+        given = params.get("arguments") or {}
+        found = params.get("name"), params.get("uri"), given.get("session") or requests.header(request, SESSION)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ()
+    return tuple(str(each)[:200] for each in found)
 
 
 class Endpoint:
@@ -87,10 +104,10 @@ class Endpoint:
             self._server, json_response=True, stateless=True, max_request_body_size=asked.limits.body
         )
         collected = _Collected()
-        scope = dict(asked.request.scope) | {_ASKED: asked}
+        scope = dict(asked.request.scope) | {_ASKED: asked, _COLLECTED: collected}
         async with manager.run():
             await manager.handle_request(scope, _receive(asked.request), collected.send)
-        return collected.response()
+        return await collected.response()
 
     # Tools
 
@@ -106,7 +123,7 @@ class Endpoint:
             text = await _run(_asked(context), TOOLS[params.name], params.arguments)
         except Exception as error:  # noqa: BLE001 - the agent reads what may be said of it, the log has the rest
             return types.CallToolResult(content=[types.TextContent(text=_problem(error))], is_error=True)
-        return types.CallToolResult(content=[types.TextContent(text=text)])
+        return types.CallToolResult(content=[types.TextContent(text=_collected(context).keep(text))])
 
     # Resources
 
@@ -150,7 +167,7 @@ class Endpoint:
             code = types.INVALID_PARAMS if isinstance(error, StateError) else types.INTERNAL_ERROR
             raise MCPError(code=code, message=_problem(error)) from None
         return types.ReadResourceResult(
-            contents=[types.TextResourceContents(uri=params.uri, text=text, mime_type=_JSON)]
+            contents=[types.TextResourceContents(uri=params.uri, text=_collected(context).keep(text), mime_type=_JSON)]
         )
 
 
@@ -186,6 +203,13 @@ def _asked(context: Context) -> Asked:
     return asked
 
 
+def _collected(context: Context) -> _Collected:
+    assert context.request is not None
+    found = context.request.scope[_COLLECTED]
+    assert isinstance(found, _Collected)
+    return found
+
+
 def _problem(error: Exception) -> str:
     """What an agent reads of an error: what a client of the service's other operations does."""
     problem = orjson.loads(refusal(error).body)
@@ -204,12 +228,21 @@ def _shown(tool: type[Tool]) -> types.Tool:
 
 
 class _Collected:
-    """A response that is sent to it, as one value."""
+    """A response that is sent to it, as one value. Large texts are put into it in the end."""
 
     def __init__(self) -> None:
+        self._kept: dict[str, str] = {}
         self._status = 500
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = b""
+
+    def keep(self, text: str) -> str:
+        """The text, or a word that stands for it if it is large."""
+        if len(text) < _LARGE:
+            return text
+        word = uuid4().hex
+        self._kept[word] = text
+        return word
 
     async def send(self, message: Message) -> None:
         """Take a part of the response, as ASGI has it."""
@@ -218,9 +251,18 @@ class _Collected:
         else:
             self._body += message.get("body", b"")
 
-    def response(self) -> Response:
+    async def response(self) -> Response:
         """All of it."""
-        response = Response(self._body, self._status)
+        for word in [*self._kept]:
+            text = self._kept.pop(word)
+            await fairness.in_turn(len(text), partial(self._put, word, text))
+        # What the SDK keeps of a request is collected late, and this with it.
+        body, self._body = self._body, b""
+        response = Response(body, self._status)
         kept = [(name, value) for name, value in self._headers if name.lower() != b"content-length"]
-        response.raw_headers = [*kept, (b"content-length", str(len(self._body)).encode())]
+        response.raw_headers = [*kept, (b"content-length", str(len(body)).encode())]
         return response
+
+    def _put(self, word: str, text: str) -> None:
+        before, _, after = self._body.partition(b'"%s"' % word.encode())
+        self._body = b"".join((before, orjson.dumps(text), after))
