@@ -368,7 +368,8 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
     """Each of the table, and how many connections it takes."""
     limit = 19_000
     large = f"{CONVERSATIONS}/large?last=8"
-    nine = [f"{CONVERSATIONS}/nine{number}?last=9" for number in range(NINES)]
+    whole = [f"{CONVERSATIONS}/nine{number}" for number in range(NINES)]
+    nine = [f"{each}?last=9" for each in whole]
     return {
         "6,000 half-sent heads": _hold(lambda: half_heads(target, 6_000)),
         f"{limit:,} silent connections": _hold(lambda: silent(target, limit)),
@@ -379,6 +380,8 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
         "24 readers at once of 9 MB": _read_at_once(target, nine[:1] * 24, False),
         "24 readers at once of 9 MB, and 4 writers": _read_at_once(target, nine[:1] * 24, True),
         "24 readers at once of 9 MB each": _read_at_once(target, nine, False),
+        "24 exports at once of 9 MB each": _read_at_once(target, [f"{each}/export" for each in whole], False),
+        "24 histories at once of 9 MB each": _read_at_once(target, [f"{each}/versions" for each in whole], False),
         "250 streams of events that are not read": _follow_unread(target, 250),
         "16 forks at once of a conversation with 22 MB of fields": _fork_at_once(target, "wide", 16),
         "380,000 fields in one request, 20 times": _send(target, many_fields(380_000), 20),
