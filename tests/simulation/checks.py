@@ -199,10 +199,15 @@ def _judge_loss(
         raise Broken("G5", f"{each} was acknowledged as {each.level} and is not in the history of {found.id}")
     if any(each.writer in places[line.name] for line in found.branches) or each.writer in found.aside:
         return
+    judge_loss(each, losses)
+
+
+def judge_loss(each: Outcome, losses: Sequence[tuple[float, float]]) -> None:
+    """Whether an acknowledged write may be nowhere: its server lost it, and its writer died. Raises Broken."""
     if not each.died:
-        raise Broken("G8", f"{each} is neither in the history of {found.id} nor in a branch, and its writer lives")
+        raise Broken("G8", f"{each} is neither in a history nor in a branch, and its writer lives")
     if not any(since <= each.ended and each.began <= until for since, until in losses):
-        raise Broken("G4", f"{each} is neither in the history of {found.id} nor in a branch")
+        raise Broken("G4", f"{each} is neither in a history nor in a branch, and no server lost it")
 
 
 def _judge_base(line: Line, version: int, tries: Sequence[Outcome]) -> None:

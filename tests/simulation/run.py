@@ -231,12 +231,12 @@ class Run:
     async def _judge(self) -> None:
         await self._open()
         store, process = self.stores[-1]
-        reading = self.fleet.run(process, self._read(store), "judge")
-        await self._over(reading)
-        found = await reading.ended
         dead = {process.name for _, process in self.stores if process.is_dead}
         for outcome in self.outcomes:
             outcome.died = outcome.replica in dead
+        reading = self.fleet.run(process, self._read(store), "judge")
+        await self._over(reading)
+        found = await reading.ended
         for each in found:
             checks.judge(each, self.outcomes, staleness=_STALENESS, losses=self.losses)
         checks.judge_erased(self.fleet.everything(), self.outcomes)
@@ -253,7 +253,9 @@ class Run:
                 source = found[each.operation.record].main.state(each.target)
                 if source is not None and not found[each.operation.record].branches:
                     fork = await checks.read(store, fork_of(each), writers, source)
-                    if fork.main.states[1] != source:
+                    if not fork.main.changes:
+                        checks.judge_loss(each, self.losses)
+                    elif fork.main.states[1] != source:
                         raise Broken("G9", f"{each} made {fork.main.states[1]} of {source}")
         return found
 
