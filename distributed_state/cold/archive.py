@@ -246,6 +246,8 @@ class Intake:
             row = existing.get(record)
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
                 existing[record] = self._set_aside(row, item)
+                # Written now: later only what differs from this row is, not what differs from the one in the table.
+                record_index.put(self.connection, [existing[record]])
 
     def _set_aside(self, row: record_index.Head, item: Parsed) -> record_index.Head:
         """Put aside a record's versions from that of an entry on; its row as it stands then, but for the version."""

@@ -30,7 +30,7 @@ from distributed_state.cold.values import Batch, Cursor, Sought, Wanted
 from distributed_state.errors import ColdUnavailable, ConfigurationError, Conflict, InvalidValue, NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Segment, State, pack, unpack
-from distributed_state.values.model import DELETED, NEXT, OWNER, PARENT, SEGMENTS, START
+from distributed_state.values.model import DELETED, NEXT, OWNER, PARENT, PHASE, SEGMENTS, START
 from tests.journals import EVERYTHING, Journal, put, rows, shown, statements
 
 Opener = Callable[..., ColdStore]
@@ -503,6 +503,23 @@ def test_a_new_epoch_replaces_what_redis_lost(cold: ColdStore, journal: Journal)
     assert loaded.state == journal.states["session:a"]
     assert [seq for seq, _ in loaded.messages] == list(range(9))
     assert [row.version for row in cold.quarantined()] == [9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("lost", [(b"s", DELETED, b"1"), (b"s", PHASE, b"done")])
+def test_what_a_record_is_in_the_new_epoch_is_what_listings_and_purges_go_by(
+    cold: ColdStore, journal: Journal, lost: Any
+) -> None:
+    """A record whose deletion Redis lost is there: a purge that took it for deleted would remove all of it."""
+    journal.append("session:a", 3)
+    journal.commit("session:a", (b"w", b"", b"3"), lost)
+    journal.flush()
+    journal.renew()
+    journal.states["session:a"] = State(journal.epoch, 1, journal.past["session:a", 1])
+    journal.append("session:a", 1)
+    journal.flush()
+    assert [(row.id, row.phase) for row in cold.listing(Wanted("session", 9))] == [("a", None)]
+    cold.purge(10**12)
+    assert len(shown(cold, "session:a")) == 4
 
 
 def test_a_row_that_does_not_know_its_last_version_keeps_no_commit_out(cold: ColdStore, journal: Journal) -> None:
