@@ -20,6 +20,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    update,
 )
 
 from distributed_state.cold import blocks, bulk, record_index
@@ -35,9 +36,13 @@ def hand_down_all(connection: Connection, gone: Collection[int]) -> None:
 
 def let_go(connection: Connection, namespace: str, names: Collection[str]) -> None:
     """Forget what these records share, and others of them, which have their own copies now; and their tags."""
-    for table in (shares, layers):
-        held = or_(*(bulk.among(connection, column, list(names)) for column in (table.c.record, table.c.source)))
-        connection.execute(delete(table).where(table.c.namespace == namespace, held))
+    s, c = shares.c, layers.c
+    connection.execute(delete(shares).where(s.namespace == namespace, bulk.among(connection, s.record, list(names))))
+    # A purge of an heir leaves what a later state of it shows: its copies are what is meant from now on.
+    theirs = update(shares).where(s.namespace == namespace, bulk.among(connection, s.source, list(names)))
+    connection.execute(theirs.values(source=s.record))
+    held = or_(*(bulk.among(connection, column, list(names)) for column in (c.record, c.source)))
+    connection.execute(delete(layers).where(c.namespace == namespace, held))
     mine = bulk.among(connection, tags.c.record, list(names))
     connection.execute(delete(tags).where(tags.c.namespace == namespace, mine))
 

@@ -773,6 +773,26 @@ def test_a_fork_outlives_its_source(cold: ColdStore, journal: Journal) -> None:
     assert shown(cold, "session:c") == expected["session:c"]
 
 
+@pytest.mark.parametrize("end", ["erased", "purged"])
+def test_a_fork_that_went_back_to_what_it_shared_outlives_its_source(
+    cold: ColdStore, journal: Journal, end: str
+) -> None:
+    """A purge of the fork up to the state that hid them leaves the copies that a later one shows again."""
+    journal.append("session:a", 5)
+    journal.fork("session:a", "session:b")
+    journal.wipe("session:b")
+    cutoff = journal.now + 1
+    journal.wipe("session:b", (b"s", SEGMENTS, message_ranges.close("session:b", journal.past["session:b", 1])))
+    journal.delete("session:a")
+    journal.flush()
+    if end == "erased":
+        cold.erase(["session:a"])
+    else:
+        cold.purge(10**12, keep=2)
+    cold.purge(cutoff)
+    assert shown(cold, "session:b") == [b"session:a message %d" % n for n in range(5)]
+
+
 def test_a_purge_beside_an_archiver_loses_nothing(cold: ColdStore, journal: Journal) -> None:
     """Whatever is newer than the cutoff reads the same afterwards."""
     stop = threading.Event()
