@@ -22,8 +22,8 @@ from distributed_state.cold.refusals import Fault
 from distributed_state.cold.setting_aside import set_aside
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
-from distributed_state.values import chance
-from distributed_state.values.journal import JournalEntry, State, fold
+from distributed_state.values import chance, message_ranges
+from distributed_state.values.journal import JournalEntry, Segment, State, fold
 from distributed_state.values.model import REPAIR, log_fields
 
 log = logging.getLogger(__name__)
@@ -348,7 +348,6 @@ def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parse
     changes: list[bulk.Row] = []
     messages: list[bulk.Row] = []
     items: list[bulk.Row] = []
-    shares: set[bulk.Row] = set()
     for item in parsed:
         e = item.entry
         if not e.record:
@@ -360,13 +359,52 @@ def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parse
             messages.append((key, seq, e.version, data))
         for (collection, name), data in item.items:
             items.append((key, collection, name, e.version, None, data))
-        for run in item.runs:
-            shares.add((namespace, run.source, e.record, e.version, run.start, run.stop))
+    # Before the changes are there: the states before them are read.
+    shares = _shown_again(connection, namespace, [item for item in parsed if item.entry.record])
     # In the order of their keys: rows of a record that follow each other fill the pages of an index, others split them.
     bulk.add(connection, tables.changes, sorted(changes))
     bulk.add(connection, tables.messages, sorted(messages))
     bulk.add(connection, tables.items, sorted(items, key=lambda row: row[:4]))
-    bulk.add(connection, tables.shares, list(shares))
+    bulk.add(connection, tables.shares, shares)
+
+
+def _shown_again(connection: Connection, namespace: str, changes: Sequence[Parsed]) -> list[bulk.Row]:
+    """The rows of `shares`: the messages that each of these changes shows by `#segments`, and the state before did not.
+
+    A state that shows a message was preceded by others that did, back to a base or to the change that is noted for it.
+    Whatever is noted already may belong to a state that hid the message since, so it is the states that are compared.
+    """
+    last = {item.entry.record: item.entry.version for item in changes if item.runs}
+    by_record: dict[str, list[Parsed]] = {}
+    for item in changes:
+        if item.entry.version <= last.get(item.entry.record, 0):
+            by_record.setdefault(item.entry.record, []).append(item)
+    before = {record: items[0].entry.version - 1 for record, items in by_record.items() if items[0].entry.version > 1}
+    try:
+        bases = states(connection, namespace, before) if before else {}
+    except CorruptState:
+        # What is damaged in the archive stops no commit. More may be noted than is needed, and nothing less.
+        return [
+            (namespace, run.source, item.entry.record, item.entry.version, run.start, run.stop)
+            for item in changes
+            for run in dict.fromkeys(item.runs)
+        ]
+    rows = []
+    for record, items in by_record.items():
+        fields = bases[record].fields if record in bases else {}
+        for item in items:
+            shown = _shown(record, fields) if item.runs else []
+            for run in message_ranges.without(dict.fromkeys(item.runs), shown):
+                rows.append((namespace, run.source, record, item.entry.version, run.start, run.stop))
+            fold(fields, item.ops)
+    return [*dict.fromkeys(rows)]
+
+
+def _shown(record: str, fields: Mapping[bytes, bytes]) -> list[Segment]:
+    try:
+        return message_ranges.segments(record, fields)
+    except CorruptState:
+        return []
 
 
 def _is_due(items: Sequence[Parsed], every: int) -> bool:

@@ -116,7 +116,9 @@ async def _commit(
 ) -> int:
     """Show these runs and then the new messages, if what is shown is still what it was in this entry."""
     changes = context.changes()
-    for name, data in message_ranges.shown(kept, entry.fields).items():
+    shown = message_ranges.shown(kept, entry.fields)
+    message_ranges.refuse_many(context.text, shown[SEGMENTS], entry.fields.get(SEGMENTS, b"[]"))
+    for name, data in shown.items():
         changes.reserved(name, data)
     summary = entry.fields.get(SUMMARY)
     if summary is not None and not _stands(Summary.parse(summary, entry.codec), kept):

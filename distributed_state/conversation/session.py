@@ -131,7 +131,8 @@ class AsyncSession(AsyncRecord):
 
         Of two workers that do it at once each gets another one, and what somebody appends meanwhile is not passed over.
         Versions before show it still, and its number is not used again. Raises CorruptState or DecryptionFailed if it
-        cannot be read; then it stays.
+        cannot be read; then it stays. Raises TooLarge if messages were taken back between the others at more than 2,000
+        places: `replace_messages` with all that are shown makes them one run again.
         """
         return await replacing.pop(self._context, durability)
 
@@ -153,7 +154,8 @@ class AsyncSession(AsyncRecord):
             await session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
 
         Returns the new version. Raises Conflict, and nothing is written, if `after` is not shown any more or the last
-        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`.
+        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`;
+        TooLarge as in `pop_message`.
         """
         return await replacing.replace(self._context, messages, after, expect_last, durability)
 

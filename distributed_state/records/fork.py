@@ -125,7 +125,9 @@ async def plan(
         begun = items or begun
     changes.reserved(PARENT, f"{source}@{begun}".encode())
     if following:
-        changes.reserved(SEGMENTS, message_ranges.dump(runs))
+        data = message_ranges.dump(runs)
+        message_ranges.refuse_many(source, data)
+        changes.reserved(SEGMENTS, data)
         changes.reserved(START, b"%d" % following)
     draft = changes.draft("fork")
     # Not even a deleted record may be there: its own message numbers would stand between the shared ones.

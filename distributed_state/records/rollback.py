@@ -106,8 +106,10 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
     past = message_ranges.segments(text, target.fields)
     now = message_ranges.segments(text, present.fields)
     if past != now:
+        runs = message_ranges.close(text, target.fields)
+        message_ranges.refuse_many(text, runs, present.fields.get(SEGMENTS, b"[]"))
         changes.wipe()
-        changes.reserved(SEGMENTS, message_ranges.close(text, target.fields))
+        changes.reserved(SEGMENTS, runs)
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
     # A request that was answered stays answered: forgotten, it would be applied again when its caller repeats it.
     handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}

@@ -737,7 +737,8 @@ class Session(Record):
 
         Of two workers that do it at once each gets another one, and what somebody appends meanwhile is not passed over.
         Versions before show it still, and its number is not used again. Raises CorruptState or DecryptionFailed if it
-        cannot be read; then it stays.
+        cannot be read; then it stays. Raises TooLarge if messages were taken back between the others at more than 2,000
+        places: `replace_messages` with all that are shown makes them one run again.
         """
         return finish(self._twin.pop_message(durability=durability))
 
@@ -759,7 +760,8 @@ class Session(Record):
             session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
 
         Returns the new version. Raises Conflict, and nothing is written, if `after` is not shown any more or the last
-        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`.
+        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`;
+        TooLarge as in `pop_message`.
         """
         return finish(
             self._twin.replace_messages(messages, after=after, expect_last=expect_last, durability=durability)

@@ -7,14 +7,18 @@ Design: section 11.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import orjson
 
-from distributed_state.errors import CorruptState
+from distributed_state.errors import CorruptState, TooLarge
 from distributed_state.values.journal import Segment
 from distributed_state.values.model import NEXT, SEGMENTS, START
+
+MOST = 2000  # runs in `#segments`, which each change of them writes whole
 
 
 def segments(record: str, fields: Mapping[bytes, bytes]) -> list[Segment]:
@@ -52,6 +56,14 @@ def close(record: str, fields: Mapping[bytes, bytes]) -> bytes:
     return dump(segments(record, fields))
 
 
+def refuse_many(record: str, data: bytes, before: bytes = b"[]") -> None:
+    """Raise TooLarge for a `#segments` of more runs than are written with one change, and than there were before."""
+    many = len(parse(data))
+    if many > MOST and many > len(parse(before)):
+        text = f"{record[:200]}: its messages would be shown in {many} runs, more than {MOST}"
+        raise TooLarge(f"{text}; replace_messages() with all that it shows, which are one run then")
+
+
 def taken_over(data: bytes, record: str) -> bytes:
     """The `#segments` of a state whose messages are all kept under this record."""
     return dump(Segment(record, run.start, run.stop) for run in parse(data))
@@ -86,19 +98,23 @@ def shown(kept: Sequence[Segment], fields: Mapping[bytes, bytes]) -> dict[bytes,
 
 def without(runs: Iterable[Segment], gone: Iterable[Segment]) -> list[Segment]:
     """The runs without what these have of the same source."""
-    left = list(runs)
-    for gap in gone:
-        cut = [
-            part
-            for run in left
-            for part in (
-                [replace(run, stop=min(run.stop, gap.start)), replace(run, start=max(run.start, gap.stop))]
-                if run.source == gap.source
-                else [run]
-            )
-        ]
-        left = [run for run in cut if run.start < run.stop]
-    return left
+    gaps: dict[str, list[tuple[int, int]]] = {}
+    for gap in sorted(gone, key=lambda gap: gap.start):
+        of_it = gaps.setdefault(gap.source, [])
+        if of_it and gap.start <= of_it[-1][1]:
+            gap = replace(gap, start=of_it[-1][0], stop=max(gap.stop, of_it.pop()[1]))
+        of_it.append((gap.start, gap.stop))
+    left = []
+    for run in runs:
+        at, of_it = run.start, gaps.get(run.source, [])
+        for nth in range(bisect_right(of_it, at, key=itemgetter(1)), len(of_it)):
+            start, stop = of_it[nth]
+            if start >= run.stop:
+                break
+            left.append(Segment(run.source, at, start))
+            at = stop
+        left.append(Segment(run.source, at, run.stop))
+    return [run for run in left if run.start < run.stop]
 
 
 def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:

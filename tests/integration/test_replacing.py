@@ -13,9 +13,10 @@ from counting import round_trips
 from faces import Blocking
 from reaping import quiet
 
-from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Message, to_openai
+from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Message, TooLarge, to_openai
 from distributed_state.conversation import replacing
 from distributed_state.conversation.tokens import estimate
+from distributed_state.values import message_ranges
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": {"degrees": 7, "wind": None}}
@@ -53,6 +54,32 @@ async def test_what_was_taken_back_is_still_in_the_versions_before(store: Any) -
     assert (await fork.pop_message()).content == "0", "also what it shows of another one"
     await session.rollback(version=version)
     assert await shown(session) == ["0", "1"]
+
+
+async def test_messages_are_taken_back_at_so_many_places_at_most(store: Any, monkeypatch: Any) -> None:
+    """Each change of what is shown writes all of its runs, and each pop in the middle makes one more."""
+    monkeypatch.setattr(message_ranges, "MOST", 3)
+    session = store.session("s")
+    for n in range(3):
+        await session.append(said(n), said(9))
+        await session.pop_message()
+    version = await session.append(said(3), said(4))
+    many = r"4 runs, more than 3; replace_messages\(\)"
+    with pytest.raises(TooLarge, match=many):
+        await session.pop_message()
+    with pytest.raises(TooLarge, match=many):
+        await session.replace_messages([said(5)], after=6)
+    with pytest.raises(TooLarge, match=many):
+        await session.fork("f")
+    assert (await shown(session), await session.version()) == (["0", "1", "2", "3", "4"], version)
+    assert await shown(store.session("f")) == []
+    await session.replace_messages([said(2)], after=2)  # fewer than there are
+    with pytest.raises(TooLarge):
+        await session.rollback(version=version)
+    await session.replace_messages(await session.messages())
+    assert (await session.pop_message()).content == "2"
+    await session.fork("f")
+    assert await shown(session) == await shown(store.session("f")) == ["0", "1"]
 
 
 async def test_messages_are_replaced_behind_one_of_them_or_all(store: Any) -> None:
