@@ -137,6 +137,12 @@ class Subscription:
                 reached.update((at, position) for at, position in each.before.items() if at in reached)
             return reached
 
+    def heard(self, partition: int) -> frozenset[bytes]:
+        """The ids of what was taken before a loss, behind which this may have begun again."""
+        # A server that lost events shows where it is first, and starts an epoch later: the second loss is found there.
+        with self._mutex:
+            return self._heard.get(partition, frozenset())
+
     def wants(self, type: bytes) -> bool:
         """Whether events of this type are asked for."""
         return any(each.fullmatch(type) for each in self.patterns)

@@ -257,7 +257,7 @@ class Consumers:
                 reasons.add(reason)
         if gaps:
             log.warning("events of %d partitions were missed (%s)", len(gaps), ", ".join(sorted(reasons)))
-            heard = {each: self._heard.until(each, at) for each, (at, _) in gaps.items()}
+            heard = {each: self._heard.until(each, at, subscription.heard(each)) for each, (at, _) in gaps.items()}
             subscription.lose(gaps, "+".join(sorted(reasons)), heard)
             self.stir(gaps)
 

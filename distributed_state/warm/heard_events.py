@@ -41,8 +41,9 @@ class HeardEvents:
             while len(taken) > _KEPT:
                 del taken[next(iter(taken))]
 
-    def until(self, partition: int, at: Position) -> frozenset[bytes]:
-        """The ids of those up to a position."""
+    def until(self, partition: int, at: Position, also: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
+        """The ids of those up to a position, and of those in `also`."""
         last = (count(at.epoch), inf if at.waits else at.offset)
         with self._mutex:
-            return frozenset(id for id, place in self._taken.get(partition, {}).items() if place <= last)
+            taken = self._taken.get(partition, {})
+            return frozenset(id for id, place in taken.items() if place <= last or id in also)

@@ -54,6 +54,7 @@ def test_what_was_taken_last_is_known_by_its_id_up_to_a_position() -> None:
     assert heard.until(0, Position("2-b", 3)) == {b"a.1", b"a.2", b"a.3", b"b.3"}
     assert heard.until(0, Position.behind(1)) == {b"a.1", b"a.2", b"a.3"}, "of an epoch that is over, all"
     assert heard.until(0, BEGINNING) == frozenset()
+    assert heard.until(0, Position("1-a", 1), frozenset({b"a.3", b"c.9"})) == {b"a.1", b"a.3"}, "of two losses, both"
     assert heard.until(2, Position("1-a", 2)) == frozenset()
 
 
