@@ -16,12 +16,13 @@ from distributed_state.port import Job
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm.consumer import Subscription, Waiting
 from distributed_state.warm.partition_assignment import PartitionAssignment
-from distributed_state.warm.positions import Position
+from distributed_state.warm.positions import Position, count
 
 log = logging.getLogger(__name__)
 _TEAM_SECONDS = 6.0
 _TOGETHER = 64
 _SAVE_EVERY = 0.5
+_NOTED_AGAIN = 60.0  # seconds after which members that live have noted again where their group is
 
 
 class Group:
@@ -57,11 +58,32 @@ class Group:
         keys = self._tiers.keys
         port = self._tiers.port
         begin = await self._tiers.consumers.positions(since)
+        if since is None:
+            begin |= await self._lost(begin)
         await port.commands(
             [(b"SET", keys.group(at, self._name)[1], str(position), b"NX") for at, position in begin.items()]
         )
         await self._hold()
         self._job = port.spawn_here(self._run, "distributed-state-group")
+
+    async def _lost(self, begin: dict[int, Position]) -> dict[int, Position]:
+        """Where a group begins whose place Redis may just have lost with its data: as far as it can, with a resync.
+
+        *A server lost the place of a group that had members. Before one of them had noted it again another one joined,
+        took the group for a new one that begins now, and what had been written since was nobody's.*
+        """
+        tiers = self._tiers
+        if tiers.settings.url is None:
+            return {}  # an embedded server begins empty, and all members with it
+        over = {at: count(position.epoch) for at, position in begin.items() if position.waits}
+        await tiers.clock.know()
+        since_ms = int((tiers.clock.now() - _NOTED_AGAIN) * 1000)
+        begun = await tiers.stream.begun_since([tiers.keys.partition(at) for at in begin], since_ms)
+        # Where all are the first of their partition, the namespace is new, and so is the group.
+        if not any(over.values()) and all(count(head.epoch) == 1 for head in begun.values()):
+            return {}
+        lost = {at: Position.missed(epochs) for at, epochs in over.items() if epochs}
+        return lost | {at: head.beginning for at, head in begun.items()}
 
     async def _run(self) -> None:
         while True:

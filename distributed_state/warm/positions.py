@@ -31,6 +31,11 @@ class Position(NamedTuple):
         """Where so many epochs are over, and no other has begun."""
         return cls(f"{epochs}-", 0)
 
+    @classmethod
+    def missed(cls, epochs: int) -> Position:
+        """Somewhere in an epoch of which nothing is known, the last of so many: a resync follows."""
+        return cls(f"{epochs}-lost", 0)
+
     @property
     def waits(self) -> bool:
         """Whether the epoch whose events come next has yet to begin."""
@@ -121,6 +126,12 @@ class Head(NamedTuple):
         if not at.leads_to(self.epoch):
             return "epoch"
         return "trimmed" if at.offset < self.floor else "rewound" if at.offset > self.offset else ""
+
+    @property
+    def beginning(self) -> Position:
+        """Where a consumer is told to resync, and goes on with all events since this epoch began."""
+        former, _, end = self.continues.partition(" ")[0].rpartition("@")
+        return Position(former, int(end) + 1) if former else Position.missed(count(self.epoch) - 1)
 
     def next(self, at: Position) -> Position:
         """Where a consumer goes on for which something is lost."""

@@ -176,6 +176,13 @@ class Stream:
         """The newest event of each partition."""
         return [_head(answer) for answer in await self._port.commands([_asked(keys) for keys in partitions])]
 
+    async def begun_since(self, partitions: Sequence[PartitionKeys], ms: int) -> dict[int, Head]:
+        """The heads of those partitions whose epoch began after this time of the server's."""
+        fresh = await self._port.commands([(b"HGET", keys.meta, b"fresh") for keys in partitions])
+        late = [keys for keys, began in zip(partitions, fresh, strict=True) if int(began or 0) > ms]
+        heads = await self.heads(late) if late else []
+        return {keys.partition: head for keys, head in zip(late, heads, strict=True) if head.epoch}
+
     async def reachable_heads(self, partitions: Sequence[PartitionKeys]) -> dict[int, Head]:
         """The same, without the partitions whose server is away. Raises WarmUnavailable if all are."""
         answers = await self._port.exchange([_asked(keys) for keys in partitions])

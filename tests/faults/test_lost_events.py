@@ -226,6 +226,21 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
             assert by_partition(each.heard[41:]) == expected
 
 
+@single
+async def test_a_group_whose_place_was_lost_goes_on_where_the_data_began(opener: Any) -> None:
+    with own_server(opener) as server:
+        opener.url = server.url
+        store = await opener(partitions=1)
+        async with store.events("note.*", group="g") as events:
+            await store.emit("note.before", subject="s")
+            assert (await events.next(5)).type == "note.before"
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+        await store.emit("note.after", subject="s")
+        async with store.events("note.*", group="g") as events:
+            assert [(await events.next(5)).type for _ in range(2)] == [RESYNC, "note.after"]
+
+
 async def heard_before_and_after_a_save(listener: Listener, url: str, kept: int, lost: int) -> None:
     """So many events that a file of Redis has, and so many that it lacks, all of them heard."""
     for n in range(kept):
