@@ -143,7 +143,7 @@ def judge(
     writes: dict[str, list[Outcome]] = {}  # tries of one request, by its writer
     reads = []
     for each in outcomes:
-        if found.id in each.records:
+        if found.id in each.records and each.operation.kind != "emit":
             if each.is_write:
                 writes.setdefault(each.writer, []).append(each)
             else:

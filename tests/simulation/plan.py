@@ -33,6 +33,7 @@ class Shape:
     copies: int = 0
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
+    listens: bool = False  # to events
     settings: tuple[tuple[str, object], ...] = (
         ("warm_ttl", 1.0),
         ("partitions", 2),
@@ -135,8 +136,18 @@ LEASES = replace(
     CALM, ttl=0.3, mix=(("turn", 6), ("locked", 3), ("increment", 1), ("set", 1)), reads=0.1,
     faults=(("freeze replica", 6), ("lose messages", 2), ("silence", 3), ("clock jump", 2), ("freeze server", 1)),
 )  # fmt: skip
+EVENTS = replace(
+    CALM, pace=0.1, reads=0.05, records=6, listens=True,
+    mix=(("emit", 12), ("set", 1), ("turn", 2), ("increment", 1), ("batch", 1), ("checkpoint", 1), ("clear", 1),
+        ("delete record", 1), ("revive", 1), ("roll back", 1)),
+    faults=(
+        ("drop subscribers", 3), ("crash replica", 2), ("power cut", 1), ("restart server", 1), ("silence", 2),
+        ("lose messages", 2), ("freeze replica", 2), ("freeze server", 1),
+    ),
+    settings=(*CALM.settings, ("handler_timeout", 2.0), ("kept_events", 50)),
+)  # fmt: skip
 ALL = replace(
-    CALM,
+    CALM, listens=True, mix=(*WRITES.items(), ("emit", 4)),
     faults=tuple((kind, 1) for kind in (
         "lose messages", "silence", "freeze replica", "freeze server", "crash replica", "power cut", "restart server",
         "evict", "forget scripts", "drop subscribers", "clock jump", "sql away", "sql frozen", "sql loses answers",
@@ -145,5 +156,5 @@ ALL = replace(
 )  # fmt: skip
 SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
-    "leases": LEASES, "all": ALL,
+    "leases": LEASES, "events": EVENTS, "all": ALL,
 }  # fmt: skip

@@ -15,6 +15,7 @@ from distributed_state.errors import StateError
 from tests.simulation import checks
 from tests.simulation.checks import Broken
 from tests.simulation.fleet import Fleet
+from tests.simulation.listening import Listening
 from tests.simulation.network import FROM, TO, Silence
 from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
@@ -60,6 +61,7 @@ class Run:
         self.losses: list[tuple[float, float]] = []
         self.turns: list[Outcome] = []
         self.stores: list[tuple[AsyncStateStore, Process]] = []
+        self.listening: Listening | None = None
         self._opened = 0
         self._healed = False
 
@@ -71,7 +73,11 @@ class Run:
             lags = tuple(0.05 * (at + 1) for at in range(self.shape.copies))
             settings: dict[str, Any] = {"namespace": "sim", "max_staleness": _STALENESS} | dict(self.shape.settings)
             self.fleet = Fleet(world, Persistence(kinds[self.plan.seed % len(kinds)]), lags, **settings)
-        with self.fleet.rules(), uncollected():
+        if self.shape.listens:
+            self.listening = Listening(
+                self.fleet, [each for each in self.plan.faults if f"f{each.number}" not in self.plan.left_out]
+            )
+        with self.fleet.rules(), Listening.rules(), uncollected():
             root = self.fleet.run(world.outside, self._all(), "run")
             try:
                 world.run_until(root.ended, 3600.0)
@@ -105,7 +111,12 @@ class Run:
 
     async def _open(self) -> None:
         self._opened += 1
-        self.stores.append(await self.fleet.open(f"r{self._opened}"))
+        number = self._opened
+        store, process = await self.fleet.open(f"r{number}")
+        self.stores.append((store, process))
+        if self.listening is not None and not self._healed:
+            begin = self.listening.begin(number, store, process)
+            await self._over(self.fleet.run(process, begin, "listen"))
 
     async def _client(self, number: int) -> None:
         for operation in self.plan.operations:
@@ -240,7 +251,15 @@ class Run:
         for each in found:
             checks.judge(each, self.outcomes, staleness=_STALENESS, losses=self.losses)
         checks.judge_erased(self.fleet.everything(), self.outcomes)
+        if self.listening is not None:
+            learning = self.fleet.run(process, self.listening.learn(store), "audit")
+            await self._over(learning)
+            await learning.ended
+            await self.listening.catch_up()
         await self._close()
+        if self.listening is not None:
+            self.listening.judge(self.outcomes, self.losses)
+            self.listening.judge_rest()
 
     async def _read(self, store: AsyncStateStore) -> list[checks.Found]:
         await store.archive()
@@ -266,6 +285,8 @@ class Run:
                 closing = self.fleet.run(process, store.close(), "close")
                 await self._over(closing)
                 await closing.ended
+        for task in self.listening.tasks if self.listening is not None else ():
+            await self._over(task)  # each ends by itself when its store is closed
         await self.world.sleep(self.shape.ttl + 1.0)
         if left := self.fleet.left_over():
             raise Broken("left over", f"after all stores were closed: {', '.join(left)}")

@@ -232,5 +232,9 @@ class Caller:
     def _private(self) -> str:
         return f"private{self.operation.record}"
 
+    async def _emit(self) -> None:
+        type = self.chance.choice(("app.a", "app.b", "app.c"))
+        await self.store.emit(type, {"by": self.value}, subject=self.session)
+
     async def _think(self) -> None:
         await self.world.sleep(self.chance.choice((0.0, 0.002, 0.02, 0.2)))

@@ -176,13 +176,13 @@ class Process:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
+        world.processes.append(self)
         self.clock = Clock(world, world.chance.uniform(-0.5, 0.5), 1 + world.chance.uniform(-1e-4, 1e-4))
         self.tasks: dict[Task, None] = {}
         self.connections: list[Any] = []
         self.is_dead = False
         self.died = Future()
         self.frozen_until = 0.0
-        world.processes.append(self)
 
     def crash(self) -> None:
         """Nothing of it runs any more, no `finally` either."""
@@ -210,11 +210,11 @@ class World:
         self.ready: list[Task] = []
         self.failures: list[tuple[str, BaseException]] = []
         self.dead: list[Task] = []
+        self.processes: list[Process] = []
         self.lines: list[str] | None = [] if trace else None
         self.steps = 0
         self.current: Task | None = None
         self.server_clock: Clock | None = None  # while a server works
-        self.processes: list[Process] = []
         self.outside = Process(self, "outside")
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
