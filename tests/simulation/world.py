@@ -25,6 +25,7 @@ from distributed_state.port.background import Stopped
 from distributed_state.values import chance
 
 EPOCH = 1_700_000_000.0  # seconds since 1970 when a run begins
+_BUSY = 20_000  # steps within one moment
 real_perf_counter = time.perf_counter
 
 
@@ -241,7 +242,12 @@ class World:
         """Run until this is settled. Raises Stalled if it is not, within so many seconds of this run's time."""
         end = self.now + limit
         ready, timers, draw = self.ready, self._timers, self.chance.random
+        moved, steps = self.now, self.steps
         while not done.done:
+            if self.now > moved:
+                moved, steps = self.now, self.steps
+            elif self.steps > steps + _BUSY:
+                raise Stalled(f"{_BUSY} steps took no time: somebody goes round in a circle")
             if ready:
                 at = int(draw() * len(ready))
                 ready[at], ready[-1] = ready[-1], ready[at]
