@@ -208,6 +208,8 @@ class Recovery:
             if renamed:
                 log.error(text, keys.partition, place.epoch)
             return renamed
+        # Good in this life only: what is seen of Redis and taken out of it may be otherwise in the next one.
+        token = f"{token}@{life.name}"
         word, seen = await self._partitions.mint(keys, token, over)
         if word != "ok" or self._embedded:
             return word == "live" or (word == "ok" and await self._start(keys, token, seen, brought))
@@ -247,7 +249,7 @@ class Recovery:
         # Or whoever repaired it died behind that: it is here as it was then.
         repaired = brought is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
-        floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen else 0
+        floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen or before else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
         if minted is None:
             return False

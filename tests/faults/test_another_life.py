@@ -572,11 +572,11 @@ def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound
 
 def test_the_right_to_start_is_not_what_a_full_redis_evicts(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store:
-        life, keys = b"1", store._twin.tiers().keys.partition(0)
+        life, keys = "1", store._twin.tiers().keys.partition(0)
         with redis.Redis.from_url(rewound.server.url) as client:
 
             def asked(token: str, ms: int) -> object:
-                return client.eval(MINT.text, 1, keys.meta, life, token, ms)
+                return client.eval(MINT.text, 1, keys.meta, life, f"{token}@1", ms)
 
             client.flushall()
             assert asked("first", 60_000) == [b"ok", b""]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class State:
 
 
 EMPTY = State({}, [], {})
+_KEEP_LEASES = {"forget scripts", "drop subscribers", "sql away", "sql frozen", "sql loses answers", "disk full"}
 _MAY_CHANGE_NOTHING = {"item delete", "delete field", "delete record", "clear", "roll back", "fork"}
 
 
@@ -121,6 +122,7 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
         (COLLECTION, key): value for key in "xy" if (value := await session.items(COLLECTION).get(key)) is not None
     }
     found = State(dict(view), messages, items)
+    _judge_tokens(id, main)
     if view.version != len(main.changes):
         raise Broken("G4", f"{id}: Redis is at version {view.version}, its history at {len(main.changes)}")
     if found != main.states[-1]:
@@ -134,11 +136,16 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
 
 
 def judge(
-    found: Found, outcomes: Sequence[Outcome], *, staleness: float, losses: Sequence[tuple[float, float]]
+    found: Found,
+    outcomes: Sequence[Outcome],
+    *,
+    staleness: float,
+    losses: Sequence[tuple[float, float]],
+    dead: Sequence[str],
 ) -> None:
     """Compare what clients saw of one record with its history. `losses`: what a server lost, from when to when.
 
-    Raises Broken.
+    `dead`: the replicas that died, with what they had been acknowledged. Raises Broken.
     """
     writes: dict[str, list[Outcome]] = {}  # tries of one request, by its writer
     reads = []
@@ -151,7 +158,7 @@ def judge(
     places = {line.name: _places(line) for line in found.lines()}
     main = places[found.main.name]
     for tries in writes.values():
-        _judge_write(found, tries, places, losses)
+        _judge_write(found, tries, places, losses, dead)
     _judge_order(found, writes, main)
     for each in reads:
         for _, version, seen in each.seen:
@@ -166,11 +173,21 @@ def _places(line: Line) -> dict[str, list[int]]:
     return places
 
 
+def _judge_tokens(id: str, main: Line) -> None:
+    """Whoever holds a record later has a greater token."""
+    latest = 0
+    for change in main.changes:
+        if 0 < change.token < latest:
+            raise Broken("G6", f"{id}: version {change.version} has token {change.token}, one before it {latest}")
+        latest = max(latest, change.token)
+
+
 def _judge_write(
     found: Found,
     tries: Sequence[Outcome],
     places: dict[str, dict[str, list[int]]],
     losses: Sequence[tuple[float, float]],
+    dead: Sequence[str],
 ) -> None:
     each = tries[-1]
     for line in found.lines():
@@ -184,7 +201,7 @@ def _judge_write(
     main = places[found.main.name].get(each.writer, [])
     for each in tries:
         if each.state == ACKNOWLEDGED and not main:
-            _judge_loss(found, each, places, losses)
+            _judge_loss(found, each, places, losses if each.repeated or each.replica in dead else ())
         elif each.state == ACKNOWLEDGED and len(tries) == 1 and each.version not in (0, main[0]):
             raise Broken("G1", f"{each} is version {main[0]} of {found.id}")
 
@@ -273,6 +290,14 @@ def _judge_read(
                 other.ended < since and other.state == ACKNOWLEDGED for other in writes.get(writer, (each,))
             ):
                 raise Broken("G10", f"{each} saw version {version}, though {writer} was acknowledged as {at} before")
+
+
+def judge_leases(outcomes: Sequence[Outcome], faults: Iterable[str]) -> None:
+    """Nobody loses a lease but by a fault that can take one. Raises Broken."""
+    if all(fault in _KEEP_LEASES for fault in faults):
+        for each in outcomes:
+            if each.error.startswith(("Fenced", "Interrupted")):
+                raise Broken("G6", f"{each}, and nothing can have taken it")
 
 
 def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:

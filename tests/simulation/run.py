@@ -248,8 +248,13 @@ class Run:
         reading = self.fleet.run(process, self._read(store), "judge")
         await self._over(reading)
         found = await reading.ended
+        staleness = float(self.fleet.settings["max_staleness"])
+        dead = [process.name for _, process in self.stores if process.is_dead]
         for each in found:
-            checks.judge(each, self.outcomes, staleness=_STALENESS, losses=self.losses)
+            checks.judge(each, self.outcomes, staleness=staleness, losses=self.losses, dead=dead)
+        checks.judge_leases(self.outcomes, [kind for kind, _ in self.shape.faults])
+        if refused := self.fleet.sql.refused():
+            raise Broken("archive", f"SQL refused {refused}")
         checks.judge_erased(self.fleet.everything(), self.outcomes)
         if self.listening is not None:
             learning = self.fleet.run(process, self.listening.learn(store), "audit")

@@ -15,9 +15,11 @@ from sqlalchemy import event, select
 from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.tables import metadata
+from distributed_state.cold.tables import metadata, quarantine
 from distributed_state.errors import ColdUnavailable
 from tests.simulation.world import EPOCH, Future, Process, World
+
+_KEPT_ASIDE = ("replaced by", "acknowledged under epoch")
 
 
 class SimulatedSql:
@@ -65,6 +67,13 @@ class SimulatedSql:
         with self.database.read() as connection:
             rows = [row for table in metadata.sorted_tables for row in connection.execute(select(table))]
         return b"\n".join(value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row)
+
+    def refused(self) -> list[str]:
+        """What is in quarantine, and was not put there as another epoch had replaced it."""
+        q = quarantine.c
+        with self.database.read() as connection:
+            rows = connection.execute(select(q.record, q.version, q.reason)).all()
+        return [f"{row.record} {row.version}: {row.reason}" for row in rows if not row.reason.startswith(_KEPT_ASIDE)]
 
     def cold(self, namespace: str, snapshot_every: int) -> ColdStore:
         """The cold tier of one replica."""

@@ -176,7 +176,8 @@ class Caller:
 
     async def _locked(self) -> None:
         async with self.session.lock(ttl=self.ttl, wait=2.0):
-            self.outcome.counted = counted = await self.session.get("held", 0, fresh=True)
+            view = await self.session.view(fresh=self.chance.random() < 0.5)
+            self.outcome.base, self.outcome.counted = view.version, (counted := view.get("held", 0))
             await self._think()
             self.outcome.version = await self.session.set("held", counted + 1)
 

@@ -7,7 +7,7 @@
   Returns {'ok'} | {'lost'}
 ]]
 local meta, record, hydration, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local token, seen = ARGV[2], ARGV[3]
+local life, token, seen = ARGV[1], ARGV[2], ARGV[3]
 -- @include mint_right
 if not may then return {'lost'} end
 redis.call('DEL', record, hydration, items)

@@ -3,7 +3,8 @@
   nobody writes there, not even on a connection that was made before the life changed.
   KEYS  meta
   ARGV  life    of the connection: see port/lives.py; '' = of a replica
-        token, token_ms
+        token       ends in '@' and the life in which the right was first asked for
+        token_ms
         over    an epoch that is to end, though it is of this life; '' = none
         held    '1' = the right is held already, and only kept for longer
   Returns {'live', epoch} | {'busy'} | {'ok', epoch before | ''}
@@ -13,8 +14,9 @@ local life, token, token_ms, over, held = ARGV[1], ARGV[2], ARGV[3], ARGV[4], AR
 local call = redis.call
 -- @include epoch
 if current and current ~= over then return {'live', current} end
--- A connection that was made to a replica knows no life that could be noted: another one is made.
-if life == '' then return {'busy'} end
+-- A connection that was made to a replica knows no life that could be noted: another one is made. And a right that was
+-- given in another life is not renewed in this one: what its holder saw there and took out is not so here.
+if life == '' or string.sub(token, -#life - 1) ~= '@' .. life then return {'busy'} end
 -- @include clock
 -- `mint` is '<token> <until_ms>', a field of what never expires: a full Redis evicts a key that expires at once.
 local kept = call('HMGET', meta, 'epoch', 'journal', 'mint')
