@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from tests.simulation.plan import SHAPES, Plan
 from tests.simulation.run import Result, Run
+from tests.simulation.sabotages import SABOTAGES, search
 from tests.simulation.shrinking import shown, shrink
 
 
@@ -27,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--operations", type=int, help="operations of each run")
     parser.add_argument("--trace", action="store_true", help="print the story of each run: who sent what to whom, when")
     parser.add_argument("--no-shrink", action="store_true", help="show a failure as it was found")
+    parser.add_argument("--sabotage", metavar="NAME", help="search a seed that finds a sabotage: its name, or `all`")
     parser.add_argument("--json", action="store_true", help="print one object a run")
     return parser
 
@@ -38,6 +40,11 @@ def main() -> int:
     if given.runs < 1 or (given.operations is not None and given.operations < 1):
         parser.error("--runs and --operations are at least 1")
     logging.disable(logging.CRITICAL)
+    if given.sabotage:
+        names = [name for name in SABOTAGES if given.sabotage in ("all", name)]
+        if not names:
+            parser.error(f"--sabotage is `all` or one of: {'; '.join(SABOTAGES)}")
+        return _search(names, given)
     shape = SHAPES[given.shape]
     if given.operations:
         shape = replace(shape, operations=given.operations)
@@ -66,6 +73,26 @@ def main() -> int:
             f"{operations / real:.0f} operations a second"
         )
     return 1 if broken else 0
+
+
+def _search(names: list[str], given: argparse.Namespace) -> int:
+    """Search a seed for each of these sabotages; 1 if one is not found."""
+    rows, missed = [], 0
+    for name in names:
+        found = search(SABOTAGES[name], given.seed, given.runs)
+        result, promise = found.result, found.result.broken.partition(":")[0]
+        missed += not result.broken
+        rows.append(f"{result.plan.seed:>5} {found.runs:>5} {found.reached:>8} {promise or 'NOT FOUND':<12} {name}")
+        if given.json:
+            row = {"sabotage": name, "seed": result.plan.seed, "runs": found.runs, "operations": found.operations}
+            print(json.dumps(row | {"reached": found.reached, "broken": result.broken}), flush=True)
+        else:
+            told = result.broken or f"not found in {found.runs} runs; its guard was reached {found.reached} times"
+            print(f"{name}\n  seed {result.plan.seed}, {found.operations} operations: {told}", flush=True)
+    if not given.json:
+        print(f"\n{'seed':>5} {'runs':>5} {'reached':>8} {'broken':<12} sabotage", *rows, sep="\n")
+        print(f"{len(names) - missed} of {len(names)} sabotages were found")
+    return 1 if missed else 0
 
 
 def _report(given: argparse.Namespace, result: Result) -> None:

@@ -1,0 +1,472 @@
+"""Proof that the simulator finds things. Law: each guard that this project once lacked is removed, and that is found.
+
+A sabotage replaces a piece of a Lua script, or of the source of a Python function, for the length of a run. In place
+of the guard stands `reached()`, which counts that the guard would have acted, and lets it pass: so `if refused then`
+becomes `if refused and reached() then`. A sabotage counts only if its guard was reached.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from distributed_state.cold import archive, erasure
+from distributed_state.conversation import turn
+from distributed_state.hot import cache
+from distributed_state.tiers import (
+    absence,
+    archiver,
+    commit,
+    lost_replies,
+    memory,
+    read,
+    reconcile,
+    recovery,
+)
+from distributed_state.warm import op_ids, renewal
+from tests.controls import sabotage
+from tests.simulation import node
+from tests.simulation.plan import SHAPES, Plan, Shape
+from tests.simulation.run import Result, Run
+
+
+class Reached:
+    """Counts how often a guard would have acted. Called in its place, it lets pass."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> bool:
+        self.count += 1
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Lua:
+    """A piece of a script, as it is sent with its includes, and what stands there instead."""
+
+    script: str
+    old: str
+    new: str
+
+    @contextmanager
+    def broken(self, reached: Reached) -> Iterator[None]:
+        """Inside, servers are sent the broken script."""
+        with mock.patch.dict(node.LUA_GLOBALS, reached=reached), sabotage(self.script, self.old, self.new):
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """A piece of a function's source, and what stands there instead, wherever it was imported."""
+
+    function: Callable[..., Any]
+    old: str
+    new: str
+
+    @contextmanager
+    def broken(self, reached: Reached) -> Iterator[None]:
+        """Inside, the function is the broken one."""
+        function: Any = inspect.unwrap(self.function)
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.old) == 1, f"{function.__qualname__} holds {self.old!r} {source.count(self.old)} times"
+        tree = ast.parse(source.replace(self.old, self.new))
+        (definition,) = tree.body
+        assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+        definition.decorator_list = []
+        flags = __future__.annotations.compiler_flag
+        made: dict[str, Any] = {}
+        exec(compile(tree, inspect.getsourcefile(function) or "", "exec", flags, dont_inherit=True), made)
+        kept = function.__code__
+        with mock.patch.dict(function.__globals__, reached=reached):
+            function.__code__ = made[function.__name__].__code__
+            try:
+                yield
+            finally:
+                function.__code__ = kept
+
+
+@dataclass(frozen=True, slots=True)
+class Sabotage:
+    """A guard that is removed. `seed`: a run of the shape in which that is found."""
+
+    guards: Sequence[Lua | Python]
+    shape: Shape
+    seed: int
+
+    def run(self, seed: int, reached: Reached) -> Result:
+        """One run without the guard."""
+        with ExitStack() as stack:
+            for guard in self.guards:
+                stack.enter_context(guard.broken(reached))
+            return Run(Plan.of(seed, self.shape)).result()
+
+    def control(self, seed: int) -> Result:
+        """The same run with it."""
+        return Run(Plan.of(seed, self.shape)).result()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What came of looking for a run that finds a sabotage. `result` is the last one; the counts are of all."""
+
+    runs: int
+    operations: int
+    reached: int
+    result: Result
+
+
+def search(sabotaged: Sabotage, first: int, runs: int) -> Search:
+    """Look for the first seed that finds it: broken without the guard, and not with it."""
+    reached, operations = Reached(), 0
+    for seed in range(first, first + runs):
+        result = sabotaged.run(seed, reached)
+        operations += result.operations
+        if result.broken:
+            break
+    return Search(seed - first + 1, operations, reached.count, result)
+
+
+# The shapes that aim at them: few operations, dense, many faults of the right kind.
+
+_SLOW = (("warm_ttl", 0.5), ("partitions", 1), ("retry_for", 5.0), ("timeout", 1.0), ("archive_every", 1.0))
+_FAST = (("warm_ttl", 0.3), ("partitions", 1), ("retry_for", 5.0), ("timeout", 1.0), ("archive_every", 0.02))
+
+
+def _shape(kinds: str, faults: str = "", **more: Any) -> Shape:
+    """A dense shape of operations and faults that are named with their weights, as in "turn 3, set if equal"."""
+
+    def counts(text: str) -> tuple[tuple[str, int], ...]:
+        parts = [part.strip().rpartition(" ") for part in text.split(",") if part.strip()]
+        return tuple(
+            (name, int(count)) if count.isdigit() else (f"{name} {count}".strip(), 1) for name, _, count in parts
+        )
+
+    given = {"replicas": 3, "clients": 6, "records": 1, "operations": 60, "pace": 0.03, "reads": 0.2, "cancelled": 0.0}
+    return replace(Shape(), mix=counts(kinds), faults=counts(faults), **(given | {"settings": _FAST} | more))
+
+
+_CLASH = _shape("set if unchanged, set if equal, transaction, apply")
+_LEASED = _shape("turn 3, locked 3", "evict 20, freeze replica 8", ttl=0.3, pace=0.05, reads=0.05)
+_LOCKED = _shape("locked 2, set 2, increment", ttl=1.0)
+_KEPT = _shape("turn 2, locked", "forget scripts 10", ttl=1.0, pace=0.06)
+_LOSSY = _shape("increment, append 3, set", "lose messages 8")
+_EVICTED = _shape("increment, append, set", "evict 60", pace=0.1)
+_DOUBTED = _shape("set 3, increment", "evict 99, lose messages 20, freeze replica 12, silence 6", pace=0.08, reads=0.1)
+_RESTARTED = _shape("append 2, set, turn, transaction", "power cut 3, lose messages 2", operations=90, pace=0.15)
+_DYING = _shape(
+    "append, set 3, transaction 3", "power cut 3, crash replica 3", replicas=4, operations=90, pace=0.15, settings=_SLOW
+)
+_CUT = _shape("append, set, increment", "power cut 3, lose messages 6", operations=80, pace=0.1, settings=_SLOW)
+_EMPTIED = _shape(
+    "append, set, increment",
+    "restart server 4, lose messages 6",
+    operations=80,
+    pace=0.1,
+    persistence="none",
+    settings=_SLOW,
+)
+_SILENT = _shape(
+    "append, set, increment",
+    "freeze replica 12, restart server 4",
+    operations=80,
+    pace=0.1,
+    persistence="none",
+    settings=_SLOW,
+)
+_FRESH = (*_FAST, ("max_staleness", 0.2))
+_HOT = _shape("set 3, increment", reads=0.6, pace=0.1, settings=_FRESH)
+_DEAF = _shape("set 3, increment", "silence 8, freeze server 3", reads=0.6, pace=0.15, settings=_FRESH)
+_ARCHIVED = _shape("append, set, durable", "sql loses answers 4, sql away 4, evict 20", pace=0.1)
+_LONG = (*_FAST[1:], ("warm_ttl", 60.0))
+_SECRETS = _shape("keep secret 3, erase 2", settings=_LONG)
+
+
+def _lua(script: str, guard: str) -> Lua:
+    """A script without a guard, which ends in `then`, `do` or with its line."""
+    condition, _, rest = guard.rpartition(" then")
+    return Lua(script, guard, f"{condition} and reached() then{rest}")
+
+
+_HELD = Lua("commit", "if holder ~= lock_value then", "if holder ~= lock_value and reached() then")
+_EPOCH = "if read_under ~= '' and read_under ~= epoch then return {'epoch', epoch} end\n"
+_IS_LIFE = "if life == '' or string.sub(token, -#life - 1) ~= '@' .. life then"
+_LIFE = "and string.sub(token, -#life - 1) == '@' .. life"
+_NO_LIFE = "and (string.sub(token, -#life - 1) == '@' .. life or not reached())"
+_TOKEN = "math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2])"
+
+SABOTAGES: dict[str, Sabotage] = {
+    # Locks and turns
+    "a lease that was lost still writes": Sabotage((_HELD,), _LEASED, 3),
+    "a lock keeps nobody else out": Sabotage(
+        (_lua("commit", "elseif holder and string.byte(holder) == 120 then"),), _LOCKED, 1
+    ),
+    "a lock goes to whoever asks, though it is held": Sabotage(
+        (Lua("acquire", "if seized or not held and", "if seized or (not held or not reached()) and"),), _KEPT, 1
+    ),
+    "a lock is given back before the commit that it protects is applied": Sabotage(
+        (
+            Lua("release", "if not at then return {'kept'} end", "if not at then reached() at = 1 end"),
+            Lua(
+                "release",
+                "' ' .. sequence .. ':', 1, true) then return {'kept'} end",
+                "' ' .. sequence .. ':', 1, true) and reached() then return {'kept'} end",
+            ),
+        ),
+        replace(_KEPT, settings=(*_FAST[1:], ("warm_ttl", 0.05))),
+        1,
+    ),
+    "tokens begin anew with an epoch": Sabotage(
+        (
+            Lua("acquire", _TOKEN, "(redis.call('HGET', meta, 'token') or 0) + 1"),
+            Lua("install", "'token', floor", "'token', reached() or '0'"),
+        ),
+        _shape("turn 3, locked", "power cut 3", operations=80, pace=0.15),
+        3,
+    ),
+    "a renewal that the end of its turn overtook ends the turn as lost": Sabotage(
+        (Python(renewal.Renewal._renewed, "and lease.granted", "and (lease.granted or not reached())"),),
+        _shape("turn 6, locked 3, increment, set", "freeze replica 6, silence 3", ttl=0.2),
+        13,
+    ),
+    "a request that was answered is answered again": Sabotage(
+        (Python(turn.AsyncTurn._look_for_answer, "if self._request is None", "if not reached()"),),
+        _shape("turn", "lose messages 5"),
+        1,
+    ),
+    # Preconditions
+    "the version that a write expects is not compared": Sabotage(
+        (Lua("commit", "expected ~= (version or '0')", "expected ~= (version or '0') and reached()"),), _CLASH, 1
+    ),
+    "the value that a write expects is not compared": Sabotage(
+        (
+            Lua(
+                "commit",
+                "wanted ~= '+' and wanted ~= '+' .. stored",
+                "wanted ~= '+' and wanted ~= '+' .. stored and reached()",
+            ),
+        ),
+        _CLASH,
+        3,
+    ),
+    "a deleted record is written as if it was there": Sabotage(
+        (_lua("commit", "if head[3] and deleted == 'refuse' then"),),
+        _shape("set 2, append, increment, delete record"),
+        1,
+    ),
+    # Writes that are sent again
+    "a write whose answer was lost is applied again": Sabotage((_lua("commit", "if at then"),), _LOSSY, 2),
+    "the rest of a small record's op ids is not read": Sabotage(
+        (Lua("commit", "if ops and #ops == 64 then", "if ops and #ops == 64 and reached() then"),),
+        _shape("set, increment", "lose messages 8", replicas=4),
+        4,
+    ),
+    "what another replica is still sending is forgotten": Sabotage(
+        (Lua("commit", "elseif time * 1000 + window_ms >= now_ms - 1000 then", "elseif reached() then"),), _LOSSY, 2
+    ),
+    "a write that was applied is refused as its epoch has ended since": Sabotage(
+        (
+            Lua("commit", _EPOCH, ""),
+            Lua(
+                "commit",
+                "epoch = current\n\n",
+                f"epoch = current\n{_EPOCH.replace('then', 'and not reached() then')}\n",
+            ),
+        ),
+        replace(
+            SHAPES["restarts"],
+            mix=(("turn", 3), ("transaction", 2), ("set if unchanged", 1)),
+            faults=(("restart server", 4), ("power cut", 2), ("lose messages", 8)),
+            reads=0.1,
+        ),
+        3,
+    ),
+    "what came back from SQL is said not to have been applied": Sabotage(
+        (_lua("commit", "if since < hydrated then"),), _DOUBTED, 2
+    ),
+    "SQL is not asked for a write whose answer was lost": Sabotage(
+        (Python(lost_replies.applied, "if version else None", "if version and reached() else None"),), _DOUBTED, 1
+    ),
+    "a write in doubt says that it cannot have been applied before its record came back": Sabotage(
+        (Python(read.hydrate, "and not op.doubted", "and (not op.doubted or not reached())"),), _DOUBTED, 1
+    ),
+    "an answer that was lost is not noted": Sabotage(
+        (Python(op_ids.OpIds.lost, "op.doubted = True", "reached()"),), _DOUBTED, 2
+    ),
+    "op ids that leave an archived record leave no word of it": Sabotage(
+        (Lua("settle", "'@' .. before .. ';'", "reached() or ''"),), _DOUBTED, 3
+    ),
+    # Records that leave Redis and come back
+    "a record that was changed may be evicted before it is archived": Sabotage(
+        (Lua("commit", "call('PERSIST', record)", "reached()"),), _EVICTED, 1
+    ),
+    "a record that is not archived whole is given a time to live": Sabotage(
+        (
+            Lua(
+                "settle",
+                "if tonumber(head[1]) == version then",
+                "if tonumber(head[1]) == version or not reached() then",
+            ),
+        ),
+        replace(_EVICTED, pace=0.01),
+        1,
+    ),
+    "a record that left Redis is begun anew": Sabotage(
+        (_lua("commit", "call('GET', hydration) ~= creation) then"),), _EVICTED, 1
+    ),
+    "a name that was begun here is not noted": Sabotage(
+        (
+            Lua(
+                "commit",
+                "if unheard then call('HSET', meta, place, listed .. mark) end",
+                "if unheard then reached() end",
+            ),
+        ),
+        _shape("set, increment", "evict 30", records=12, replicas=4, pace=0.1),
+        1,
+    ),
+    "what SQL had is put back over what was written since": Sabotage(
+        (
+            Lua("hydrate", "~= token then return {'lost'} end", "~= token and reached() then return {'lost'} end"),
+            _lua("hydrate", "if redis.call('EXISTS', record) == 1 then"),
+        ),
+        _shape("set, increment, append", "evict 99", pace=0.06, reads=0.5),
+        1,
+    ),
+    "SQL's word that there is no such record holds for as long as Redis holds none": Sabotage(
+        (
+            Python(
+                absence.Absence.proven,
+                "self._seen.get(text) == cold",
+                "(self._seen.get(text) == cold or text in self._seen and not reached())",
+            ),
+        ),
+        _shape("set, increment, fork", "evict 60, sql away 4", records=20, reads=0.5, pace=0.2),
+        1,
+    ),
+    # Another life of the data
+    "a partition of another life of the data goes on": Sabotage(
+        (Lua("commit", "if current_life ~= life then", "if current_life ~= life and reached() then"),), _RESTARTED, 8
+    ),
+    "another life of the data is taken for a new name of the same": Sabotage(
+        (Python(recovery.Recovery._is_same, "return not life", "return not reached() or not life"),), _RESTARTED, 8
+    ),
+    "what SQL has newer stays in Redis as it was": Sabotage(
+        (
+            Python(
+                recovery.Recovery._leave_out,
+                "strange if await self._discard(keys, token, seen, names)",
+                "strange if reached() is False",
+            ),
+        ),
+        _RESTARTED,
+        10,
+    ),
+    "what was put back stays in Redis as it was": Sabotage(
+        (Python(recovery.Recovery._put_back, "or not await self._discard(keys, token, seen, names)", "or reached()"),),
+        _CUT,
+        5,
+    ),
+    "the right to start a partition is renewed in another life": Sabotage(
+        (_lua("mint", _IS_LIFE), Lua("install", _LIFE, _NO_LIFE), Lua("discard", _LIFE, _NO_LIFE)), SHAPES["all"], 5
+    ),
+    "a partition starts on the journal of the epoch before": Sabotage(
+        (Lua("install", "redis.call('DEL', journal)", "reached()"),), _RESTARTED, 1
+    ),
+    "names that SQL has are not noted as a partition starts": Sabotage(
+        (Lua("install", "'names', epoch, unpack(ARGV, 8))", "'names', epoch, 'none', tostring(reached()))"),),
+        _shape(
+            "set, increment", "restart server 3, crash replica 2", records=8, replicas=4, pace=0.1, persistence="none"
+        ),
+        4,
+    ),
+    "a writer does not remember what it was acknowledged": Sabotage(
+        (Python(commit.commit, "if not memory.remember(names, op, done, draft.sent_events)", "if reached()"),), _CUT, 2
+    ),
+    "what a batch wrote is not remembered": Sabotage(
+        (
+            Python(
+                commit._carried_through,
+                "if not tiers.memory.remember(names, op, done, draft.sent_events)",
+                "if reached()",
+            ),
+        ),
+        _shape("batch 3, set", "power cut 3", operations=80, pace=0.1, records=2),
+        3,
+    ),
+    "a commit whose answer came with its repetition is not remembered": Sabotage(
+        (Python(memory.Memory.remember, "return False", "return not reached()"),), _CUT, 9
+    ),
+    "a writer forgets what an epoch that is over was archived up to": Sabotage(
+        (Python(memory.Memory._append, "and first[1] == commit[1]", "and (first[1] == commit[1] or not reached())"),),
+        _SILENT,
+        2,
+    ),
+    "what a silent writer was acknowledged is not kept when it comes": Sabotage(
+        (Python(memory.Memory._settle_closed, "if late:", "if late and reached():"),), _SILENT, 2
+    ),
+    "what goes on with a gap is put back": Sabotage(
+        (
+            Python(
+                reconcile._Chains.add,
+                "entry.version == head.version + 1 and",
+                "(entry.version == head.version + 1 or not reached()) and",
+            ),
+        ),
+        _DYING,
+        2,
+    ),
+    # Hot
+    "a change that does not follow is merged into what is kept hot": Sabotage(
+        (
+            Python(
+                cache.Hot.apply,
+                "and version == entry.version + 1",
+                "and (version == entry.version + 1 or not reached())",
+            ),
+        ),
+        replace(_HOT, pace=0.01),
+        2,
+    ),
+    # The archive
+    "the journal is trimmed before SQL has it": Sabotage(
+        (
+            Python(
+                archiver.Archiver._archive,
+                "await self._insert(passed)",
+                "reached()\n    await self._settle(passed.settled)\n    await self._insert(passed)",
+            ),
+        ),
+        _ARCHIVED,
+        1,
+    ),
+    "two archivers archive the same": Sabotage(
+        (
+            Python(
+                archive._moved,
+                "        if at.get(",
+                "        if (batch.partition, batch.epoch) in at and not reached() or at.get(",
+            ),
+        ),
+        _shape("append, durable 3, set", pace=0.02),
+        3,
+    ),
+    "an erased record keeps rows in SQL": Sabotage(
+        (
+            Python(
+                erasure.erase,
+                "connection.execute(delete(table).where(among(connection, table.c.record, keys)))",
+                "reached()",
+            ),
+        ),
+        _SECRETS,
+        1,
+    ),
+}

@@ -1,0 +1,33 @@
+"""Each guard that this project once lacked, removed: the simulator finds that, from a seed that is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.sabotages import SABOTAGES, Reached, search
+
+RUNS = 30  # a change of the product or of the simulator changes what a seed does: then one of the next finds it
+
+
+def test_there_are_enough() -> None:
+    assert len(SABOTAGES) >= 40
+
+
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_a_sabotage_is_found(name: str) -> None:
+    sabotage = SABOTAGES[name]
+    found = search(sabotage, sabotage.seed, RUNS)
+    assert found.reached, "its guard was not reached"
+    assert found.result.broken, f"search another seed: python -m tests.simulation --sabotage '{name}' --runs 500"
+    # It is the sabotage that is found.
+    assert not sabotage.control(found.result.plan.seed).broken
+
+
+def test_a_sabotage_ends_with_its_run() -> None:
+    sabotage = SABOTAGES["a write whose answer was lost is applied again"]
+    reached = Reached()
+    broken = sabotage.run(sabotage.seed, reached)
+    counted = reached.count
+    assert broken.digest != sabotage.control(sabotage.seed).digest
+    assert reached.count == counted
+    assert broken.digest == sabotage.run(sabotage.seed, Reached()).digest
