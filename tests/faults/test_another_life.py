@@ -582,6 +582,8 @@ def test_the_right_to_start_is_not_what_a_full_redis_evicts(rewound: Rewound, ar
             assert asked("first", 60_000) == [b"ok", b""]
             assert client.info("keyspace")["db0"]["expires"] == 0
             assert asked("second", 60_000) == [b"busy"]
+            # A right of another life is not renewed: its holder saw other data.
+            assert client.eval(MINT.text, 1, keys.meta, "2", "first@1", 60_000) == [b"busy"]
             assert asked("first", 1) == [b"ok", b""]
             time.sleep(0.01)
             assert asked("second", 60_000) == [b"ok", b""]

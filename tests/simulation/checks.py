@@ -141,11 +141,10 @@ def judge(
     *,
     staleness: float,
     losses: Sequence[tuple[float, float]],
-    dead: Sequence[str],
 ) -> None:
     """Compare what clients saw of one record with its history. `losses`: what a server lost, from when to when.
 
-    `dead`: the replicas that died, with what they had been acknowledged. Raises Broken.
+    Raises Broken.
     """
     writes: dict[str, list[Outcome]] = {}  # tries of one request, by its writer
     reads = []
@@ -158,7 +157,7 @@ def judge(
     places = {line.name: _places(line) for line in found.lines()}
     main = places[found.main.name]
     for tries in writes.values():
-        _judge_write(found, tries, places, losses, dead)
+        _judge_write(found, tries, places, losses)
     _judge_order(found, writes, main)
     for each in reads:
         for _, version, seen in each.seen:
@@ -187,7 +186,6 @@ def _judge_write(
     tries: Sequence[Outcome],
     places: dict[str, dict[str, list[int]]],
     losses: Sequence[tuple[float, float]],
-    dead: Sequence[str],
 ) -> None:
     each = tries[-1]
     for line in found.lines():
@@ -201,7 +199,7 @@ def _judge_write(
     main = places[found.main.name].get(each.writer, [])
     for each in tries:
         if each.state == ACKNOWLEDGED and not main:
-            _judge_loss(found, each, places, losses if each.repeated or each.replica in dead else ())
+            _judge_loss(found, each, places, losses)
         elif each.state == ACKNOWLEDGED and len(tries) == 1 and each.version not in (0, main[0]):
             raise Broken("G1", f"{each} is version {main[0]} of {found.id}")
 

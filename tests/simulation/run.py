@@ -249,9 +249,8 @@ class Run:
         await self._over(reading)
         found = await reading.ended
         staleness = float(self.fleet.settings["max_staleness"])
-        dead = [process.name for _, process in self.stores if process.is_dead]
         for each in found:
-            checks.judge(each, self.outcomes, staleness=staleness, losses=self.losses, dead=dead)
+            checks.judge(each, self.outcomes, staleness=staleness, losses=self.losses)
         checks.judge_leases(self.outcomes, [kind for kind, _ in self.shape.faults])
         if refused := self.fleet.sql.refused():
             raise Broken("archive", f"SQL refused {refused}")

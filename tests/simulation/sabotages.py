@@ -197,9 +197,6 @@ def _lua(script: str, guard: str) -> Lua:
 
 _HELD = Lua("commit", "if holder ~= lock_value then", "if holder ~= lock_value and reached() then")
 _EPOCH = "if read_under ~= '' and read_under ~= epoch then return {'epoch', epoch} end\n"
-_IS_LIFE = "if life == '' or string.sub(token, -#life - 1) ~= '@' .. life then"
-_LIFE = "and string.sub(token, -#life - 1) == '@' .. life"
-_NO_LIFE = "and (string.sub(token, -#life - 1) == '@' .. life or not reached())"
 _TOKEN = "math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2])"
 
 SABOTAGES: dict[str, Sabotage] = {
@@ -286,7 +283,7 @@ SABOTAGES: dict[str, Sabotage] = {
             faults=(("restart server", 4), ("power cut", 2), ("lose messages", 8)),
             reads=0.1,
         ),
-        3,
+        46,
     ),
     "what came back from SQL is said not to have been applied": Sabotage(
         (_lua("commit", "if since < hydrated then"),), _DOUBTED, 2
@@ -299,6 +296,14 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "an answer that was lost is not noted": Sabotage(
         (Python(op_ids.OpIds.lost, "op.doubted = True", "reached()"),), _DOUBTED, 2
+    ),
+    "a record that came back from SQL is said to remember all its op ids": Sabotage(
+        (Lua("hydrate", "redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')", "reached()"),),
+        _DOUBTED,
+        2,
+    ),
+    "a write in doubt says that it cannot have been applied before it is sent again": Sabotage(
+        (Python(op_ids.OpIds.sending, "if not op.doubted:", "if not op.doubted or not reached():"),), _DOUBTED, 2
     ),
     "op ids that leave an archived record leave no word of it": Sabotage(
         (Lua("settle", "'@' .. before .. ';'", "reached() or ''"),), _DOUBTED, 3
@@ -352,11 +357,8 @@ SABOTAGES: dict[str, Sabotage] = {
         1,
     ),
     # Another life of the data
-    "a partition of another life of the data goes on": Sabotage(
-        (Lua("commit", "if current_life ~= life then", "if current_life ~= life and reached() then"),), _RESTARTED, 8
-    ),
     "another life of the data is taken for a new name of the same": Sabotage(
-        (Python(recovery.Recovery._is_same, "return not life", "return not reached() or not life"),), _RESTARTED, 8
+        (Python(recovery.Recovery._is_same, "return not life", "return not reached() or not life"),), _RESTARTED, 10
     ),
     "what SQL has newer stays in Redis as it was": Sabotage(
         (
@@ -374,9 +376,6 @@ SABOTAGES: dict[str, Sabotage] = {
         _CUT,
         5,
     ),
-    "the right to start a partition is renewed in another life": Sabotage(
-        (_lua("mint", _IS_LIFE), Lua("install", _LIFE, _NO_LIFE), Lua("discard", _LIFE, _NO_LIFE)), SHAPES["all"], 5
-    ),
     "a partition starts on the journal of the epoch before": Sabotage(
         (Lua("install", "redis.call('DEL', journal)", "reached()"),), _RESTARTED, 1
     ),
@@ -385,7 +384,7 @@ SABOTAGES: dict[str, Sabotage] = {
         _shape(
             "set, increment", "restart server 3, crash replica 2", records=8, replicas=4, pace=0.1, persistence="none"
         ),
-        4,
+        5,
     ),
     "a writer does not remember what it was acknowledged": Sabotage(
         (Python(commit.commit, "if not memory.remember(names, op, done, draft.sent_events)", "if reached()"),), _CUT, 2
@@ -403,14 +402,6 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "a commit whose answer came with its repetition is not remembered": Sabotage(
         (Python(memory.Memory.remember, "return False", "return not reached()"),), _CUT, 9
-    ),
-    "a writer forgets what an epoch that is over was archived up to": Sabotage(
-        (Python(memory.Memory._append, "and first[1] == commit[1]", "and (first[1] == commit[1] or not reached())"),),
-        _SILENT,
-        2,
-    ),
-    "what a silent writer was acknowledged is not kept when it comes": Sabotage(
-        (Python(memory.Memory._settle_closed, "if late:", "if late and reached():"),), _SILENT, 2
     ),
     "what goes on with a gap is put back": Sabotage(
         (

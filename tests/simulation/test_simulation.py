@@ -18,8 +18,6 @@ PARTS = [pytest.param(part, marks=[pytest.mark.wide] if part else []) for part i
 # Seeds that found a fault of the product, by what was wrong then. The shapes are as they were.
 FOUND = {
     "a renewal that the end of its turn overtook ended the turn as lost": ("leases", 1),
-    "the right to start a partition was renewed on a server that had come back older since": ("all", 5),
-    "tokens after Redis was emptied were below those of before": ("restarts", 12),
     "a turn whose answer was lost was refused, as its epoch had ended since": ("restarts", 27),
 }
 
