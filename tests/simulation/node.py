@@ -63,6 +63,7 @@ class Replica:
 
 _signatures: dict[bytes, Any] = {}
 _PLAIN = {bytes, int, type(None)}
+_OF_SUBSCRIBERS = {b"PUBSUB", b"SPUBLISH"}
 
 
 class Client(EmbeddedClient):
@@ -96,6 +97,17 @@ class Client(EmbeddedClient):
         return self._convert_lua_result(result, nested=False)
 
     def _lua_redis_call(self, runtime: Any, expected: Any, op: bytes, *args: Any) -> Any:
+        if op not in _OF_SUBSCRIBERS:
+            return self._called(runtime, expected, op, *args)
+        # A real server logs what a script did. This one runs it again, so it must hear the same of its subscribers.
+        said: deque[Any] = self._server.said
+        if self._server.is_replaying:
+            return self._convert_redis_result(runtime, said.popleft())
+        answer = self._called(runtime, expected, op, *args)
+        said.append(answer if isinstance(answer, int) else list(answer.values()))
+        return answer
+
+    def _called(self, runtime: Any, expected: Any, op: bytes, *args: Any) -> Any:
         signature = _signatures.get(op)
         if signature is None:
             name = op.decode().lower()
@@ -137,13 +149,15 @@ class Node(EmbeddedServer):
     def __init__(self, world: World, name: str, life: Life, persistence: Persistence, replicas: list[Replica]) -> None:
         super().__init__()
         self._client = Client
+        self.fake.said, self.fake.is_replaying = deque(), False
         self.world, self.name, self.life = world, name, life
         self.persistence, self.replicas = persistence, replicas
         self.clock = Clock(world)
         self.is_down = False
         self.frozen_until = 0.0
         self.connections: dict[Any, None] = {}
-        self.log: list[tuple[float, list[Any]]] = []
+        self.log: list[tuple[float, list[Any], tuple[Any, ...]]] = []
+        """When what was written, and what its scripts were told of subscribers."""
         self._snapshots: list[tuple[int, bytes]] = []
         self._order: dict[Any, int] = {}
         self._times: list[float] = []
@@ -170,13 +184,16 @@ class Node(EmbeddedServer):
     def _written(self, commands: list[Any]) -> list[Any]:
         if not commands:
             return []
+        said = self.fake.said
+        if not self.fake.is_replaying:
+            said.clear()
         answers = self.exchange(commands)
         writes = [
             words for words, answer in zip(commands, answers, strict=True)
             if words[0] not in READS and (not isinstance(answer, ReplyError) or _has_run(words, answer))
         ]  # fmt: skip
         if writes:
-            self.log.append((self.world.now, writes))
+            self.log.append((self.world.now, writes, () if self.fake.is_replaying else tuple(said)))
             self._times.append(self.world.now)
             if len(self.log) % _SNAPSHOT_EVERY == 0:
                 self._snapshots.append((len(self.log), self._photograph()))
@@ -242,12 +259,16 @@ class Node(EmbeddedServer):
         scripts = vars(made.fake)["scripts"] = dict(vars(self.fake).get("scripts", {}))
         made.fake.script_cache.update(scripts)
         now = self.world.now
+        made.fake.is_replaying = True
         try:
-            for when, commands in self.log[begin:count]:
-                self.world.now = when  # scripts ask for TIME, and expiry is by the clock
+            for entry in self.log[begin:count]:
+                self.world.now, commands, said = entry  # scripts ask for TIME, and expiry is by the clock
+                made.fake.said.extend(said)
                 made.carry_out(commands)
+                made.log[-1] = entry
         finally:
             self.world.now = now
+            made.fake.is_replaying = False
         made.fake.script_cache.clear()
         return made
 
