@@ -276,10 +276,16 @@ class Run:
                 source = found[each.operation.record].main.state(each.target)
                 if source is not None and not found[each.operation.record].branches:
                     fork = await checks.read(store, fork_of(each), writers, source)
-                    if not fork.main.changes:
-                        checks.judge_loss(each, self.losses)
-                    elif fork.main.states[1] != source:
-                        raise Broken("G9", f"{each} made {fork.main.states[1]} of {source}")
+                    if fork.main.changes:
+                        made = fork.main.states[1]
+                    elif fork.branches:
+                        made = fork.branches[0].states[1]
+                    else:
+                        made = source
+                        if each.writer not in fork.aside:
+                            checks.judge_loss(each, self.losses)
+                    if made != source:
+                        raise Broken("G9", f"{each} made {made} of {source}")
         return found
 
     async def _close(self) -> None:
