@@ -234,11 +234,11 @@ def test_a_history_says_where_a_turn_spent_its_time(run: Run, archive: str) -> N
     with StateStore.open(archive=archive) as store:
         with store.session("s").turn() as turn:
             with turn.tool("search_hotels"):
-                time.sleep(0.05)
+                time.sleep(0.4)  # longer than all else, also on a busy machine
             turn["n"] = 1
         replica = store.replica
     (line,) = [line for line in run("history", "s").out.splitlines() if "took" in line]
-    assert re.search(r"took 0\.\d+ s, \d+% of it tool search_hotels", line)
+    assert re.search(r"took \d+\.\d+ s, \d+% of it tool search_hotels", line)
     assert replica in run("history", "s").out
 
 
