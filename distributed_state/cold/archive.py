@@ -383,7 +383,7 @@ def _shown_again(connection: Connection, namespace: str, changes: Sequence[Parse
     try:
         bases = states(connection, namespace, before) if before else {}
     except CorruptState:
-        # What is damaged in the archive stops no commit. More may be noted than is needed, and nothing less.
+        # A damaged archive must not stop a commit. All runs are noted then: too many rows are harmless, too few not.
         return [
             (namespace, run.source, item.entry.record, item.entry.version, run.start, run.stop)
             for item in changes

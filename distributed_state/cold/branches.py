@@ -100,7 +100,7 @@ def _living(
 def _since_it_began(
     connection: Connection, namespace: str, row: record_index.Head, entries: Sequence[JournalEntry]
 ) -> Sequence[JournalEntry]:
-    """Without what was erased while SQL had nothing of the record, which began again since."""
+    """Drop the entries of a record's first life, if it was erased before SQL knew it and has begun again since."""
     if not entries or _stone(connection, namespace, erased_unknown(namespace, row["record"])) is None:
         return entries
     return [entry for entry in entries if entry.time_ms >= row["created_ms"]]

@@ -59,7 +59,7 @@ def forgotten(namespace: str, user: str) -> str:
 
 
 def erased_unknown(namespace: str, record: str) -> str:
-    """The text under which it is kept that a record was erased, and when, of which SQL had nothing."""
+    """The name of the row that says when a record was erased that SQL did not know then."""
     return hashed(namespace, f"unknown:{record}")
 
 

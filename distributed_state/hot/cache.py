@@ -43,7 +43,7 @@ class Flight:
 
 
 class Loads:
-    """What one reader loads. `found` is what it brings, by record; all flights land when the `with` ends."""
+    """The loads of one reader. Their results go into `found`, by record; all flights land when the `with` ends."""
 
     def __init__(self, hot: Hot) -> None:
         self.found: dict[str, CachedRecord] = {}

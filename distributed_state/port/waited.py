@@ -97,7 +97,7 @@ def unanswered(account: Waited) -> None:
 
 @contextmanager
 def queued() -> Iterator[None]:
-    """Inside waits the present call for others, before it asks Redis."""
+    """Count the time inside, in which this call waits for other calls, as time that it waits for Redis."""
     began = time.monotonic()
     yield
     account = present()

@@ -43,7 +43,7 @@ def _holder(requests: Requests, path: str) -> AsyncRemoteLease | None:
 
 
 def _others(mine: AsyncRemoteLease) -> dict[tuple[int, str], _Found]:
-    """What is held here beside this one; not what was interrupted, which would stay in the context for good."""
+    """The other leases held in this context, without interrupted ones, which would otherwise stay in it for good."""
     found = ((name, each, each()) for name, each in _held.get({}).items())
     return {name: each for name, each, lease in found if lease not in (None, mine) and lease.body.there}
 

@@ -208,7 +208,7 @@ class Recovery:
             if renamed:
                 log.error(text, keys.partition, place.epoch)
             return renamed
-        # Good in this life only: what is seen of Redis and taken out of it may be otherwise in the next one.
+        # Valid in this life only: the next one may have older data than this recovery reads.
         token = f"{token}@{life.name}"
         word, seen = await self._partitions.mint(keys, token, over)
         if word != "ok" or self._embedded:

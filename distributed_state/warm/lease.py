@@ -39,7 +39,7 @@ _held: ContextVar[dict[tuple[int, str], Callable[[], AsyncLease | None]]] = Cont
 
 
 def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
-    """What is held here beside this one; not what was interrupted, which would stay in the context for good."""
+    """The other leases held in this context, without interrupted ones, which would otherwise stay in it for good."""
     found = ((name, each, each()) for name, each in _held.get({}).items())
     return {name: each for name, each, lease in found if lease not in (None, mine) and _is_held(lease)}
 

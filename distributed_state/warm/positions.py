@@ -129,7 +129,7 @@ class Head(NamedTuple):
 
     @property
     def beginning(self) -> Position:
-        """Where a consumer is told to resync, and goes on with all events since this epoch began."""
+        """The position from which a consumer gets one resync, and then all events since this epoch began."""
         former, _, end = self.continues.partition(" ")[0].rpartition("@")
         return Position(former, int(end) + 1) if former else Position.missed(count(self.epoch) - 1)
 

@@ -33,7 +33,7 @@ _SHOWN = {PHASE: "phase", SCHEMA: "schema version"}
 
 
 def holder_of(lock_value: str) -> str:
-    """Who holds a lock with this value, as an error names it."""
+    """Name the holder of a lock, from the lock's value, for an error message."""
     head, _, name = lock_value.partition(":")
     token, _, _ = head[1:].partition("@")
     return f"{name.partition('.')[0][:80]!r} with token {token[:20]}" if name else "nobody"

@@ -259,8 +259,8 @@ class Renewal(Generic[L]):
         if answer == b"ok":
             lease.renewed(sent)
         elif answer != b"uninitialised" and lease.granted:
-            # What becomes of it in a partition that is not initialised is decided by who starts that. And one that is
-            # being given back is not lost: the server may have done that first, and have been asked this afterwards.
+            # In a partition that is not initialised, recovery decides what becomes of the lease. A lease that is being
+            # given back is not lost: the server may have taken it back before it got this renewal.
             self._lose(lease, "is held by somebody else or expired")
 
     async def close(self) -> None:

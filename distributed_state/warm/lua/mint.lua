@@ -15,13 +15,13 @@ local call = redis.call
 -- @include epoch
 if current and current ~= over then return {'live', current} end
 -- A connection that was made to a replica knows no life that could be noted: another one is made. And a right that was
--- given in another life is not renewed in this one: what its holder saw there and took out is not so here.
+-- given in another life is not valid in this one, which may have older data than its holder has read.
 if life == '' or string.sub(token, -#life - 1) ~= '@' .. life then return {'busy'} end
 -- @include clock
 -- `mint` is '<token> <until_ms>', a field of what never expires: a full Redis evicts a key that expires at once.
 local kept = call('HMGET', meta, 'epoch', 'journal', 'mint')
 local holder, until_ms = string.match(kept[3] or '', '^(%S+) (%d+)$')
--- Never given again to keep it: the server has lost it together with later data, and whoever held it saw that data.
+-- A renewal never grants the right anew: a server that lost it (FLUSHALL) has lost the data that its holder has read.
 if held == '1' and holder ~= token then return {'busy'} end
 -- Asked again because the answer was lost, it is given again.
 if holder and holder ~= token and until_ms + 0 > now_ms then return {'busy'} end

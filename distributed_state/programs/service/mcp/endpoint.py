@@ -71,7 +71,7 @@ def operation() -> Operation:
 
 
 def kind_of(request: Request) -> tuple[str, ...]:
-    """What is asked for, and of which session: answers of one kind are about as large."""
+    """Name the tool or resource and the session of a request: answers of one kind are of about the same size."""
     body = request.state.body
     try:
         params = orjson.loads(body)["params"] if len(body) < _LARGE else {}
@@ -256,7 +256,7 @@ class _Collected:
         for word in [*self._kept]:
             text = self._kept.pop(word)
             await fairness.in_turn(len(text), partial(self._put, word, text))
-        # What the SDK keeps of a request is collected late, and this with it.
+        # The SDK keeps references to this object until the next garbage collection: the body must not wait for that.
         body, self._body = self._body, b""
         response = Response(body, self._status)
         kept = [(name, value) for name, value in self._headers if name.lower() != b"content-length"]
