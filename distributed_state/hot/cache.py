@@ -29,9 +29,12 @@ class Flight:
     `freshness` is that of the subscription under which it began; None: it is not kept. `lost`: no answer came.
     """
 
-    __slots__ = ("body", "done", "floor", "freshness", "here", "lost", "open", "result")
+    __slots__ = ("began", "body", "done", "floor", "freshness", "here", "lost", "open", "result")
 
-    def __init__(self, done: Any, freshness: Freshness | None, open: bool, here: object, body: Body) -> None:
+    def __init__(
+        self, done: Any, freshness: Freshness | None, open: bool, here: object, body: Body, began: float
+    ) -> None:
+        self.began = began  # what it brings may be as old as that
         self.body = body  # of whoever leads it: if that is over before it has landed, it was interrupted
         self.done = done
         self.here = here  # who waits for it: see `Port.here`
@@ -73,7 +76,16 @@ class Loads:
 class Hot:
     """A bounded cache of entries, evicted by SIEVE (Zhang et al., NSDI 2024): hits set one flag and move nothing."""
 
-    def __init__(self, port: Port, *, entries: int, size: int, recent: int, evicted: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        port: Port,
+        *,
+        entries: int,
+        size: int,
+        recent: int,
+        max_staleness: float,
+        evicted: Callable[[str], None],
+    ) -> None:
         self.entries: dict[str, CachedRecord] = {}
         self.hits = self.misses = self.bytes = 0
         self.clock = port.monotonic
@@ -82,6 +94,7 @@ class Hot:
         self._most = entries
         self._size = size
         self._recent = recent
+        self._max_staleness = max_staleness
         self._evicted = evicted
         self._flights: dict[str, list[Flight]] = {}
         self._swept_at = _SWEPT
@@ -122,16 +135,19 @@ class Hot:
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False, body: Body | None = None
     ) -> tuple[Flight, bool]:
         """As `Loads.take_off`; without a body it is led until it lands."""
-        here = self._port.here()
+        here, now = self._port.here(), self.clock()
         with self._mutex:
             if len(self._flights) >= self._swept_at:
                 self._sweep()
             flights = self._flights.setdefault(text, [])
             flights[:] = [each for each in flights if each.body.there]
-            joinable = [] if alone else [each for each in flights if each.open and each.here in (None, here)]
+            # An answer that is late is older than hot may be.
+            since = now - self._max_staleness
+            shared = (each for each in flights if each.open and each.here in (None, here) and each.began >= since)
+            joinable = [] if alone else list(shared)
             if joinable:
                 return joinable[-1], False
-            flight = Flight(self._port.signal(), freshness, not private, here, body or Body())
+            flight = Flight(self._port.signal(), freshness, not private, here, body or Body(), now)
             flights.append(flight)
             return flight, True
 

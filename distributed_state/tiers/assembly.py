@@ -121,6 +121,7 @@ class Tiers:
             entries=settings.hot_entries,
             size=settings.hot_bytes,
             recent=settings.recent_messages,
+            max_staleness=settings.max_staleness,
             evicted=self._stop_listening,
         )
         link = Link(

@@ -132,6 +132,11 @@ FULL = replace(CALM, faults=(("evict", 20), ("forget scripts", 2), ("lose messag
 SQL = replace(
     CALM, faults=(("sql away", 2), ("sql frozen", 1), ("sql loses answers", 3), ("disk full", 1), ("evict", 5))
 )
+# Reads that hot may answer, more of them than any other.
+HOT = replace(
+    CALM, replicas=2, clients=16, records=1, operations=120, pace=0.1, reads=0.0, mix=(("get", 6), ("set", 3)),
+    faults=(("silence", 12),), settings=tuple((dict(CALM.settings) | {"partitions": 1, "max_staleness": 0.2}).items()),
+)  # fmt: skip
 LEASES = replace(
     CALM, ttl=0.3, mix=(("turn", 6), ("locked", 3), ("increment", 1), ("set", 1)), reads=0.1,
     faults=(("freeze replica", 6), ("lose messages", 2), ("silence", 3), ("clock jump", 2), ("freeze server", 1)),
@@ -156,5 +161,5 @@ ALL = replace(
 )  # fmt: skip
 SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
-    "leases": LEASES, "events": EVENTS, "all": ALL,
+    "hot": HOT, "leases": LEASES, "events": EVENTS, "all": ALL,
 }  # fmt: skip

@@ -19,6 +19,7 @@ PARTS = [pytest.param(part, marks=[pytest.mark.wide] if part else []) for part i
 FOUND = {
     "a renewal that the end of its turn overtook ended the turn as lost": ("leases", 1),
     "a turn whose answer was lost was refused, as its epoch had ended since": ("restarts", 27),
+    "a read joined another's, whose answer was older than hot may be": ("hot", 6),
 }
 
 

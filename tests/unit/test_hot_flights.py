@@ -18,7 +18,7 @@ from distributed_state.values.freshness import Freshness
 @pytest.fixture
 def hot() -> Hot:
     port: Any = SimpleNamespace(monotonic=monotonic, mutex=threading.Lock, signal=threading.Event, here=bool)
-    return Hot(port, entries=10, size=10_000, recent=3, evicted=lambda text: None)
+    return Hot(port, entries=10, size=10_000, recent=3, max_staleness=2.0, evicted=lambda text: None)
 
 
 @pytest.fixture
@@ -42,6 +42,21 @@ def test_who_joins_a_load_that_was_overtaken_by_another_is_not_given_its_result(
     assert not ours
     hot.land("s", slow, at(3))
     assert joined.result is None, "its readers look again"
+
+
+def test_nobody_joins_a_load_that_is_older_than_hot_may_be(heard: Freshness) -> None:
+    """Its answer is late: what it brings may lack what was written since it was asked for."""
+    now = 100.0
+    port: Any = SimpleNamespace(monotonic=lambda: now, mutex=threading.Lock, signal=threading.Event, here=bool)
+    hot = Hot(port, entries=10, size=10_000, recent=3, max_staleness=2.0, evicted=lambda text: None)
+    slow, _ = hot.take_off("s", freshness=heard, alone=False)
+    now = 102.0
+    assert hot.take_off("s", freshness=heard, alone=False) == (slow, False)
+    now = 102.1
+    later, ours = hot.take_off("s", freshness=heard, alone=False)
+    assert ours
+    now = 103.0
+    assert hot.take_off("s", freshness=heard, alone=False) == (later, False)
 
 
 def test_one_that_brings_no_less_is_good_enough(hot: Hot) -> None:

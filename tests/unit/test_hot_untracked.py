@@ -27,7 +27,7 @@ FRESH = Freshness(0)
 
 def hot() -> Hot:
     port: Any = SimpleNamespace(monotonic=monotonic, mutex=threading.Lock, signal=threading.Event, here=bool)
-    return Hot(port, entries=RECORDS, size=10**8, recent=3, evicted=lambda text: None)
+    return Hot(port, entries=RECORDS, size=10**8, recent=3, max_staleness=2.0, evicted=lambda text: None)
 
 
 def entry(**fields: bytes) -> CachedRecord:
