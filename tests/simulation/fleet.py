@@ -12,9 +12,10 @@ from fakeredis.commands_mixins import scripting_mixin
 from distributed_state import AsyncStateStore
 from distributed_state.port.facts import Life
 from distributed_state.store import lifecycle
-from tests.simulation.network import Network, Wire
-from tests.simulation.node import Node, Persistence, Replica
+from tests.simulation.network import Network
+from tests.simulation.node import Node, Persistence
 from tests.simulation.port import SimulatedConnections, SimulatedPort
+from tests.simulation.replication import Group
 from tests.simulation.sql import SimulatedSql
 from tests.simulation.world import Process, Task, World
 
@@ -34,18 +35,19 @@ class Fleet:
         self.network = Network(world)
         self.sql = SimulatedSql(world)
         self.lives = 0
-        replicas = [Replica(f"copy{at}", lag) for at, lag in enumerate(lags)]
-        self.network.nodes[SERVER] = Node(world, SERVER, self._life(), persistence, replicas)
+        names = [SERVER, *(f"copy{at}:6379" for at in range(len(lags)))]
+        self.group = Group(self.network, persistence, names, lags, self._life)
         self._opening: Process | None = None
 
     @property
     def server(self) -> Node:
-        """The one that answers now."""
-        return self.network.nodes[SERVER]
+        """The primary."""
+        return self.group.primary
 
     def _life(self) -> Life:
         self.lives += 1
-        return Life(f"data{self.lives:08}", f"run{self.lives:09}", True)  # as long as what is kept of INFO
+        # Of hexadecimal digits, as the real ones are, and as long as what is kept of INFO.
+        return Life(f"da7a{self.lives:08}", f"4ace{self.lives:08}", True)
 
     # Replicas
 
@@ -85,43 +87,21 @@ class Fleet:
 
     def left_over(self) -> list[str]:
         """Leases and connections that nobody has any more."""
-        connections = [f"a connection of {each.process.name}" for each in self.server.connections]
+        connections = [
+            f"a connection of {each.process.name}" for node in self.group.nodes() for each in node.connections
+        ]
         return connections + [f"the lease {key.decode()}" for key in self.server.present() if key.endswith(b":lock")]
 
     # Faults of the server
 
-    def stop_server(self, *, away: float, power_cut: bool) -> tuple[float, float] | None:
-        """Let the server die, and come back with what its file has; a power cut takes what was not synced.
-
-        Returns from when to when it wrote what it lost, None if it is down already.
-        """
-        old, world = self.server, self.world
-        if old.is_down:
-            return None
-        died = world.now
-        kept = old.kept_until(died) if power_cut or old.persistence.mode in ("none", "rdb") else died
-        world.note("server dies", f"keeps {kept:.3f}")
-        old.is_down = True
-        for connection in list(old.connections):
-            world.after(self.network.delay(), lambda each=connection: each.fail("the server closed the connection"))
-
-        def back() -> None:
-            self.network.nodes[SERVER] = old.rebuilt(kept, self._life())
-            world.note("server is back")
-
-        world.after(away, back)
-        return kept, died
+    def stop_server(self, *, away: float, power_cut: bool) -> None:
+        """Let the primary die, and come back with what its file has."""
+        self.group.stop(self.group.primary_name, away=away, power_cut=power_cut)
 
     def freeze_server(self, seconds: float) -> None:
         """Let the server stand still for so long; what it was sent is carried out afterwards."""
         self.world.note("server freezes", f"{seconds:.3f}")
         self.server.frozen_until = max(self.server.frozen_until, self.world.now + seconds)
-
-    def drop_subscribers(self) -> None:
-        """Let the server end all subscriptions, as it does with subscribers that are too slow."""
-        for connection in list(self.server.connections):
-            if isinstance(connection, Wire):
-                connection.fail("the server closed the connection")
 
     def evict(self) -> None:
         """Let a server at its limit of memory drop a key that may be dropped."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from distributed_state.errors import WarmUnavailable
+from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import filled
 from distributed_state.port.words import encode
 from tests.simulation.node import Node
@@ -156,6 +157,10 @@ class Connection:
             world.at(node.frozen_until, lambda: self._look(sent, answer, answers, since))
             return
         words = sent[len(answers) - 1]
+        if node.link is not None:
+            answers[-1] = ReplyError("UNBLOCKED force unblock from blocking operation, instance state changed")
+            self._go_on(sent, answer, answers)
+            return
         wanted, within = int(words[1]), float(words[-1]) / 1000 or math.inf
         if words[0] == b"WAIT":
             found: Any = node.replicas_with(since)
@@ -167,6 +172,9 @@ class Connection:
             world.after(0.01, lambda: self._look(sent, answer, answers, since))
             return
         answers[-1] = found
+        self._go_on(sent, answer, answers)
+
+    def _go_on(self, sent: list[Any], answer: Future, answers: list[Any]) -> None:
         self._is_blocked = False
         self._work(sent, answer, 1.0, answers)
         self.serve()

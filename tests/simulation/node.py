@@ -1,14 +1,16 @@
 """One Redis server of a run. Law: what it holds is what it carried out, and what it can lose is what its log says.
 
 The commands are carried out by fakeredis, the scripts are the real ones. Around it are modelled: a log of what was
-written and when, of which a file and each replica have a beginning; so a restart or a power cut leaves an exact state.
-INFO, CONFIG, WAIT and WAITAOF are answered from that.
+written and when, of which a file and each replica have a beginning; so a restart, a power cut or a promotion leaves an
+exact state. A replica is a node, too: it is brought up to what it has when somebody asks, or when it is promoted.
+INFO, ROLE, CONFIG, WAIT and WAITAOF are answered from that.
 """
 
 from __future__ import annotations
 
 import bisect
 import hashlib
+import math
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,10 +33,12 @@ from tests.simulation.world import Clock, World
 
 READS = frozenset(
     b"GET HGET HMGET HGETALL HKEYS XRANGE XREVRANGE PING INFO TIME MGET XLEN EXISTS PTTL ZRANGE ZRANGEBYSCORE ZCARD "
-    b"LRANGE TYPE PEXPIRETIME SCAN".split()
+    b"LRANGE TYPE PEXPIRETIME SCAN HEXISTS HLEN HSTRLEN ZSCORE PUBSUB SPUBLISH SMEMBERS".split()
 )
 _SNAPSHOT_EVERY = 150  # entries of the log
 _NOW = {b"INFO", b"CONFIG", b"ROLE", b"WAIT", b"WAITAOF"}
+_SCRIPTS = (b"EVAL", b"EVALSHA")
+_READONLY = "READONLY You can't write against a read only replica."
 LUA_GLOBALS: dict[str, Callable[[], Any]] = {}
 """What a broken script may call beside what Redis offers: see sabotages.py."""
 
@@ -48,22 +52,32 @@ class Persistence:
 
 
 @dataclass(slots=True)
-class Replica:
-    """A copy of a node that follows it `lag` seconds behind, while it is attached."""
+class Link:
+    """How a replica follows a primary. `since`: before that it is being brought up, and has what it had before.
 
-    name: str
+    `data` is what the primary called its data when the link was made.
+    """
+
+    source: Node
     lag: float
-    is_attached: bool = True
-    stopped_at: float = 0.0
+    since: float
+    data: str
+    cut_at: float = math.inf
+
+    def is_up(self, now: float) -> bool:
+        """Whether the primary counts it."""
+        return self.since <= now < self.cut_at and not self.source.is_down
 
     def reached(self, now: float) -> float:
-        """The time up to which it has what the primary wrote."""
-        return (now if self.is_attached else self.stopped_at) - self.lag
+        """The time up to which the replica has what the primary wrote; -inf if it never got that far."""
+        # What is on its way is lost when the link is cut, and when the primary dies.
+        until = min(now, self.cut_at, self.source.died_at)
+        return until - self.lag if until >= self.since else -math.inf
 
 
 _signatures: dict[bytes, Any] = {}
 _PLAIN = {bytes, int, type(None)}
-_OF_SUBSCRIBERS = {b"PUBSUB", b"SPUBLISH"}
+_OF_NODE = {b"PUBSUB", b"SPUBLISH", b"INFO"}
 
 
 class Client(EmbeddedClient):
@@ -97,15 +111,27 @@ class Client(EmbeddedClient):
         return self._convert_lua_result(result, nested=False)
 
     def _lua_redis_call(self, runtime: Any, expected: Any, op: bytes, *args: Any) -> Any:
-        if op not in _OF_SUBSCRIBERS:
+        server: Any = self._server
+        if op not in _OF_NODE:
+            if server.refuses and op not in READS:
+                raise SimpleError(server.refuses)
             return self._called(runtime, expected, op, *args)
-        # A real server logs what a script did. This one runs it again, so it must hear the same of its subscribers.
-        said: deque[Any] = self._server.said
-        if self._server.is_replaying:
+        # A real server logs what a script did. This one runs it again, so it must be told the same by the outside.
+        said: deque[Any] = server.said
+        if server.is_replaying:
             return self._convert_redis_result(runtime, said.popleft())
+        if op == b"INFO":
+            said.append(server.info())
+            return said[-1]
         answer = self._called(runtime, expected, op, *args)
         said.append(answer if isinstance(answer, int) else list(answer.values()))
         return answer
+
+    def _lua_redis_pcall(self, runtime: Any, expected: Any, op: bytes, *args: Any) -> Any:
+        try:
+            return self._lua_redis_call(runtime, expected, op, *args)
+        except SimpleError as error:
+            return runtime.table_from({b"err": error.value.encode()})
 
     def _called(self, runtime: Any, expected: Any, op: bytes, *args: Any) -> Any:
         signature = _signatures.get(op)
@@ -146,18 +172,23 @@ def _has_run(words: Sequence[Any], refused: ReplyError) -> bool:
 class Node(EmbeddedServer):
     """A server, called in process. `life` is what INFO says of its data."""
 
-    def __init__(self, world: World, name: str, life: Life, persistence: Persistence, replicas: list[Replica]) -> None:
+    def __init__(self, world: World, name: str, life: Life, persistence: Persistence) -> None:
         super().__init__()
         self._client = Client
-        self.fake.said, self.fake.is_replaying = deque(), False
         self.world, self.name, self.life = world, name, life
-        self.persistence, self.replicas = persistence, replicas
+        self.persistence = persistence
+        self.fake.said, self.fake.is_replaying, self.fake.refuses = deque(), False, ""
+        self.fake.info = self._info
         self.clock = Clock(world)
+        self.link: Link | None = None  # of a replica
+        self.followers: dict[Node, None] = {}
+        self.least = 0  # replicas without which it refuses writes
         self.is_down = False
+        self.died_at = math.inf
         self.frozen_until = 0.0
         self.connections: dict[Any, None] = {}
-        self.log: list[tuple[float, list[Any], tuple[Any, ...]]] = []
-        """When what was written, and what its scripts were told of subscribers."""
+        self.log: list[tuple[float, list[Any], tuple[Any, ...], Clock]] = []
+        """When what was written, what its scripts were told by the outside, and the clock by which they ran."""
         self._snapshots: list[tuple[int, bytes]] = []
         self._order: dict[Any, int] = {}
         self._times: list[float] = []
@@ -166,20 +197,31 @@ class Node(EmbeddedServer):
 
     def carry_out(self, commands: Sequence[Any]) -> list[Any]:
         """The answers to these, an error in its place; of WAIT and WAITAOF the word itself, to be answered later."""
-        self.world.server_clock = self.clock
+        world, now = self.world, self.world.now
+        self.fake.refuses = self._refuses()
+        if self.link is not None and self.catch_up():
+            # What it reads is as it was then: by its own clock now, it would end keys that the primary still wrote to.
+            world.now = self.link.reached(now)
+        world.server_clock = self.clock
         try:
             answers: list[Any] = []
             run: list[Any] = []
             for words in commands:
-                if words[0] in _NOW:
+                if words[0] in _NOW or (self.fake.refuses and words[0] not in READS and words[0] not in _SCRIPTS):
                     answers += self._written(run)
                     run = []
-                    answers.append(self._said(words))
+                    answers.append(self._said(words) if words[0] in _NOW else ReplyError(self.fake.refuses))
                 else:
                     run.append(words)
             return answers + self._written(run)
         finally:
-            self.world.server_clock = None
+            world.now, world.server_clock = now, None
+
+    def _refuses(self) -> str:
+        """The error with which it answers a write, "" if it takes one."""
+        if self.link is not None:
+            return _READONLY
+        return "NOREPLICAS Not enough good replicas to write." if len(self.attached()) < self.least else ""
 
     def _written(self, commands: list[Any]) -> list[Any]:
         if not commands:
@@ -192,44 +234,99 @@ class Node(EmbeddedServer):
             words for words, answer in zip(commands, answers, strict=True)
             if words[0] not in READS and (not isinstance(answer, ReplyError) or _has_run(words, answer))
         ]  # fmt: skip
-        if writes:
-            self.log.append((self.world.now, writes, () if self.fake.is_replaying else tuple(said)))
-            self._times.append(self.world.now)
-            if len(self.log) % _SNAPSHOT_EVERY == 0:
-                self._snapshots.append((len(self.log), self._photograph()))
+        if writes and not self.fake.is_replaying and not self.fake.refuses:
+            self._note((self.world.now, writes, tuple(said), self.clock))
         return answers
+
+    def _note(self, entry: tuple[float, list[Any], tuple[Any, ...], Clock]) -> None:
+        self.log.append(entry)
+        self._times.append(entry[0])
+        if len(self.log) % _SNAPSHOT_EVERY == 0 and (not self._snapshots or self._snapshots[-1][0] < len(self.log)):
+            self._snapshots.append((len(self.log), self._photograph()))
 
     def _said(self, words: Sequence[Any]) -> Any:
         if words[0] == b"INFO":
             return self._info()
         if words[0] == b"ROLE":
+            if self.link is not None:
+                host, _, port = self.link.source.name.rpartition(":")
+                return [b"slave", host.encode(), int(port), b"connected", 0]
             return [b"master", 0, []]
         if words[0] == b"CONFIG" and words[1] == b"GET":
             always = b"always" if self.persistence.mode == "always" else b"everysec"
             append = b"yes" if self.persistence.mode in ("always", "everysec") else b"no"
             known = {b"appendonly": append, b"appendfsync": always, b"no-appendfsync-on-rewrite": b"no"}
             return [each for name in words[2:] if name in known for each in (name, known[name])]
+        if words[0] in (b"WAIT", b"WAITAOF") and self.link is not None:
+            return ReplyError(f"ERR {words[0].decode()} cannot be used with replica instances.")
         if words[0] == b"WAITAOF" and int(words[1]) and self.persistence.mode not in ("always", "everysec"):
             return ReplyError("ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled.")
         return words[0]
 
     def _info(self) -> bytes:
-        attached = [each for each in self.replicas if each.is_attached]
+        role = "master"
+        if self.link is not None:
+            host, _, port = self.link.source.name.rpartition(":")
+            role = f"slave\r\nmaster_host:{host}\r\nmaster_port:{port}"
         lines = [
             "redis_version:7.4.0", "maxmemory_policy:volatile-lru", "maxmemory:0", "used_memory:1000000",
             f"aof_enabled:{int(self.persistence.mode in ('always', 'everysec'))}", "maxclients:10000",
-            "connected_clients:10", "role:master", f"master_replid:{self.life.data:0<40}",
+            "connected_clients:10", f"role:{role}", f"master_replid:{self.life.data:0<40}",
             f"master_replid2:{self.life.former or '':0<40}", f"run_id:{self.life.process:0<40}",
-            f"connected_slaves:{len(attached)}",
         ]  # fmt: skip
-        lines += [f"slave{at}:ip={each.name},port=6379,state=online" for at, each in enumerate(attached)]
+        attached = self.attached()
+        lines.append(f"connected_slaves:{len(attached)}")
+        for at, each in enumerate(attached):
+            host, _, port = each.name.rpartition(":")
+            lines.append(f"slave{at}:ip={host},port={port},state=online")
         return "\r\n".join(lines).encode()
 
-    # What is kept elsewhere
+    # Replicas
+
+    def attached(self) -> list[Node]:
+        """The replicas that follow it now."""
+        now = self.world.now
+        return [each for each in self.followers if each.link is not None and each.link.is_up(now) and not each.is_down]
 
     def replicas_with(self, written: float) -> int:
-        """How many replicas have what was written up to then."""
-        return sum(each.is_attached and each.reached(self.world.now) >= written for each in self.replicas)
+        """How many replicas have what was written up to then, as far as it knows."""
+        now = self.world.now
+        return sum(
+            each.link is not None and each.link.reached(now) >= written and each.frozen_until <= now
+            for each in self.attached()
+        )
+
+    def follow(self, source: Node, lag: float, since: float) -> None:
+        """Be a replica: with what it has until `since`, then so many seconds behind."""
+        self.leave()
+        self.link = Link(source, lag, since, source.life.data)
+        self.life = Life(self.life.data, self.life.process, False, self.life.former)
+        source.followers[self] = None
+
+    def leave(self) -> None:
+        """Follow nobody, with what it has by now, and under the name that its data has."""
+        if (link := self.link) is not None:
+            self.catch_up()
+            link.source.followers.pop(self, None)
+            self.link = None
+
+    def promote(self, data: str) -> None:
+        """Be the primary, with what it has by now."""
+        self.leave()
+        self.life = Life(data, self.life.process, True, self.life.data)
+        for each in list(self.followers):
+            assert each.link is not None, "a follower follows"
+            each.follow(self, each.link.lag, self.world.now)  # under the new name
+
+    def catch_up(self) -> bool:
+        """Have what a replica has by now; False if it never got anything of its primary."""
+        if (link := self.link) is None or (until := link.reached(self.world.now)) < 0:
+            return False
+        self.life = Life(link.data, self.life.process, False)
+        self.copy(link.source, until)
+        return True
+
+    # What is kept elsewhere
 
     def is_on_disk(self, written: float) -> bool:
         """Whether the file has what was written up to then."""
@@ -245,32 +342,53 @@ class Node(EmbeddedServer):
 
     def rebuilt(self, until: float, life: Life) -> Node:
         """Another server with what this one had logged by then: started from its file, or a promoted replica."""
-        made = Node(self.world, self.name, life, self.persistence, self.replicas)
+        made = Node(self.world, self.name, life, self.persistence)
         made.clock = self.clock
-        count = bisect.bisect_right(self._times, until)
-        begin = 0
-        for at, picture in self._snapshots:
-            if at <= count:
-                begin = at
-                made._develop(picture)
-                made._snapshots.append((at, picture))
-        made.log, made._times = self.log[:begin], self._times[:begin]
-        # What stands before the picture may have been the first call of a script.
-        scripts = vars(made.fake)["scripts"] = dict(vars(self.fake).get("scripts", {}))
-        made.fake.script_cache.update(scripts)
-        now = self.world.now
-        made.fake.is_replaying = True
-        try:
-            for entry in self.log[begin:count]:
-                self.world.now, commands, said = entry  # scripts ask for TIME, and expiry is by the clock
-                made.fake.said.extend(said)
-                made.carry_out(commands)
-                made.log[-1] = entry
-        finally:
-            self.world.now = now
-            made.fake.is_replaying = False
-        made.fake.script_cache.clear()
+        made.least = self.least
+        made.copy(self, until)
         return made
+
+    def copy(self, source: Node, until: float) -> None:
+        """Have what another one had logged by then, or more if it had that already."""
+        have = len(self.log)
+        count = bisect.bisect_right(source._times, until)
+        if have and (have > len(source.log) or self.log[-1] is not source.log[have - 1]):
+            have = 0  # another history: all of it is replaced
+            self._develop(b"")
+            self._snapshots.clear()
+        elif have >= count:
+            return
+        begin = have
+        for at, picture in source._snapshots:
+            if begin < at <= count:
+                begin = at
+                self._snapshots.append((at, picture))
+        if begin > have:
+            self._develop(self._snapshots[-1][1])
+        self.log, self._times = source.log[:begin], source._times[:begin]
+        # What stands before the picture may have been the first call of a script.
+        known, fake = dict(self.fake.script_cache), vars(self.fake)
+        scripts = fake["scripts"] = {**fake.get("scripts", {}), **vars(source.fake).get("scripts", {})}
+        self.fake.script_cache.update(scripts)
+        self._replay(source.log[begin:count])
+        self.fake.script_cache.clear()
+        self.fake.script_cache.update(known)
+
+    def _replay(self, entries: Sequence[tuple[float, list[Any], tuple[Any, ...], Clock]]) -> None:
+        world = self.world
+        now, clock = world.now, world.server_clock
+        self.fake.is_replaying, self.fake.refuses = True, ""
+        try:
+            for entry in entries:
+                # Scripts ask for TIME, and expiry is by the clock.
+                world.now, commands, said, world.server_clock = entry
+                self.fake.said.clear()
+                self.fake.said.extend(said)
+                self._written(commands)
+                self._note(entry)
+        finally:
+            world.now, world.server_clock = now, clock
+            self.fake.is_replaying = False
 
     def _photograph(self) -> bytes:
         return pickle.dumps({key: (item.value, item.expireat) for key, item in self.fake.dbs[0]._dict.items()})
@@ -278,7 +396,7 @@ class Node(EmbeddedServer):
     def _develop(self, picture: bytes) -> None:
         database = self.fake.dbs[0]
         database._dict.clear()
-        for key, (value, expireat) in pickle.loads(picture).items():
+        for key, (value, expireat) in (pickle.loads(picture) if picture else {}).items():
             item = Item(value)
             item.expireat = expireat
             database._dict[key] = item
@@ -286,15 +404,18 @@ class Node(EmbeddedServer):
 
     def mortal_keys(self) -> list[bytes]:
         """The keys with a time to live, which a server that is full may evict."""
+        self.catch_up()
         database = self.fake.dbs[0]
         return sorted(key for key, item in database._dict.items() if item.expireat is not None)
 
     def contents(self) -> list[bytes]:
         """Every key and value, as they are kept."""
+        self.catch_up()
         return [pickle.dumps((key, item.value)) for key, item in sorted(self.fake.dbs[0]._dict.items())]
 
     def present(self) -> list[bytes]:
         """All keys that have not expired, in order."""
+        self.catch_up()
         keys = sorted(self.fake.dbs[0]._dict)
         return [
             key for key, there in zip(keys, self.carry_out([(b"EXISTS", key) for key in keys]), strict=True) if there

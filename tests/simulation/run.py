@@ -58,7 +58,6 @@ class Run:
         self.plan, self.shape = plan, plan.shape
         self.world = World(plan.seed, trace=trace)
         self.outcomes: list[Outcome] = []
-        self.losses: list[tuple[float, float]] = []
         self.turns: list[Outcome] = []
         self.stores: list[tuple[AsyncStateStore, Process]] = []
         self.listening: Listening | None = None
@@ -94,6 +93,11 @@ class Run:
         result.states = Counter(f"{each.operation.kind} {each.state}" for each in self.outcomes)
         result.lines = world.lines or []
         return result
+
+    @property
+    def losses(self) -> list[tuple[float, float]]:
+        """What servers lost, from when to when."""
+        return [(each.since, each.until) for each in self.fleet.group.losses]
 
     # The way through
 
@@ -195,14 +199,13 @@ class Run:
                 who.crash()
                 fleet.run(world.outside, self._replace(), "replace")
             case "power cut" | "restart server":
-                if lost := fleet.stop_server(away=fault.lasts / 2, power_cut=fault.kind == "power cut"):
-                    self.losses.append(lost)
+                fleet.stop_server(away=fault.lasts / 2, power_cut=fault.kind == "power cut")
             case "evict":
                 fleet.evict()
             case "forget scripts":
                 fleet.server.fake.script_cache.clear()
             case "drop subscribers":
-                fleet.drop_subscribers()
+                fleet.group.drop_subscribers()
             case "clock jump" if who is not None:
                 who.clock.ahead += 600 * (fault.amount - 0.5)
             case "sql away":

@@ -12,7 +12,7 @@ from distributed_state.port.errors import ReplyError
 from distributed_state.port.facts import Life
 from tests.simulation.fleet import Fleet
 from tests.simulation.network import Connection
-from tests.simulation.node import Node, Persistence, Replica
+from tests.simulation.node import Node, Persistence
 from tests.simulation.plan import SHAPES, Plan
 from tests.simulation.run import Run
 from tests.simulation.world import Process, Task, World
@@ -118,9 +118,9 @@ def test_what_a_script_wrote_before_its_error_is_kept() -> None:
         assert node.rebuilt(world.now, node.life).carry_out([(b"GET", b"key")]) == [b"x"]
 
 
-@pytest.mark.parametrize("former", ["", "data00000001"])
+@pytest.mark.parametrize("former", ["", "da7a00000001"])
 def test_info_says_which_life_a_server_is_in(former: str) -> None:
-    life = Life("data00000002", "run000000002", True, former)
+    life = Life("da7a00000002", "4ace00000002", True, former)
     with World(1).rules():
         node = node_of(World(1))
         node.life = life
@@ -131,8 +131,9 @@ def test_info_says_which_life_a_server_is_in(former: str) -> None:
 def test_info_names_the_replicas_that_are_attached() -> None:
     world = World(1)
     with world.rules():
-        node = node_of(world, Replica("copy0", 0.1), Replica("copy1", 0.1, is_attached=False))
-        (said,) = node.carry_out([(b"INFO",)])
+        fleet = Fleet(world, Persistence("always"), (0.1, 0.1))
+        fleet.group.cut("copy1:6379")
+        (said,) = fleet.server.carry_out([(b"INFO",)])
     lines = said.decode().splitlines()
     assert "connected_slaves:1" in lines
     assert "slave0:ip=copy0,port=6379,state=online" in lines
@@ -161,6 +162,6 @@ def test_requests_stay_in_order_however_often_a_server_stands_still(seed: int) -
         assert node.carry_out([(b"LRANGE", b"list", 0, -1)])[0] == [b"%d" % n for n in range(300)]
 
 
-def node_of(world: World, *replicas: Replica) -> Node:
+def node_of(world: World) -> Node:
     """A server that holds nothing yet."""
-    return Node(world, "server:6379", Life("data00000001", "run000000001", True), Persistence("always"), [*replicas])
+    return Node(world, "server:6379", Life("da7a00000001", "4ace00000001", True), Persistence("always"))
