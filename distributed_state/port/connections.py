@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any
 
 import redis.asyncio.connection as theirs_asyncio
@@ -32,7 +33,7 @@ from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.replicas import behind_sentinels, in_cluster
 from distributed_state.port.sentinels import SentinelWatch, hear
 from distributed_state.port.sockets import Socket, nothing
-from distributed_state.port.topology import Topology
+from distributed_state.port.topology import Topology, threads
 from distributed_state.port.waited import Waited
 from distributed_state.port.words import encode, packed
 
@@ -94,10 +95,10 @@ class Connections:
         self._watch: SentinelWatch | None = None
         if url is None:
             self.embedded = EmbeddedServer()
-            self.topology = Topology(None, timeout, self.ask)
+            self.topology = Topology(None, timeout, self.ask, self.executor)
             return
         self.address = address = read_address(url)
-        self.topology = Topology(address, timeout, self.ask)
+        self.topology = Topology(address, timeout, self.ask, self.executor)
         self.place = address.place
         self._options = address.options
         if credentials is not None:
@@ -255,6 +256,10 @@ class Connections:
         if self.topology.kind == "sentinel":
             return behind_sentinels(self.address.seeds, self.address.service, node, self.ask)
         return None
+
+    def executor(self, count: int) -> Executor:
+        """What calls `ask` for so many servers at once."""
+        return threads(count)
 
     def late(self, seconds: float = math.inf) -> None:
         """An answer is late: look whether another server has the keys now, upon which this one is dropped."""

@@ -17,7 +17,7 @@ import threading
 import time
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -53,13 +53,25 @@ def slot_of(key: bytes) -> int:
     return crc_hqx(key, 0) % SLOTS
 
 
-class Topology:
-    """Where keys are, as last seen."""
+def threads(count: int) -> Executor:
+    """What asks so many servers at once."""
+    return ThreadPoolExecutor(max_workers=count, thread_name_prefix="distributed-state-look")
 
-    def __init__(self, address: Address | None, timeout: float, ask: Callable[..., list[Any]]) -> None:
+
+class Topology:
+    """Where keys are, as last seen. `ask` asks one server, and so many at once in an executor of `executor`."""
+
+    def __init__(
+        self,
+        address: Address | None,
+        timeout: float,
+        ask: Callable[..., list[Any]],
+        executor: Callable[[int], Executor] = threads,
+    ) -> None:
         self._address = address  # None: embedded
         self._timeout = timeout
         self._ask = ask
+        self._executor = executor
         self.kind = "embedded" if address is None else address.kind
         """"embedded", "sentinel", "cluster", or "plain": a server that may turn out to be one of a cluster."""
         self.only: str | None = "" if address is None else None
@@ -225,20 +237,20 @@ class Topology:
         self._look_at_cluster({seed})
 
     def _look_at_cluster(self, known: Iterable[str]) -> None:
-        owners: list[tuple[int, str]] = [(-1, "")] * SLOTS
+        claims: list[tuple[int, int, int, str]] = []  # under which epoch, first and last slot, by whom
         found: set[str] = set()
         views = self._ask_all(known, (b"CLUSTER", b"SLOTS"), (b"CLUSTER", b"NODES"))
         for asked, (slots, nodes) in views.items():
             epochs = _config_epochs(nodes)
             for first, last, primary, *replicas in slots:
-                epoch = epochs.get(primary[2], 0)
                 owner = _endpoint(primary, asked)
                 found.update((owner, *(_endpoint(each, asked) for each in replicas)))
-                for slot in range(first, last + 1):
-                    if epoch > owners[slot][0]:
-                        owners[slot] = (epoch, owner)
+                claims.append((epochs.get(primary[2], 0), first, last, owner))
+        owners = [""] * SLOTS
+        for _, first, last, owner in sorted(claims, key=lambda claim: claim[0]):  # the highest epoch comes last
+            owners[first : last + 1] = [owner] * (last + 1 - first)
         with self._changing:
-            self._slots = [owner for _, owner in owners]
+            self._slots = owners
             self._known = found
             self._by_tag = {}
 
@@ -265,7 +277,7 @@ class Topology:
         asked = sorted(set(nodes))
         answers: dict[str, Any] = {}
         last: StateError = WarmUnavailable(f"{self._where.place}: nobody to ask")
-        pool = ThreadPoolExecutor(max_workers=min(len(asked), 16), thread_name_prefix="distributed-state-look")
+        pool = self._executor(min(len(asked), 16))
         quick = min(_QUICK, self._timeout, self._seconds / 2)  # it may take twice that
         try:
             ask = partial(self._ask, timeout=quick, sentinel=sentinel)
@@ -277,7 +289,7 @@ class Topology:
                 if not done:
                     log.debug("%s: no answer from %s", self._where.place, ", ".join(waiting.values()))
                     break
-                for each in done:
+                for each in [each for each in waiting if each in done]:  # a set has no order
                     node = waiting.pop(each)
                     try:
                         answers[node] = each.result()
