@@ -12,6 +12,8 @@ from fakeredis.commands_mixins import scripting_mixin
 from distributed_state import AsyncStateStore
 from distributed_state.port.facts import Life
 from distributed_state.store import lifecycle
+from distributed_state.values.keys import Keys
+from tests.simulation.cluster import Cluster, Member, is_away, slot_of
 from tests.simulation.network import Network
 from tests.simulation.node import Node, Persistence
 from tests.simulation.port import SimulatedConnections, SimulatedPort
@@ -29,19 +31,46 @@ def _nothing(*_: object) -> None:
 class Fleet:
     """Everything of one run."""
 
-    def __init__(self, world: World, persistence: Persistence, lags: tuple[float, ...] = (), **settings: Any) -> None:
+    def __init__(
+        self, world: World, persistence: Persistence, lags: tuple[float, ...] = (), primaries: int = 0, **settings: Any
+    ) -> None:
         self.world = world
         self.settings = settings
         self.network = Network(world)
         self.sql = SimulatedSql(world)
         self.lives = 0
-        names = [SERVER, *(f"copy{at}:6379" for at in range(len(lags)))]
-        self.group = Group(self.network, persistence, names, lags, self._life)
+        self.groups = [
+            Group(self.network, persistence, names, lags, self._life) for names in self._names(primaries, lags)
+        ]
+        self.group = self.groups[0]
+        self.cluster = self._cluster() if primaries else None
         self._opening: Process | None = None
+
+    def _cluster(self) -> Cluster:
+        """Slots may move in which there is something to be moved."""
+        keys = Keys(self.settings["namespace"], self.settings["partitions"])
+        single = [keys.slot(each) for each in range(keys.partitions)] + [slot_of(keys.store), slot_of(keys.archivers)]
+        return Cluster(self.world, self.servers, single, is_whole=self.world.seed % 2 == 0)
+
+    @staticmethod
+    def _names(primaries: int, lags: tuple[float, ...]) -> list[list[str]]:
+        """The servers of each group, its first primary first."""
+        if not primaries:
+            return [[SERVER, *(f"copy{at}:6379" for at in range(len(lags)))]]
+        copies = range(len(lags))
+        return [
+            [f"n{at}:{7000 + at}", *(f"n{at}{'bcd'[each]}:{7000 + at}" for each in copies)]
+            for at in range(1, primaries + 1)
+        ]
+
+    @property
+    def servers(self) -> list[Node]:
+        """The primaries."""
+        return [group.primary for group in self.groups]
 
     @property
     def server(self) -> Node:
-        """The primary."""
+        """The primary; of a cluster the one of the first group."""
         return self.group.primary
 
     def _life(self) -> Life:
@@ -58,7 +87,10 @@ class Fleet:
     async def open(self, name: str) -> tuple[AsyncStateStore, Process]:
         """Start a replica. Raises what opening raises."""
         process = self._opening = Process(self.world, name)
-        store = AsyncStateStore.open(f"redis://{SERVER}", archive="memory", **self.settings)
+        scheme = "redis" if self.cluster is None else "redis+cluster"
+        store = AsyncStateStore.open(
+            f"{scheme}://{','.join(group.names[0] for group in self.groups)}", archive="memory", **self.settings
+        )
         await self.run(process, store.__aenter__(), "open").ended
         return store, process
 
@@ -81,31 +113,45 @@ class Fleet:
                 stack.enter_context(mock.patch.object(lifecycle.ColdStore, way, cold))
             yield
 
+    def is_sound(self) -> bool:
+        """Whether all servers serve, and no slot is on its way."""
+        if any(map(is_away, self.servers)):
+            return False
+        members = self.cluster.members.values() if self.cluster is not None else ()
+        return all(each.is_up() for each in members) and not (self.cluster and self.cluster.moving)
+
     def everything(self) -> bytes:
-        """All that SQL and the server hold, to be searched."""
-        return self.sql.contents() + b"".join(self.server.contents())
+        """All that SQL and the servers hold, to be searched."""
+        return self.sql.contents() + b"".join(each for server in self.servers for each in server.contents())
 
     def left_over(self) -> list[str]:
         """Leases and connections that nobody has any more."""
-        connections = [
-            f"a connection of {each.process.name}" for node in self.group.nodes() for each in node.connections
-        ]
-        return connections + [f"the lease {key.decode()}" for key in self.server.present() if key.endswith(b":lock")]
+        nodes = [node for group in self.groups for node in group.nodes()]
+        connections = [f"a connection of {each.process.name}" for node in nodes for each in node.connections]
+        keys = [key for server in self.servers for key in server.present() if key.endswith(b":lock")]
+        return connections + [f"the lease {key.decode()}" for key in keys]
 
-    # Faults of the server
+    # Faults of a server
 
-    def stop_server(self, *, away: float, power_cut: bool) -> None:
-        """Let the primary die, and come back with what its file has."""
-        self.group.stop(self.group.primary_name, away=away, power_cut=power_cut)
+    def freeze_server(self, server: Node, seconds: float) -> None:
+        """Let a server stand still for so long; what it was sent is carried out afterwards."""
+        self.world.note("server freezes", server.name, f"{seconds:.3f}")
+        server.frozen_until = max(server.frozen_until, self.world.now + seconds)
+        if server.member is not None:
+            server.member.goes_away(seconds)
 
-    def freeze_server(self, seconds: float) -> None:
-        """Let the server stand still for so long; what it was sent is carried out afterwards."""
-        self.world.note("server freezes", f"{seconds:.3f}")
-        self.server.frozen_until = max(self.server.frozen_until, self.world.now + seconds)
+    def move_slot(self, drawn: int, pause: float) -> None:
+        """Begin to move a slot of the cluster to another node."""
+        if self.cluster is not None:
+            slots = sorted(self.cluster.slots.single)
+            slot = slots[drawn % len(slots)]
+            others = [each for each in self.cluster.members.values() if each is not self.cluster.owner(slot)]
+            target: Member = others[drawn // len(slots) % len(others)]
+            self.run(self.world.outside, self.cluster.move(slot, target, pause), "move")
 
-    def evict(self) -> None:
+    def evict(self, server: Node) -> None:
         """Let a server at its limit of memory drop a key that may be dropped."""
-        if keys := self.server.mortal_keys():
+        if keys := server.mortal_keys():
             key = self.world.chance.choice(keys)
             self.world.note("evicted", key.decode(errors="replace"))
-            self.server.carry_out([(b"DEL", key)])
+            server.carry_out([(b"DEL", key)])

@@ -397,10 +397,10 @@ class Listening:
 
     def judge_rest(self) -> None:
         """When all is closed, nobody is subscribed or connected. Raises Broken."""
-        node = self.fleet.server
-        left = sorted(channel for channel, who in node.fake.ssubscribers.items() if len(who))
-        if left or node.connections:
-            names = sorted(each.process.name for each in node.connections)
+        nodes = self.fleet.servers
+        left = sorted(channel for node in nodes for channel, who in node.fake.ssubscribers.items() if len(who))
+        names = sorted(each.process.name for node in nodes for each in node.connections)
+        if left or names:
             raise Broken("left over", f"subscriptions to {left}, connections of {names}")
 
 

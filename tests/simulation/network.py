@@ -26,11 +26,16 @@ _WAITS = (b"WAIT", b"WAITAOF")
 
 @dataclass(slots=True)
 class Silence:
-    """A direction in which nothing arrives until then."""
+    """A direction in which nothing arrives until then; "" is each process, and each node."""
 
     process: str
     direction: str
     until: float
+    node: str = ""
+
+    def is_between(self, process: Process, node: Node) -> bool:
+        """Whether it is between these."""
+        return self.process in ("", process.name) and self.node in ("", node.name)
 
 
 class Network:
@@ -50,12 +55,19 @@ class Network:
         seconds = draw.expovariate(2000)
         return seconds + draw.uniform(0.01, 0.3) if draw.random() < 0.002 else seconds
 
-    def arrives(self, process: Process, direction: str, not_before: float) -> float:
+    def is_heard(self, process: Process, node: Node) -> bool:
+        """Whether a node would answer a process now."""
+        now = self.world.now
+        if node.is_down or node.frozen_until > now:
+            return False
+        return not any(each.until > now and each.is_between(process, node) for each in self.silences)
+
+    def arrives(self, process: Process, node: Node, direction: str, not_before: float) -> float:
         """When a message sent now arrives, after all that were sent before on its connection."""
         now = self.world.now
         at = max(not_before, now + self.delay())
         for silence in self.silences:
-            if silence.process == process.name and silence.direction == direction and silence.until > now:
+            if silence.until > now and silence.is_between(process, node) and silence.direction == direction:
                 at = max(at, silence.until + self.delay())
         return at
 
@@ -63,12 +75,19 @@ class Network:
 class Connection:
     """One connection of a replica to a server, made in one life of its data."""
 
-    def __init__(self, network: Network, process: Process, node: Node, on_error: Callable[[str], Exception]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        process: Process,
+        node: Node,
+        on_error: Callable[[str], Exception],
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self.network, self.process, self.node = network, process, node
         self.life = node.life.name
         self.broken: str | None = None
         self._world = network.world
-        self._on_error = on_error
+        self._on_error, self._lost = on_error, lost
         self._waiting: deque[Future] = deque()
         self._sent = self._received = 0.0
         self._is_cut = False  # nothing that is on its way arrives
@@ -96,7 +115,7 @@ class Connection:
         return answer
 
     def _transmit(self, request: partial[None]) -> None:
-        self._sent = self.network.arrives(self.process, TO, self._sent)
+        self._sent = self.network.arrives(self.process, self.node, TO, self._sent)
         self._world.at(self._sent, lambda: self._arrive(request))
 
     def _arrive(self, request: partial[None]) -> None:
@@ -135,7 +154,7 @@ class Connection:
             return
         at = len(answers)
         end = next((each for each in range(at, len(sent)) if sent[each][0] in _WAITS), len(sent))
-        answers += node.carry_out(sent[at : end + 1])
+        answers += node.answer(sent[at : end + 1])
         if fate < 1.0:
             self._cut("answer", sent)
         elif end < len(sent) and answers[-1] in _WAITS:
@@ -145,7 +164,7 @@ class Connection:
             self._work(sent, answer, fate, answers)
         else:
             world.note("served", node.name, self.process.name, more=lambda: f"{shown(sent)} -> {shown(answers)}")
-            self._received = self.network.arrives(self.process, FROM, self._received)
+            self._received = self.network.arrives(self.process, self.node, FROM, self._received)
             world.at(self._received, lambda: self._deliver(answers, answer))
 
     def _look(self, sent: list[Any], answer: Future, answers: list[Any], since: float) -> None:
@@ -197,6 +216,7 @@ class Connection:
             return
         self.broken = why
         self._leave()
+        self._lost()
         while self._waiting:
             self._waiting.popleft().settle(error=WarmUnavailable(f"{self.node.name}: connection lost: {why}"))
 
@@ -222,7 +242,7 @@ class Wire(Connection):
         self._subscription = node.subscribe(self._speak)
 
     def _speak(self, message: list[Any]) -> None:
-        self._received = self.network.arrives(self.process, FROM, self._received)
+        self._received = self.network.arrives(self.process, self.node, FROM, self._received)
         self._world.at(self._received, lambda: self._hear(message))
 
     def _hear(self, message: list[Any]) -> None:
@@ -241,7 +261,12 @@ class Wire(Connection):
         self._world.server_clock = self.node.clock
         try:
             for words in commands:
-                self._subscription.post(*words)
+                member = self.node.member
+                refused = member.refusal(words) if member is not None and len(words) > 1 else None
+                if refused is None:
+                    self._subscription.post(*words)
+                else:
+                    self._subscription.receive(refused)
         finally:
             self._world.server_clock = None
 

@@ -192,8 +192,14 @@ class Node(EmbeddedServer):
         self._snapshots: list[tuple[int, bytes]] = []
         self._order: dict[Any, int] = {}
         self._times: list[float] = []
+        self.member: Any = None  # what it knows of its cluster, if it is in one: see cluster.py
 
     # Commands
+
+    def answer(self, commands: Sequence[Any]) -> list[Any]:
+        """The answers to what came over a connection."""
+        answers: list[Any] = (self.carry_out if self.member is None else self.member.answer)(commands)
+        return answers
 
     def carry_out(self, commands: Sequence[Any]) -> list[Any]:
         """The answers to these, an error in its place; of WAIT and WAITAOF the word itself, to be answered later."""
@@ -427,6 +433,13 @@ class Node(EmbeddedServer):
         made = super().subscribe(deliver)
         self._order[made] = len(self._order)
         return made
+
+    def end_subscriptions(self, is_over: Callable[[bytes], bool]) -> None:
+        """End those to channels of slots that have moved, and say so, as a server of a cluster does."""
+        for channel in sorted(filter(is_over, self.fake.ssubscribers)):
+            listening = self.fake.ssubscribers.get(channel, ())
+            for subscription in [each for each in self._order if each._client in listening]:
+                subscription.post(b"SUNSUBSCRIBE", channel)
 
     def deliver(self) -> None:
         # fakeredis publishes to a set of sockets that is ordered by their addresses in memory.

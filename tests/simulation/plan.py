@@ -31,6 +31,7 @@ class Shape:
     faults: tuple[tuple[str, int], ...] = ()
     persistence: tuple[str, ...] = ("everysec",)  # one of these
     copies: int = 0
+    primaries: tuple[int, ...] = (0,)  # of a cluster, one of these; 0: a server that stands alone
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
     listens: bool = False  # to events
@@ -151,6 +152,15 @@ EVENTS = replace(
     ),
     settings=(*CALM.settings, ("handler_timeout", 2.0), ("kept_events", 50)),
 )  # fmt: skip
+CLUSTER = replace(
+    CALM, records=6, primaries=(3, 4, 6), persistence=("everysec", "everysec", "always", "rdb"),
+    settings=tuple((dict(CALM.settings) | {"partitions": 6}).items()),
+    faults=(
+        ("move slot", 8), ("old map", 2), ("power cut", 1), ("restart server", 1), ("silence of a server", 2),
+        ("freeze server", 2), ("lose messages", 2), ("silence", 1), ("crash replica", 1), ("drop subscribers", 1),
+        ("evict", 5), ("forget scripts", 1), ("freeze replica", 1),
+    ),
+)  # fmt: skip
 ALL = replace(
     CALM, listens=True, mix=(*WRITES.items(), ("emit", 4)),
     faults=tuple((kind, 1) for kind in (
@@ -161,5 +171,5 @@ ALL = replace(
 )  # fmt: skip
 SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
-    "hot": HOT, "leases": LEASES, "events": EVENTS, "all": ALL,
+    "hot": HOT, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER, "all": ALL,
 }  # fmt: skip

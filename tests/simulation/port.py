@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -21,6 +23,7 @@ from distributed_state.port.background import JOINED, Stopped
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import translate
 from distributed_state.port.routing import Router
+from distributed_state.port.sockets import LATE
 from distributed_state.port.waited import Waited
 from distributed_state.values.background_replica import REPLICA
 from tests.simulation.network import Connection, Network, Wire
@@ -31,6 +34,7 @@ if TYPE_CHECKING:  # a cold tier needs a fleet, which needs this
 
 _LENT = 4  # threads of a pool, as in port/pools.py
 _INSTANT = 1e-9  # seconds, in which nothing is waited for
+_PAUSE, _QUICK = 0.06, 1.0  # seconds: see port/topology.py
 
 
 class SimulatedConnections(Connections):
@@ -39,12 +43,67 @@ class SimulatedConnections(Connections):
     def __init__(self, fleet: Fleet, process: Process, url: str, timeout: float, *, retry_for: float) -> None:
         super().__init__(url, timeout, retry_for=retry_for)
         self.fleet, self.process = fleet, process
+        self.looking: Future | None = None  # while one does
+
+    def executor(self, count: int) -> futures.Executor:
+        return AtOnce()
 
     def ask(self, node: str, *commands: Any, timeout: float, sentinel: bool = False) -> list[Any]:
-        found = self.fleet.network.nodes[node]
-        if found.is_down or found.frozen_until > self.fleet.world.now:
+        network = self.fleet.network
+        found = network.nodes[node]
+        if not network.is_heard(self.process, found):
             raise WarmUnavailable(f"{node}: connection refused")
-        return [[b"mode", b"standalone"] if words[0] == b"HELLO" else found.carry_out([words])[0] for words in commands]
+        mode = b"standalone" if found.member is None else b"cluster"
+        return [[b"mode", mode] if words[0] == b"HELLO" else found.answer([words])[0] for words in commands]
+
+    async def look_later(self, seconds: float) -> None:
+        """Look, which takes a moment; meanwhile others go on with what is known. Raises as `look`."""
+        topology, world = self.topology, self.fleet.world
+        end = time.monotonic() + min(seconds, self.limit)
+        while self.looking is not None:
+            ended = Future()
+            self.looking.calls.append(ended.settle)
+            world.after(end - time.monotonic(), ended.settle)
+            await ended
+            if time.monotonic() >= end:
+                raise WarmUnavailable(f"{self.place}: nobody has said yet where keys are")
+        if not topology.doubted:
+            return
+        self.looking = Future()
+        try:
+            # It pauses between two looks, which would block, and waits for those that are silent.
+            pause = topology._looked + _PAUSE - time.monotonic()
+            before = bool(topology.nodes())
+            topology.doubted = not before
+            await world.sleep(max(self.fleet.network.delay(), pause) + self._silence(end))
+            again, topology.doubted = topology.doubted and before, True
+            self.look(max(0.01, end - time.monotonic()))
+            topology.doubted = topology.doubted or again
+        finally:
+            looking, self.looking = self.looking, None
+            looking.settle()
+
+    def _silence(self, end: float) -> float:
+        """Seconds for which those who ask all servers wait for some that do not answer."""
+        network = self.fleet.network
+        nodes = [network.nodes[name] for name in sorted(self.topology._known)]
+        silent = [each for each in nodes if not each.is_down and not network.is_heard(self.process, each)]
+        if not silent:
+            return 0.0
+        enough = 2 * (len(nodes) - len(silent)) > len(nodes)
+        return 0.1 if enough else max(0.0, min(2.0 * _QUICK, 2 * self.timeout, end - time.monotonic()))
+
+
+class AtOnce(futures.Executor):
+    """Does in place of threads what is given to it, at once."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> futures.Future[Any]:
+        done: futures.Future[Any] = futures.Future()
+        try:
+            done.set_result(call(*arguments, **named))
+        except StateError as error:
+            done.set_exception(error)
+        return done
 
 
 class Pool:
@@ -97,6 +156,7 @@ class SimulatedPort(Router):
 
     def __init__(self, connections: SimulatedConnections, replica: str = "") -> None:
         super().__init__(connections)
+        self._there = connections
         self.process, self.replica = connections.process, replica
         self.world, self._fleet = self.process.world, connections.fleet
         self.monotonic = self.process.clock.monotonic
@@ -170,12 +230,9 @@ class SimulatedPort(Router):
 
     async def look(self) -> None:
         account, began = waited.present(), self.monotonic()
-        if account is not None:
-            self._connections.left(account, began, "")
-        # It pauses between two looks, which would block.
-        await self.world.sleep(max(self._network.delay(), self._topology._looked + 0.06 - began))
+        left = self._connections.left(account, began, "") if account is not None else math.inf
         try:
-            self._connections.look()
+            await self._there.look_later(left)
         except StateError:
             if account is not None:
                 account.add(began, "")
@@ -248,7 +305,7 @@ class SimulatedPort(Router):
             return made
 
     def _plain(self, node: str) -> Callable[..., Connection]:
-        return lambda *of: Connection(*of, on_error=partial(self._refused, node))
+        return lambda *of: Connection(*of, partial(self._refused, node), self._topology.doubt)
 
     async def _within(self, connection: Connection, answer: Future, seconds: float) -> Any:
         """Wait for an answer on a connection of the caller's own, which is over if it is late."""
@@ -290,7 +347,10 @@ class SimulatedPort(Router):
                 began = self.monotonic()
                 connection = await self._connect(node, self._plain(node), left)
                 left -= self.monotonic() - began if account is not None else 0.0
-            answers: list[Any] = await self._within(connection, connection.send(commands), min(left, self._timeout))
+            answer = connection.send(commands)
+            if self.several:
+                self.world.after(LATE, lambda: answer.done or self._late())
+            answers: list[Any] = await self._within(connection, answer, min(left, self._timeout))
         except StateError:
             while free:
                 free.pop().fail("closed")
@@ -308,20 +368,48 @@ class SimulatedPort(Router):
         connection = await self._pipe(node, use, end)
         answer = connection.send(commands)
         self.world.after(self._timeout, lambda: answer.done or connection.fail("no answer in time"))
+        if self.several:
+            self.world.after(LATE, lambda: answer.done or self._late())
         left = end - self.monotonic()
         if left < self._timeout and not await self.ends(answer, left):
             raise WarmUnavailable(f"{self._place}: no answer in time")
         answers: list[Any] = await answer
         return answers
 
+    def _late(self) -> None:
+        """Look whether another server has the keys now, upon which those who wait for this one get an error."""
+
+        async def look() -> None:
+            self._topology.doubt()
+            with suppress(StateError):
+                await self._there.look_later(math.inf)
+
+        if not self.process.is_dead and not self._is_closed and self._there.looking is None:
+            Task(self.process, look(), f"{self.process.name}/look", in_thread=True)
+
     async def exchange_with_all(self, groups: dict[str, list[Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for node, commands in groups.items():
-            try:
-                found[node] = await self.exchange_with(node, commands)
-            except WarmUnavailable as error:
-                found[node] = error
+        task = self._task
+        name = f"{self.process.name}/exchange"
+        asked = {
+            node: Task(self.process, self._tried(node, sent), name, in_thread=task.in_thread, is_awaited=True)
+            for node, sent in groups.items()
+        }
+        try:
+            found = {node: await each.ended for node, each in asked.items()}
+        except asyncio.CancelledError:
+            for each in asked.values():
+                each.cancel()
+            raise
+        for part in found.values():
+            if isinstance(part, StateError) and not isinstance(part, WarmUnavailable):
+                raise part
         return found
+
+    async def _tried(self, node: str, commands: list[Any]) -> Any:
+        try:
+            return await self.exchange_with(node, commands)
+        except StateError as error:
+            return error
 
     async def wire(self, node: str) -> Any:
         made = await self._connect(node, Wire, self._timeout)

@@ -117,6 +117,8 @@ class Group:
         if old.link is None:
             self.losses.append(Loss(kept, died))
         old.is_down = True
+        if old.member is not None:
+            old.member.goes_away(away)
         for connection in list(old.connections):
             world.after(self.network.delay(), partial(connection.fail, "the server closed the connection"))
         world.after(away, lambda: self._back(name, old, kept))
@@ -125,6 +127,8 @@ class Group:
     def _back(self, name: str, old: Node, kept: float) -> None:
         made = self.network.nodes[name] = old.rebuilt(kept, self._life())
         self.world.note("server is back", name)
+        if old.member is not None:
+            old.member.started(made)
         if old.link is not None:
             old.leave()
             made.follow(self.primary, self.lags[name], self.world.now + self.world.chance.uniform(0.0, 0.3))

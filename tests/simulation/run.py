@@ -71,7 +71,8 @@ class Run:
             kinds = self.shape.persistence
             lags = tuple(0.05 * (at + 1) for at in range(self.shape.copies))
             settings: dict[str, Any] = {"namespace": "sim", "max_staleness": _STALENESS} | dict(self.shape.settings)
-            self.fleet = Fleet(world, Persistence(kinds[self.plan.seed % len(kinds)]), lags, **settings)
+            primaries = self.shape.primaries[self.plan.seed % len(self.shape.primaries)]
+            self.fleet = Fleet(world, Persistence(kinds[self.plan.seed % len(kinds)]), lags, primaries, **settings)
         if self.shape.listens:
             self.listening = Listening(
                 self.fleet, [each for each in self.plan.faults if f"f{each.number}" not in self.plan.left_out]
@@ -97,7 +98,7 @@ class Run:
     @property
     def losses(self) -> list[tuple[float, float]]:
         """What servers lost, from when to when."""
-        return [(each.since, each.until) for each in self.fleet.group.losses]
+        return [(each.since, each.until) for group in self.fleet.groups for each in group.losses]
 
     # The way through
 
@@ -184,6 +185,9 @@ class Run:
         world.note("fault", fault.kind, f"{fault.lasts:.3f}", f"{fault.amount:.3f}")
         live = [process for _, process in self.stores if not process.is_dead]
         who = live[fault.who % len(live)] if live else None
+        drawn = int(fault.amount * 1_000_000)
+        group = fleet.groups[drawn % len(fleet.groups)]
+        server = group.primary
         match fault.kind:
             case "lose messages":
                 fleet.network.loss = 0.02 + 0.2 * fault.amount
@@ -194,20 +198,27 @@ class Run:
             case "freeze replica" if who is not None:
                 who.freeze(2 * fault.lasts)
             case "freeze server":
-                fleet.freeze_server(fault.lasts)
+                fleet.freeze_server(server, fault.lasts)
             case "crash replica" if who is not None and len(live) > 1:
                 who.crash()
                 fleet.run(world.outside, self._replace(), "replace")
             case "power cut" | "restart server":
-                fleet.stop_server(away=fault.lasts / 2, power_cut=fault.kind == "power cut")
+                group.stop(server.name, away=fault.lasts / 2, power_cut=fault.kind == "power cut")
             case "evict":
-                fleet.evict()
+                fleet.evict(server)
             case "forget scripts":
-                fleet.server.fake.script_cache.clear()
+                server.fake.script_cache.clear()
             case "drop subscribers":
-                fleet.group.drop_subscribers()
+                group.drop_subscribers()
             case "clock jump" if who is not None:
                 who.clock.ahead += 600 * (fault.amount - 0.5)
+            case "move slot":
+                fleet.move_slot(drawn, 0.1 * fault.lasts)
+            case "old map" if server.member is not None:
+                server.member.deaf_until = world.now + 4 * fault.lasts
+            case "silence of a server":
+                direction = TO if fault.amount < 0.5 else FROM
+                fleet.network.silences.append(Silence("", direction, world.now + 2 * fault.lasts, server.name))
             case "sql away":
                 fleet.sql.away_until = world.now + 2 * fault.lasts
             case "sql frozen":
@@ -235,7 +246,7 @@ class Run:
         self._healed = True
         fleet.network.loss = fleet.sql.loss = 0.0
         fleet.network.silences.clear()
-        while fleet.server.is_down or fleet.server.frozen_until > world.now or self._is_sql_away():
+        while not fleet.is_sound() or self._is_sql_away():
             await world.sleep(0.1)
         await world.sleep(self.shape.ttl + 1.0)
 
