@@ -81,6 +81,7 @@ class Topology:
         """Whether to look before the next command."""
         self.looks = 0
         self._slots: list[str] = []
+        self._owners: list[str] = []  # all that stand there, in order
         self._known: set[str] = set()  # servers of a cluster, replicas too: any can be asked
         self._by_tag: dict[bytes, str] = {}
         self._epoch = -1  # of the primary that Sentinels named last
@@ -128,7 +129,12 @@ class Topology:
 
     def nodes(self) -> list[str]:
         """All servers that have keys."""
-        return [self.only] if self.only is not None else sorted({node for node in self._slots if node})
+        return [self.only] if self.only is not None else list(self._owners)
+
+    def _has(self, slots: list[str]) -> None:
+        self._slots = slots
+        self._owners = sorted(set(slots) - {""})
+        self._by_tag = {}
 
     @property
     def several(self) -> bool:
@@ -149,11 +155,10 @@ class Topology:
                 self.kind = "cluster"
                 self.only = None
                 self.doubted = True
-            if not self._slots:
-                self._slots = [""] * SLOTS
-            self._slots[slot] = node
+            slots = self._slots or [""] * SLOTS
+            slots[slot] = node
             self._known.add(node)
-            self._by_tag = {}
+            self._has(slots)
             # One slot that moved is rarely alone; but while a cluster is resharded, every look is out of date at once.
             self.doubted = self.doubted or time.monotonic() - self._looked > _OFTEN
 
@@ -250,9 +255,8 @@ class Topology:
         for _, first, last, owner in sorted(claims, key=lambda claim: claim[0]):  # the highest epoch comes last
             owners[first : last + 1] = [owner] * (last + 1 - first)
         with self._changing:
-            self._slots = owners
             self._known = found
-            self._by_tag = {}
+            self._has(owners)
 
     def _look_at_sentinels(self) -> None:
         """Ask all: one that was cut off with the old primary still names it, under an older epoch."""
