@@ -96,10 +96,12 @@ class Reaper(JobWorker):
         keys = map(self._tiers.keys.partition, asked)
         answers = await self._port.scripts([(DUE, [each.lifetimes, each.meta], [most]) for each in keys])
         due, unfilled, empty, more = list[Due](), dict[int, str](), list[int](), False
+        away: Unavailable | None = None
         for partition, answer in zip(asked, answers, strict=True):
             self._looks.forget(partition)
             if isinstance(answer, Unavailable):
                 log.debug("reaper: partition %d: %s", partition, answer)
+                away = answer
                 continue
             if isinstance(answer, StateError):
                 raise answer
@@ -117,6 +119,8 @@ class Reaper(JobWorker):
             found, of = zip(rows[::2], rows[1::2], strict=True), self._tiers.keys.of
             due += [Due(of(Ref.parse(each.decode())), score, epoch.decode(), int(now_ms)) for each, score in found]
             more = more or len(rows) == 2 * most
+        if away is not None and not reached:
+            raise away
         await self._look(due)
         await self._fill(unfilled)
         await self._revive(empty)

@@ -298,6 +298,13 @@ def judge_leases(outcomes: Sequence[Outcome], faults: Iterable[str]) -> None:
                 raise Broken("G6", f"{each}, and nothing can have taken it")
 
 
+def judge_errors(outcomes: Sequence[Outcome]) -> None:
+    """Nobody is told that something is set up wrongly, as nothing is. Raises Broken."""
+    for each in outcomes:
+        if each.error.startswith(("ConfigurationError", "NotPermitted")):
+            raise Broken("errors", f"{each}")
+
+
 def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
     """Nothing of what was erased is anywhere. `rest`: all that SQL and Redis hold. Raises Broken."""
     for erased in outcomes:

@@ -23,6 +23,7 @@ from tests.simulation.workload import ACKNOWLEDGED, Caller, Outcome, fork_of
 from tests.simulation.world import Future, Process, Stalled, Task, World
 
 _LONGEST = 60.0  # seconds of its own time that one operation may take
+_REACHED = 2.5  # and a read, when nothing fails any more
 _STALENESS = 2.0
 
 
@@ -259,12 +260,15 @@ class Run:
         dead = {process.name for _, process in self.stores if process.is_dead}
         for outcome in self.outcomes:
             outcome.died = outcome.replica in dead
+        if self.fleet.cluster is not None:
+            await self._reach()
         reading = self.fleet.run(process, self._read(store), "judge")
         await self._over(reading)
         found = await reading.ended
         staleness = float(self.fleet.settings["max_staleness"])
         for each in found:
             checks.judge(each, self.outcomes, staleness=staleness, losses=self.losses)
+        checks.judge_errors(self.outcomes)
         checks.judge_leases(self.outcomes, [kind for kind, _ in self.shape.faults])
         if refused := self.fleet.sql.refused():
             raise Broken("archive", f"SQL refused {refused}")
@@ -278,6 +282,25 @@ class Run:
         if self.listening is not None:
             self.listening.judge(self.outcomes, self.losses)
             self.listening.judge_rest()
+
+    async def _reach(self) -> None:
+        """Nothing fails any more: every replica finds every record, wherever it is now."""
+
+        async def reach(store: AsyncStateStore, name: str) -> None:
+            for at in range(self.shape.records):
+                began = self.world.now
+                try:
+                    await store.session(f"s{at}").version(fresh=True)
+                except StateError as error:
+                    raise Broken("progress", f"{name} does not reach s{at}: {error}") from error
+                if self.world.now - began > _REACHED:
+                    raise Broken("progress", f"{name} takes {self.world.now - began:.1f} s to reach s{at}")
+
+        for store, process in self.stores:
+            if not process.is_dead:
+                reaching = self.fleet.run(process, reach(store, process.name), "reach")
+                await self._over(reaching)
+                await reaching.ended
 
     async def _read(self, store: AsyncStateStore) -> list[checks.Found]:
         await store.archive()
