@@ -3,6 +3,9 @@
 Before a node carries a command out it looks at the slots of all its keys, as `getNodeByQuery` of Redis does. Each node
 has a map of its own. Another one's config epoch and slots reach it some time after they changed; the higher epoch wins.
 A slot moves as `redis-cli --cluster reshard` moves it: key by key, and then the target takes it.
+
+A primary that the others have not heard of for `cluster-node-timeout` is replaced by a replica. One that was cut off
+from them takes no commands after that time; until then it takes writes that will be lost.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from distributed_state.port.errors import ReplyError
 from distributed_state.port.topology import SLOTS
 from distributed_state.port.topology import slot_of as slot_of_key
 from tests.simulation.node import Node
+from tests.simulation.replication import Group
 from tests.simulation.world import World
 
 NODE_TIMEOUT = 1.0  # seconds: `cluster-node-timeout`
 _REJOINS = 0.5  # seconds for which a node that was started takes no commands yet
 _GOSSIP = 0.2  # seconds between two messages of a node to another, on average
-_PATIENT = 10.0  # seconds for which a move waits for a node that is away
 _KEYLESS = frozenset(b"TIME PING INFO CONFIG WAIT WAITAOF SCRIPT ROLE HELLO".split())
 _ALL_KEYS = frozenset(b"DEL MGET UNLINK EXISTS".split())
 _SHARD = frozenset(b"SSUBSCRIBE SUNSUBSCRIBE SPUBLISH".split())
@@ -70,10 +73,10 @@ class Slots:
 
 
 class Member:
-    """What one node knows of its cluster; its file keeps that over a restart."""
+    """What one node knows of its cluster; its file keeps that over a restart. `group`: its primary and replicas."""
 
-    def __init__(self, cluster: Cluster, node: Node, number: int) -> None:
-        self.cluster, self.node, self.name = cluster, node, node.name
+    def __init__(self, cluster: Cluster, node: Node, group: Group) -> None:
+        self.cluster, self.node, self.name, self.group = cluster, node, node.name, group
         self.id = sha1(node.name.encode(), usedforsecurity=False).hexdigest()
         self.owners: list[str] = []
         self.epochs: dict[str, int] = {}  # of all nodes, as last heard of
@@ -82,7 +85,8 @@ class Member:
         self.importing: dict[int, str] = {}
         self.deaf_until = 0.0
         self.serves_from = 0.0
-        self.away_from = self.away_until = -1.0
+        self.silences: list[tuple[float, float]] = []  # from when to when the others hear nothing of it
+        self.is_cut_off_until = 0.0  # from the others, while clients may reach it
         node.member = self
 
     @property
@@ -148,7 +152,7 @@ class Member:
                 return slot_of(words[2])
             case b"SLOTS":
                 return [
-                    [first, last, [*_place(owner), cluster.members[owner].id.encode()]]
+                    [first, last, *(each.endpoint() for each in self._shard(owner))]
                     for first, last, owner in slots.spans(self.owners)
                 ]
             case b"NODES":
@@ -159,43 +163,66 @@ class Member:
                 return f"cluster_state:{state}\r\ncluster_slots_assigned:{has}\r\ncluster_slots_ok:{has}\r\n".encode()
         return ReplyError(f"ERR unknown subcommand '{words[1].decode()}'")
 
+    def _shard(self, owner: str) -> list[Member]:
+        """The one that has a slot, and its replicas."""
+        members = self.cluster.members
+        replicas = [name for name in members[owner].group.names if name != owner and name not in self.owners]
+        return [members[name] for name in (owner, *replicas)]
+
+    def endpoint(self) -> list[Any]:
+        """Where it is, and its id."""
+        host, _, port = self.name.rpartition(":")
+        return [host.encode(), int(port), self.id.encode()]
+
     def _line(self, other: Member) -> str:
-        flags = "myself,master" if other is self else "master"
+        flags = ["myself"] if other is self else []
         spans = self.cluster.slots.spans(self.owners)
         shares = " ".join(f"{first}-{last}" for first, last, owner in spans if owner == other.name)
-        return f"{other.id} {other.name}@1 {flags} - 0 0 {self.epochs[other.name]} connected {shares}"
+        follows = "" if shares else next((name for name in other.group.names if name in self.owners), "")
+        flags.append("slave" if follows else "master")
+        of = self.cluster.members[follows].id if follows else "-"
+        epoch = self.epochs[follows or other.name]
+        return f"{other.id} {other.name}@1 {','.join(flags)} {of} 0 0 {epoch} connected {shares}"
 
     # Whether it serves
 
-    def goes_away(self, seconds: float) -> None:
-        """From now on the others hear nothing of it for so long."""
+    def falls_silent(self, seconds: float) -> None:
+        """From now on the others hear nothing of it for so long; they may replace it."""
         now = self.node.world.now
-        if self.away_until < now:
-            self.away_from = now
-        self.away_until = max(self.away_until, now + seconds)
+        since = next((since for since, until in self.silences if until >= now), now)
+        until = max([now + seconds, *(until for _, until in self.silences)])
+        self.silences = [(since, until)]
+        self.cluster.watch(self)
 
     def is_silent(self, now: float) -> bool:
         """Whether the others have not heard of it for so long that they take it for failed."""
-        return self.away_from >= 0 and self.away_from + NODE_TIMEOUT <= now < self.away_until
+        return any(since + NODE_TIMEOUT <= now < until for since, until in self.silences)
 
     def is_up(self) -> bool:
         """Whether it takes the cluster for one that serves: it was not just started, and hears enough of the others."""
         now, members = self.node.world.now, self.cluster.members
-        if now < self.serves_from:
+        if now < self.serves_from or (self.is_cut_off_until > now and self.is_silent(now)):
             return False
-        silent = [each for each in members.values() if each is not self and each.is_silent(now)]
-        if 2 * (len(members) - len(silent)) <= len(members):
-            return False
-        return not (self.cluster.is_whole and any(each.name in self.owners for each in silent))
+        primaries = [members[name] for name in dict.fromkeys(self.owners) if name]
+        silent = [each for each in primaries if each is not self and each.is_silent(now)]
+        return 2 * len(silent) < len(primaries) and not (self.cluster.is_whole and silent)
 
     def started(self, node: Node) -> None:
         """Its process is another one, with what its file had. Keys of slots that others have are taken for imported."""
         self.node, node.member = node, self
-        self.serves_from = node.world.now + _REJOINS
+        self.rejoins()
         for key in sorted(node.fake.dbs[0]._dict):
             slot = slot_of(key)
-            if self.owner(slot) != self.name:
+            if self.owner(slot) != self.name and self.name in self.owners:
                 self.importing.setdefault(slot, self.owner(slot))
+
+    def rejoins(self) -> None:
+        """It takes no commands before it has heard of the others."""
+        self.serves_from = self.node.world.now + _REJOINS
+        for group in self.cluster.groups:
+            sender = self.cluster.primary(group)
+            if sender is not self:
+                self.cluster.send(sender, self, soon=True)
 
     # What it hears of the others
 
@@ -217,6 +244,8 @@ class Member:
             self.cluster.spread(self)
         if before != self.owners:
             self.gave_up(before)
+            if self.name in before and self.name not in self.owners and self.group.primary_name != self.name:
+                self.group.attach(self.name, after=self.cluster.world.chance.uniform(0.0, 0.3))
 
     def gave_up(self, before: Sequence[str]) -> None:
         """End the subscriptions of slots that it had before and has no longer, and drop the keys."""
@@ -225,6 +254,8 @@ class Member:
         for slot in [slot for slot in self.migrating if self.owner(slot) != self.name]:
             del self.migrating[slot]
         self.node.world.note("gave slots up", self.name)
+        if self.group.primary_name != self.name:
+            return  # it was replaced: its subscribers hear nothing of that, and it copies what the new primary has
         self.node.end_subscriptions(lambda channel: self.owner(slot_of(channel)) != self.name)
         if keys := [key for key in sorted(self.node.fake.dbs[0]._dict) if self._was_mine(key, before)]:
             self.node.carry_out([(b"DEL", key) for key in keys])
@@ -238,23 +269,32 @@ class Member:
         return [key for key in self.node.present() if slot_of(key) == slot]
 
 
-def _place(name: str) -> tuple[bytes, int]:
-    host, _, port = name.rpartition(":")
-    return host.encode(), int(port)
-
-
 class Cluster:
     """All nodes of it. `is_whole`: none serves while a slot has no node that does."""
 
-    def __init__(self, world: World, nodes: Sequence[Node], single: Iterable[int], *, is_whole: bool) -> None:
-        self.world, self.is_whole = world, is_whole
-        self.slots = Slots(len(nodes), single)
-        names = [node.name for node in nodes]
-        self.members = {node.name: Member(self, node, at) for at, node in enumerate(nodes)}
+    def __init__(self, world: World, groups: Sequence[Group], single: Iterable[int], *, is_whole: bool) -> None:
+        self.world, self.groups, self.is_whole = world, groups, is_whole
+        self.slots = Slots(len(groups), single)
+        self.members = {node.name: Member(self, node, group) for group in groups for node in group.nodes()}
+        epochs = {name: groups.index(member.group) + 1 for name, member in self.members.items()}
         for member in self.members.values():
-            member.owners = [names[at] for at in self.slots.home]
-            member.epochs = {name: at + 1 for at, name in enumerate(names)}
+            member.owners = [groups[at].primary_name for at in self.slots.home]
+            member.epochs = dict(epochs)
         self.moving: dict[int, None] = {}
+
+    def is_sound(self) -> bool:
+        """Whether all primaries serve, all know where all slots are, and none is on its way."""
+        primaries = [self.primary(group) for group in self.groups]
+        members = self.members.values()
+        return (
+            not self.moving
+            and all(each.is_up() and not is_apart(each) for each in primaries)
+            and all(each.owners == primaries[0].owners and not is_apart(each) for each in members)
+        )
+
+    def primary(self, group: Group) -> Member:
+        """The member that has the slots of a group."""
+        return self.members[group.primary_name]
 
     def owner(self, slot: int) -> Member:
         """Who has a slot: of those who say that they do, the one with the highest config epoch."""
@@ -265,52 +305,106 @@ class Cluster:
         """Let the others hear of it, each in its own time."""
         for other in self.members.values():
             if other is not sender:
-                self._send(sender, other)
+                self.send(sender, other)
 
-    def _send(self, sender: Member, other: Member) -> None:
+    def send(self, sender: Member, other: Member, *, soon: bool = False) -> None:
+        """Let one node hear of another."""
+
         def arrive() -> None:
             now = self.world.now
-            if is_away(sender.node) or is_away(other.node) or other.deaf_until > now:
-                self._send(sender, other)  # as it says the same again and again
-            else:
+            if is_apart(sender) or is_apart(other) or other.deaf_until > now:
+                self.send(sender, other)  # as it says the same again and again
+            elif sender.name in sender.owners:
                 self.world.note("gossip", sender.name, other.name)
                 other.hear(sender)
 
-        self.world.after(0.001 + self.world.chance.expovariate(1 / _GOSSIP), arrive)
+        self.world.after(0.1 if soon else 0.001 + self.world.chance.expovariate(1 / _GOSSIP), arrive)
+
+    # A primary is replaced
+
+    def cut_off(self, member: Member, seconds: float) -> None:
+        """Let a node hear nothing of the others, and they nothing of it; clients still reach it."""
+        self.world.note("cut off", member.name, f"{seconds:.3f}")
+        member.is_cut_off_until = max(member.is_cut_off_until, self.world.now + seconds)
+        member.group.cut_replicas(member.name)
+        member.falls_silent(seconds)
+        self.world.after(seconds, lambda: self._heal(member, seconds))
+
+    def _heal(self, member: Member, seconds: float) -> None:
+        if not is_apart(member):
+            if seconds > NODE_TIMEOUT:
+                member.rejoins()
+            for name in [name for name in member.group.names if name != member.name]:
+                if member.group.primary_name == member.name:
+                    member.group.attach(name, after=self.world.chance.uniform(0.0, 0.3))
+
+    def watch(self, member: Member) -> None:
+        """Replace a primary once it has been silent for long enough, if most of the others see that."""
+        election = NODE_TIMEOUT + 0.2 + self.world.chance.uniform(0.0, 0.3)
+        self.world.after(election, lambda: self._elect(member))
+
+    def _elect(self, failed: Member) -> None:
+        group, now = failed.group, self.world.now
+        if group.primary_name != failed.name or not failed.is_silent(now):
+            return
+        primaries = [self.primary(each) for each in self.groups]
+        voters = [each for each in primaries if each is not failed and not is_apart(each)]
+        ready = [name for name in group.names if name != failed.name and not is_apart(self.members[name])]
+        if not ready or 2 * len(voters) <= len(primaries):
+            return
+        chosen = self.members[min(ready, key=lambda name: group.lags[name])]
+        if not chosen.node.catch_up():
+            return
+        before = list(chosen.owners)
+        group.promote(chosen.name)
+        chosen.epochs[chosen.name] = max(epoch for each in voters for epoch in each.epochs.values()) + 1
+        chosen.owners = [chosen.name if owner == failed.name else owner for owner in before]
+        for name in group.names:
+            if name not in (chosen.name, failed.name):
+                group.attach(name, after=self.world.chance.uniform(0.0, 0.3))
+        self.spread(chosen)
 
     # Slots move
 
-    async def move(self, slot: int, target: Member, pause: float) -> None:
-        """Move a slot to a node, one key after the other, if nobody does; given up before it began if one is away."""
-        source = self.owner(slot)
-        if source is target or slot in self.moving or is_away(source.node) or is_away(target.node):
+    async def move(self, slot: int, target: Group, pause: float) -> None:
+        """Move a slot to another group, one key after the other, if nobody moves it; not begun if one is away."""
+        source = self.owner(slot).group
+        if source is target or slot in self.moving or self._is_away(source, target):
             return
         self.moving[slot] = None
         world = self.world
-        world.note("slot leaves", str(slot), source.name, target.name)
-        if left := target.keys_in(slot):
-            target.node.carry_out([(b"DEL", key) for key in left])  # it came back from an old file
-        target.importing[slot] = source.name
-        source.migrating[slot] = target.name
+        world.note("slot leaves", str(slot), source.primary_name, target.primary_name)
+        if left := self.primary(target).keys_in(slot):
+            target.primary.carry_out([(b"DEL", key) for key in left])  # it came back from an old file
         try:
-            while keys := await self._when_both(source, target, slot):
+            while keys := await self._next(slot, source, target):
                 for key in keys[: world.chance.randint(1, 4)]:
-                    hand_over(key, source.node, target.node)
+                    hand_over(key, source.primary, target.primary)
                 await world.sleep(world.chance.expovariate(1 / pause))
-            self._take(slot, source, target)
+            self._take(slot, self.primary(source), self.primary(target))
         finally:
             del self.moving[slot]
 
-    async def _when_both(self, source: Member, target: Member, slot: int) -> list[bytes]:
-        while is_away(source.node) or is_away(target.node):
+    def _is_away(self, *groups: Group) -> bool:
+        """Whether one of them has no primary that answers, or one that has not heard of its slots yet."""
+        return any(
+            is_apart(self.primary(each)) or each.primary_name not in self.primary(each).owners for each in groups
+        )
+
+    async def _next(self, slot: int, source: Group, target: Group) -> list[bytes]:
+        """The keys that are still to be moved; primaries that replaced others are told that the slot is on its way."""
+        while self._is_away(source, target):
             await self.world.sleep(0.05)
-        return source.keys_in(slot)
+        self.primary(target).importing[slot] = source.primary_name
+        self.primary(source).migrating[slot] = target.primary_name
+        return self.primary(source).keys_in(slot)
 
     def _take(self, slot: int, source: Member, target: Member) -> None:
         """The target has the slot from now on, and the source knows; the others hear of it."""
         self.world.note("slot has moved", str(slot), source.name, target.name)
         piece = self.slots.piece(slot)
-        target.importing.pop(slot, None)
+        for each in self.members.values():
+            each.importing.pop(slot, None)
         target.owners[piece] = target.name
         target.unclaimed.pop(piece, None)
         if target.epoch < max(target.epochs.values()):
@@ -326,6 +420,11 @@ class Cluster:
 def is_away(node: Node) -> bool:
     """Whether it answers nobody now."""
     return node.is_down or node.frozen_until > node.world.now
+
+
+def is_apart(member: Member) -> bool:
+    """Whether the other nodes hear nothing of it now."""
+    return is_away(member.node) or member.is_cut_off_until > member.node.world.now
 
 
 def hand_over(key: bytes, source: Node, target: Node) -> None:

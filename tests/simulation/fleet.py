@@ -13,7 +13,7 @@ from distributed_state import AsyncStateStore
 from distributed_state.port.facts import Life
 from distributed_state.store import lifecycle
 from distributed_state.values.keys import Keys
-from tests.simulation.cluster import Cluster, Member, is_away, slot_of
+from tests.simulation.cluster import Cluster, is_away, slot_of
 from tests.simulation.network import Network
 from tests.simulation.node import Node, Persistence
 from tests.simulation.port import SimulatedConnections, SimulatedPort
@@ -50,7 +50,7 @@ class Fleet:
         """Slots may move in which there is something to be moved."""
         keys = Keys(self.settings["namespace"], self.settings["partitions"])
         single = [keys.slot(each) for each in range(keys.partitions)] + [slot_of(keys.store), slot_of(keys.archivers)]
-        return Cluster(self.world, self.servers, single, is_whole=self.world.seed % 2 == 0)
+        return Cluster(self.world, self.groups, single, is_whole=self.world.seed % 2 == 0)
 
     @staticmethod
     def _names(primaries: int, lags: tuple[float, ...]) -> list[list[str]]:
@@ -117,8 +117,7 @@ class Fleet:
         """Whether all servers serve, and no slot is on its way."""
         if any(map(is_away, self.servers)):
             return False
-        members = self.cluster.members.values() if self.cluster is not None else ()
-        return all(each.is_up() for each in members) and not (self.cluster and self.cluster.moving)
+        return self.cluster is None or self.cluster.is_sound()
 
     def everything(self) -> bytes:
         """All that SQL and the servers hold, to be searched."""
@@ -138,15 +137,15 @@ class Fleet:
         self.world.note("server freezes", server.name, f"{seconds:.3f}")
         server.frozen_until = max(server.frozen_until, self.world.now + seconds)
         if server.member is not None:
-            server.member.goes_away(seconds)
+            server.member.falls_silent(seconds)
 
     def move_slot(self, drawn: int, pause: float) -> None:
         """Begin to move a slot of the cluster to another node."""
         if self.cluster is not None:
             slots = sorted(self.cluster.slots.single)
             slot = slots[drawn % len(slots)]
-            others = [each for each in self.cluster.members.values() if each is not self.cluster.owner(slot)]
-            target: Member = others[drawn // len(slots) % len(others)]
+            others = [each for each in self.groups if each is not self.cluster.owner(slot).group]
+            target = others[drawn // len(slots) % len(others)]
             self.run(self.world.outside, self.cluster.move(slot, target, pause), "move")
 
     def evict(self, server: Node) -> None:

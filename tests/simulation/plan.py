@@ -153,12 +153,21 @@ EVENTS = replace(
     settings=(*CALM.settings, ("handler_timeout", 2.0), ("kept_events", 50)),
 )  # fmt: skip
 CLUSTER = replace(
-    CALM, records=6, primaries=(3, 4, 6), persistence=("everysec", "everysec", "always", "rdb"),
+    CALM, records=6, listens=True, mix=(*WRITES.items(), ("emit", 4)), primaries=(3, 4, 6),
+    persistence=("everysec", "everysec", "always", "rdb"),
     settings=tuple((dict(CALM.settings) | {"partitions": 6}).items()),
     faults=(
         ("move slot", 8), ("old map", 2), ("power cut", 1), ("restart server", 1), ("silence of a server", 2),
         ("freeze server", 2), ("lose messages", 2), ("silence", 1), ("crash replica", 1), ("drop subscribers", 1),
         ("evict", 5), ("forget scripts", 1), ("freeze replica", 1),
+    ),
+)  # fmt: skip
+FAILOVER = replace(
+    CLUSTER, copies=1, persistence=("everysec",), primaries=(3,), pace=0.1,
+    settings=tuple((dict(CLUSTER.settings) | {"retry_for": 8.0}).items()),
+    faults=(
+        ("server away", 1), ("server stands still", 1), ("cut off", 2), ("move slot", 3), ("old map", 1),
+        ("silence of a server", 1), ("lose messages", 1), ("crash replica", 1), ("evict", 3),
     ),
 )  # fmt: skip
 ALL = replace(
@@ -171,5 +180,5 @@ ALL = replace(
 )  # fmt: skip
 SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
-    "hot": HOT, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER, "all": ALL,
+    "hot": HOT, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER, "failover": FAILOVER, "all": ALL,
 }  # fmt: skip

@@ -95,6 +95,11 @@ class Group:
         if link is not None:
             link.cut_at = min(link.cut_at, self.world.now)
 
+    def cut_replicas(self, name: str) -> None:
+        """Let all that follow this one hear nothing of it from now on."""
+        for each in self.network.nodes[name].followers:
+            self.cut(each.name)
+
     def rename(self) -> None:
         """Let the primary call its data otherwise, as it does when its first replica comes."""
         node = self.primary
@@ -118,7 +123,7 @@ class Group:
             self.losses.append(Loss(kept, died))
         old.is_down = True
         if old.member is not None:
-            old.member.goes_away(away)
+            old.member.falls_silent(away)
         for connection in list(old.connections):
             world.after(self.network.delay(), partial(connection.fail, "the server closed the connection"))
         world.after(away, lambda: self._back(name, old, kept))

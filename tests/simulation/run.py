@@ -213,8 +213,14 @@ class Run:
                 group.drop_subscribers()
             case "clock jump" if who is not None:
                 who.clock.ahead += 600 * (fault.amount - 0.5)
+            case "server away":
+                group.stop(server.name, away=4 * fault.lasts, power_cut=fault.amount < 0.5)
+            case "server stands still":
+                fleet.freeze_server(server, 4 * fault.lasts)
             case "move slot":
-                fleet.move_slot(drawn, 0.1 * fault.lasts)
+                fleet.move_slot(drawn, 0.2 * fault.lasts)
+            case "cut off" if fleet.cluster is not None:
+                fleet.cluster.cut_off(server.member, 4 * fault.lasts)
             case "old map" if server.member is not None:
                 server.member.deaf_until = world.now + 4 * fault.lasts
             case "silence of a server":
