@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from distributed_state import AsyncStateStore
 from distributed_state.values.results import Change
-from tests.simulation.workload import ACKNOWLEDGED, REFUSED, Outcome, secret
+from tests.simulation.workload import ACKNOWLEDGED, BRIEF, BRIEF_SECONDS, REFUSED, Outcome, lasting, private, secret
 
 COLLECTION = "notes"
 Writers = Mapping[str, Outcome]
@@ -30,27 +30,77 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a record holds at a version."""
+    """What a record holds at a version. `brief`: the field that ends by itself, as if it never did."""
 
     fields: dict[str, Any]
     messages: list[str]
     items: dict[tuple[str, str], Any]
+    brief: str | None = field(default=None, compare=False)
 
     def after(self, change: Change) -> State:
         """The state behind one change, by what the change says of itself."""
-        fields = {key: value for key, value in self.fields.items() if key not in change.deleted} | change.set
+        fields = {key: value for key, value in self.fields.items() if key not in change.deleted} | lasting(change.set)
         items = dict(self.items)
         for key, item in change.items.items():
             if item is None:
                 items.pop(key, None)
             else:
                 items[key] = item.value
-        return State(fields, self.messages + [str(each.content) for each in change.appended], items)
+        brief = change.set.get(BRIEF, None if BRIEF in change.deleted else self.brief)
+        return State(fields, self.messages + [str(each.content) for each in change.appended], items, brief)
 
 
 EMPTY = State({}, [], {})
+_SLOW = 1.0  # seconds: a message and its answer take less than that
+_SLACK = 0.05  # seconds, by which the time of a server may be estimated wrong
+_ALL_HEARD = {"power cut", "restart server", "evict", "forget scripts"}
 _KEEP_LEASES = {"forget scripts", "drop subscribers", "sql away", "sql frozen", "sql loses answers", "disk full"}
-_MAY_CHANGE_NOTHING = {"item delete", "delete field", "delete record", "clear", "roll back", "fork"}
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """A fault as it happened, from when to when; `who`: the one replica that it befell, "" if all."""
+
+    kind: str
+    who: str
+    since: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Befell:
+    """What befell a fleet.
+
+    `losses`: what servers lost, from when to when; `joined`: when each replica was open; `ttl`: of leases.
+    """
+
+    losses: Sequence[tuple[float, float]]
+    harms: Sequence[Harm]
+    joined: Mapping[str, float]
+    staleness: float
+    ttl: float
+
+    def is_lost(self, each: Outcome) -> bool:
+        """Whether a server lost what was written, or seen, at that time."""
+        return any(since <= each.ended and each.began <= until for since, until in self.losses)
+
+    def was_heard(self, each: Outcome) -> bool:
+        """Whether its writer could say what it remembered, and whoever asked knew of it by what the server kept."""
+        return (
+            not each.died
+            and all(harm.kind in _ALL_HEARD for harm in self.harms)
+            and all(since > self.joined[each.replica] for since, until in self.losses)
+        )
+
+    def may_lose_lease(self, each: Outcome) -> bool:
+        """Whether anything happened that may have taken a lease from its holder."""
+        taking = [harm for harm in self.harms if harm.kind not in _KEEP_LEASES]
+        if self.ttl < _SLOW:
+            return bool(taking)
+        return any(
+            harm.since <= each.ended and each.began <= harm.until + 2 * self.ttl and harm.who in ("", each.replica)
+            for harm in taking
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +171,7 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
     items = {
         (COLLECTION, key): value for key in "xy" if (value := await session.items(COLLECTION).get(key)) is not None
     }
-    found = State(dict(view), messages, items)
+    found = State(lasting(view), messages, items)
     _judge_tokens(id, main)
     if view.version != len(main.changes):
         raise Broken("G4", f"{id}: Redis is at version {view.version}, its history at {len(main.changes)}")
@@ -130,22 +180,13 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
     if main.changes:
         past = await session.at(version=max(1, view.version - 3))
         expected = main.states[max(1, view.version - 3)]
-        if dict(past.fields) != expected.fields:
+        if lasting(past.fields) != expected.fields:
             raise Broken("G9", f"{id}: at version {past.version} it was {past.fields}, not {expected.fields}")
     return Found(id, main, branches, view.version, found, frozenset(aside))
 
 
-def judge(
-    found: Found,
-    outcomes: Sequence[Outcome],
-    *,
-    staleness: float,
-    losses: Sequence[tuple[float, float]],
-) -> None:
-    """Compare what clients saw of one record with its history. `losses`: what a server lost, from when to when.
-
-    Raises Broken.
-    """
+def judge(found: Found, outcomes: Sequence[Outcome], befell: Befell) -> None:
+    """Compare what clients saw of one record with its history. Raises Broken."""
     writes: dict[str, list[Outcome]] = {}  # tries of one request, by its writer
     reads = []
     for each in outcomes:
@@ -157,11 +198,15 @@ def judge(
     places = {line.name: _places(line) for line in found.lines()}
     main = places[found.main.name]
     for tries in writes.values():
-        _judge_write(found, tries, places, losses)
+        _judge_write(found, tries, places, befell)
     _judge_order(found, writes, main)
+    reading = _Reading(found, writes, main, befell)
     for each in reads:
         for _, version, seen in each.seen:
-            _judge_read(found, each, version, seen, writes, main, staleness, losses)
+            if version < 0:
+                reading.judge_part(each, seen)
+            else:
+                reading.judge_fields(each, version, seen)
 
 
 def _places(line: Line) -> dict[str, list[int]]:
@@ -185,7 +230,7 @@ def _judge_write(
     found: Found,
     tries: Sequence[Outcome],
     places: dict[str, dict[str, list[int]]],
-    losses: Sequence[tuple[float, float]],
+    befell: Befell,
 ) -> None:
     each = tries[-1]
     for line in found.lines():
@@ -199,29 +244,35 @@ def _judge_write(
     main = places[found.main.name].get(each.writer, [])
     for each in tries:
         if each.state == ACKNOWLEDGED and not main:
-            _judge_loss(found, each, places, losses)
+            _judge_loss(found, each, places, befell)
         elif each.state == ACKNOWLEDGED and len(tries) == 1 and each.version not in (0, main[0]):
             raise Broken("G1", f"{each} is version {main[0]} of {found.id}")
 
 
-def _judge_loss(
-    found: Found, each: Outcome, places: dict[str, dict[str, list[int]]], losses: Sequence[tuple[float, float]]
-) -> None:
+def _judge_loss(found: Found, each: Outcome, places: dict[str, dict[str, list[int]]], befell: Befell) -> None:
     """Whether what was acknowledged and is not in the main line is where it may be."""
-    if each.operation.kind in _MAY_CHANGE_NOTHING:
-        return
+    if each.operation.kind == "fork":
+        return  # it is another record's change
+    if each.operation.kind == "delete record" and _was_deleted(found.main, each.version):
+        return  # by somebody else
     if each.level in ("archived", "fsynced"):
         raise Broken("G5", f"{each} was acknowledged as {each.level} and is not in the history of {found.id}")
     if any(each.writer in places[line.name] for line in found.branches) or each.writer in found.aside:
+        if befell.was_heard(each):
+            raise Broken("G8", f"{each} is in a branch, though its writer could say that it was to be put back")
         return
-    judge_loss(each, losses)
+    judge_loss(each, befell)
 
 
-def judge_loss(each: Outcome, losses: Sequence[tuple[float, float]]) -> None:
+def _was_deleted(line: Line, version: int) -> bool:
+    return any(change.kind == "delete" and change.version <= version for change in line.changes)
+
+
+def judge_loss(each: Outcome, befell: Befell) -> None:
     """Whether an acknowledged write may be nowhere: its server lost it, and its writer died. Raises Broken."""
     if not each.died:
         raise Broken("G8", f"{each} is neither in a history nor in a branch, and its writer lives")
-    if not any(since <= each.ended and each.began <= until for since, until in losses):
+    if not befell.is_lost(each):
         raise Broken("G4", f"{each} is neither in a history nor in a branch, and no server lost it")
 
 
@@ -237,6 +288,8 @@ def _judge_base(line: Line, version: int, tries: Sequence[Outcome]) -> None:
             wrong.append(
                 f"{each} read {name}={each.counted}; before version {version} it was {before.fields.get(name)}"
             )
+        elif each.relied is not None and before is not None and before.fields != each.relied:
+            wrong.append(f"{each} was made from {each.relied}; before version {version} it was {before.fields}")
     if wrong and len(wrong) == len(tries):
         raise Broken("G2", "; ".join(wrong))
 
@@ -256,46 +309,87 @@ def _judge_order(found: Found, writes: dict[str, list[Outcome]], main: dict[str,
             latest_began, latest = began, tries[0]
 
 
-def _judge_read(
-    found: Found,
-    each: Outcome,
-    version: int,
-    seen: dict[str, Any],
-    writes: dict[str, list[Outcome]],
-    main: dict[str, list[int]],
-    staleness: float,
-    losses: Sequence[tuple[float, float]],
-) -> None:
-    # A read may see a commit that the server loses later, with the one who wrote it.
-    is_lost = found.aside or any(since <= each.ended and each.began <= until for since, until in losses)
-    if version < 0:
-        texts = seen["messages"]
-        doubled = [text for text, count in Counter(texts).items() if count > 1]
-        if doubled:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What reads of one record are compared with. `writes`: the tries of each writer; `main`: its versions."""
+
+    found: Found
+    writes: Mapping[str, Sequence[Outcome]]
+    main: Mapping[str, Sequence[int]]
+    befell: Befell
+
+    def _may_be_lost(self, each: Outcome) -> bool:
+        # A read may see a commit that the server loses later, with the one who wrote it.
+        return bool(self.found.aside) or self.befell.is_lost(each)
+
+    def judge_fields(self, each: Outcome, version: int, seen: dict[str, Any]) -> None:
+        """Whether all fields were those of the version, and that was new enough."""
+        brief, seen = seen.get(BRIEF), lasting(seen)
+        states = [(line, line.state(version)) for line in self.found.lines()]
+        fits = [(line, state) for line, state in states if state is not None and state.fields == seen]
+        if not fits:
+            if not self._may_be_lost(each):
+                expected = self.found.main.state(version)
+                raise Broken("G9", f"{each} saw {seen} as version {version} of {self.found.id}, which {expected} is")
+            return
+        if not self._may_be_lost(each):
+            self._judge_brief(each, brief, [state.brief for _, state in fits])
+        if fits[0][0] is self.found.main:
+            self._judge_age(each, version)
+
+    def judge_part(self, each: Outcome, seen: dict[str, Any]) -> None:
+        """Whether messages, or an item, were those of a version that was new enough."""
+        ((name, value),) = seen.items()
+        if name == "messages" and (doubled := [text for text, count in Counter(value).items() if count > 1]):
             raise Broken("G3", f"{each} saw {doubled} twice")
-        if not any(texts == state.messages for line in found.lines() for state in line.states) and not is_lost:
-            raise Broken("G9", f"{each} saw {texts}, which no version of {found.id} is")
-        return
-    fits = [line for line in found.lines() if (state := line.state(version)) is not None and state.fields == seen]
-    if not fits and not is_lost:
-        raise Broken(
-            "G9", f"{each} saw {seen} as version {version} of {found.id}, which {found.main.state(version)} is"
-        )
-    if fits and fits[0] is found.main:
-        since = each.began if each.fresh else each.began - staleness
-        for writer, (at, *_) in main.items():
+        fits = [
+            (line, line.base + at)
+            for line in self.found.lines()
+            for at, state in enumerate(line.states)
+            if value == (state.messages if name == "messages" else state.items.get((COLLECTION, name)))
+        ]
+        if not fits and not self._may_be_lost(each):
+            raise Broken("G9", f"{each} saw {name} {value}, which no version of {self.found.id} has")
+        if fits and all(line is self.found.main for line, _ in fits) and not self._may_be_lost(each):
+            self._judge_age(each, fits[-1][1])
+
+    def _judge_age(self, each: Outcome, version: int) -> None:
+        since = each.began if each.fresh else each.began - self.befell.staleness
+        for writer, (at, *_) in self.main.items():
             if at > version and all(
-                other.ended < since and other.state == ACKNOWLEDGED for other in writes.get(writer, (each,))
+                other.ended < since and other.state == ACKNOWLEDGED for other in self.writes.get(writer, (each,))
             ):
                 raise Broken("G10", f"{each} saw version {version}, though {writer} was acknowledged as {at} before")
 
+    def _judge_brief(self, each: Outcome, brief: str | None, held: Sequence[str | None]) -> None:
+        """Whether a field that ends by itself was there for as long as it was to be. `held`: what was put there."""
+        if brief is not None and brief not in held:
+            raise Broken("G9", f"{each} saw {BRIEF}={brief}, and it was one of {held}")
+        writer = brief if brief is not None else held[0] if len(held) == 1 else None
+        tries = self.writes.get(writer or "")
+        if tries is None:
+            return
+        earliest = min(other.began for other in tries) + BRIEF_SECONDS
+        latest = max(other.ended for other in tries) + BRIEF_SECONDS
+        if brief is not None and each.began > latest + _SLACK:
+            raise Broken("expiry", f"{each} saw {BRIEF}={brief}, which was to end by {latest:.3f}")
+        if brief is None and each.ended < earliest - _SLACK:
+            raise Broken("expiry", f"{each} did not see {BRIEF}={writer}, which was to last until {earliest:.3f}")
 
-def judge_leases(outcomes: Sequence[Outcome], faults: Iterable[str]) -> None:
+
+def judge_leases(outcomes: Sequence[Outcome], befell: Befell) -> None:
     """Nobody loses a lease but by a fault that can take one. Raises Broken."""
-    if all(fault in _KEEP_LEASES for fault in faults):
-        for each in outcomes:
-            if each.error.startswith(("Fenced", "Interrupted")):
-                raise Broken("G6", f"{each}, and nothing can have taken it")
+    for each in outcomes:
+        if each.error.startswith(("Fenced", "Interrupted")) and not befell.may_lose_lease(each):
+            raise Broken("G6", f"{each}, and nothing can have taken it")
+
+
+def judge_versions(given: Iterable[tuple[str, str, int, str]]) -> None:
+    """Within an epoch no version is given twice, if one server has it. `given`: record, epoch, version, event."""
+    first: dict[tuple[str, str, int], str] = {}
+    for record, epoch, version, event in given:
+        if first.setdefault((record, epoch, version), event) != event:
+            raise Broken("G1", f"{record}: version {version} was given twice under epoch {epoch}")
 
 
 def judge_errors(outcomes: Sequence[Outcome]) -> None:
@@ -307,9 +401,18 @@ def judge_errors(outcomes: Sequence[Outcome]) -> None:
 
 def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
     """Nothing of what was erased is anywhere. `rest`: all that SQL and Redis hold. Raises Broken."""
-    for erased in outcomes:
-        if erased.operation.kind == "erase" and erased.state == ACKNOWLEDGED:
-            for each in outcomes:
-                mine = each.operation.kind == "keep secret" and each.operation.record == erased.operation.record
-                if mine and each.ended < erased.began and secret(each.writer).encode() in rest:
-                    raise Broken("erasure", f"{erased}, and what {each} is still there")
+    secrets: dict[int, list[Outcome]] = {}
+    for each in outcomes:
+        if each.operation.kind in ("erase", "keep secret"):
+            secrets.setdefault(each.operation.record, []).append(each)
+    for number, tries in secrets.items():
+        for erased in tries:
+            if erased.operation.kind == "erase" and erased.state == ACKNOWLEDGED:
+                before = [each for each in tries if each.ended < erased.began]
+                for each in before:
+                    if each.operation.kind == "keep secret" and secret(each.writer).encode() in rest:
+                        raise Broken("erasure", f"{erased}, and what {each} is still there")
+                # Its name stays in the event that tells of it. Who looks again brings the tombstone back.
+                alone = len(before) == len(tries) - 1 and all(each.operation.kind != "erase" for each in before)
+                if alone and f":r:session:{private(number)}".encode() in rest:
+                    raise Broken("erasure", f"{erased}, and Redis still has {private(number)}")

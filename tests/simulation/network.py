@@ -21,6 +21,7 @@ from tests.simulation.node import Node
 from tests.simulation.world import Future, Process, World
 
 TO, FROM = "to", "from"  # the directions, as seen by a replica
+SLOW = 0.002  # how many messages take long
 _WAITS = (b"WAIT", b"WAITAOF")
 
 
@@ -45,6 +46,7 @@ class Network:
         self.world = world
         self.nodes: dict[str, Node] = {}
         self.loss = 0.0  # of exchanges: half before the server acts, half after
+        self.slow = SLOW
         self.silences: list[Silence] = []
         self.held = b""  # requests that hold these bytes lie about, and what stands behind them
         self.lost = self.exchanges = 0
@@ -53,7 +55,7 @@ class Network:
         """Seconds that one message takes: mostly half a millisecond, at times much longer."""
         draw = self.world.chance
         seconds = draw.expovariate(2000)
-        return seconds + draw.uniform(0.01, 0.3) if draw.random() < 0.002 else seconds
+        return seconds + draw.uniform(0.01, 0.3) if draw.random() < self.slow else seconds
 
     def is_heard(self, process: Process, node: Node) -> bool:
         """Whether a node would answer a process now."""

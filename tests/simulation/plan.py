@@ -13,7 +13,7 @@ WRITES = {
     "set": 4, "set if unchanged": 2, "set if equal": 1, "delete field": 1, "increment": 3, "append": 3, "turn": 6,
     "transaction": 2, "apply": 2, "locked": 2, "item put": 2, "item delete": 1, "tag": 1, "batch": 2, "durable": 2,
     "delete record": 1, "revive": 2, "clear": 1, "roll back": 2, "checkpoint": 1, "fork": 1, "keep secret": 2,
-    "erase": 1,
+    "erase": 1, "set large": 1, "set brief": 1,
 }  # fmt: skip
 
 

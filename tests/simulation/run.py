@@ -13,10 +13,10 @@ from typing import Any
 from distributed_state import AsyncStateStore
 from distributed_state.errors import StateError
 from tests.simulation import checks
-from tests.simulation.checks import Broken
+from tests.simulation.checks import Befell, Broken, Harm
 from tests.simulation.fleet import Fleet
 from tests.simulation.listening import Listening
-from tests.simulation.network import FROM, TO, Silence
+from tests.simulation.network import FROM, SLOW, TO, Silence
 from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
 from tests.simulation.workload import ACKNOWLEDGED, Caller, Outcome, fork_of
@@ -25,6 +25,7 @@ from tests.simulation.world import Future, Process, Stalled, Task, World
 _LONGEST = 60.0  # seconds of its own time that one operation may take
 _REACHED = 2.5  # and a read, when nothing fails any more
 _STALENESS = 2.0
+_OF_ONE = {"silence", "freeze replica", "crash replica", "clock jump"}  # faults of one replica
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Run:
         self.plan, self.shape = plan, plan.shape
         self.world = World(plan.seed, trace=trace)
         self.outcomes: list[Outcome] = []
+        self.harms: list[Harm] = []
+        self.joined: dict[str, float] = {}
         self.turns: list[Outcome] = []
         self.stores: list[tuple[AsyncStateStore, Process]] = []
         self.listening: Listening | None = None
@@ -101,6 +104,10 @@ class Run:
         """What servers lost, from when to when."""
         return [(each.since, each.until) for group in self.fleet.groups for each in group.losses]
 
+    def _befell(self) -> Befell:
+        staleness = float(self.fleet.settings["max_staleness"])
+        return Befell(self.losses, self.harms, self.joined, staleness, self.shape.ttl)
+
     # The way through
 
     async def _all(self) -> None:
@@ -120,6 +127,7 @@ class Run:
         number = self._opened
         store, process = await self.fleet.open(f"r{number}")
         self.stores.append((store, process))
+        self.joined[process.name] = self.world.now
         if self.listening is not None and not self._healed:
             begin = self.listening.begin(number, store, process)
             await self._over(self.fleet.run(process, begin, "listen"))
@@ -189,10 +197,18 @@ class Run:
         drawn = int(fault.amount * 1_000_000)
         group = fleet.groups[drawn % len(fleet.groups)]
         server = group.primary
+        harmed = who.name if who is not None and fault.kind in _OF_ONE else ""
+        self.harms.append(Harm(fault.kind, harmed, world.now, world.now + 2 * fault.lasts))
         match fault.kind:
             case "lose messages":
                 fleet.network.loss = 0.02 + 0.2 * fault.amount
                 world.after(fault.lasts, lambda: setattr(fleet.network, "loss", 0.0))
+            case "slow messages":
+                fleet.network.slow = 0.02 + 0.2 * fault.amount
+                world.after(2 * fault.lasts, lambda: setattr(fleet.network, "slow", SLOW))
+            case "restart past a writer" if who is not None:
+                who.freeze(2.0 + 2 * fault.lasts)  # it does not say what it remembers
+                group.stop(server.name, away=0.1, power_cut=True)
             case "silence" if who is not None:
                 direction = TO if fault.amount < 0.5 else FROM
                 fleet.network.silences.append(Silence(who.name, direction, world.now + 2 * fault.lasts))
@@ -252,6 +268,7 @@ class Run:
         world, fleet = self.world, self.fleet
         self._healed = True
         fleet.network.loss = fleet.sql.loss = 0.0
+        fleet.network.slow = SLOW
         fleet.network.silences.clear()
         while not fleet.is_sound() or self._is_sql_away():
             await world.sleep(0.1)
@@ -271,11 +288,13 @@ class Run:
         reading = self.fleet.run(process, self._read(store), "judge")
         await self._over(reading)
         found = await reading.ended
-        staleness = float(self.fleet.settings["max_staleness"])
+        befell = self._befell()
         for each in found:
-            checks.judge(each, self.outcomes, staleness=staleness, losses=self.losses)
+            checks.judge(each, self.outcomes, befell)
         checks.judge_errors(self.outcomes)
-        checks.judge_leases(self.outcomes, [kind for kind, _ in self.shape.faults])
+        checks.judge_leases(self.outcomes, befell)
+        if not self.shape.copies:  # else two servers may have taken writes under one epoch
+            checks.judge_versions(self.fleet.sql.given())
         if refused := self.fleet.sql.refused():
             raise Broken("archive", f"SQL refused {refused}")
         checks.judge_erased(self.fleet.everything(), self.outcomes)
@@ -316,20 +335,20 @@ class Run:
         found = [await checks.read(store, f"s{at}", writers) for at in range(self.shape.records)]
         for each in self.outcomes:
             if each.operation.kind == "fork" and each.state == ACKNOWLEDGED:
-                source = found[each.operation.record].main.state(each.target)
-                if source is not None and not found[each.operation.record].branches:
-                    fork = await checks.read(store, fork_of(each), writers, source)
-                    if fork.main.changes:
-                        made = fork.main.states[1]
-                    elif fork.branches:
-                        made = fork.branches[0].states[1]
-                    else:
-                        made = source
-                        if each.writer not in fork.aside:
-                            checks.judge_loss(each, self.losses)
-                    if made != source:
-                        raise Broken("G9", f"{each} made {made} of {source}")
+                await self._judge_fork(store, each, found[each.operation.record], writers)
         return found
+
+    async def _judge_fork(
+        self, store: AsyncStateStore, each: Outcome, of: checks.Found, writers: dict[str, Outcome]
+    ) -> None:
+        source = of.main.state(each.target)
+        fork = await checks.read(store, fork_of(each), writers, source or checks.EMPTY)
+        if not fork.main.changes and not fork.branches and each.writer not in fork.aside:
+            checks.judge_loss(each, self._befell())
+        elif source is not None and not of.branches and (line := (fork.branches or [fork.main])[0]).changes:
+            made = fork.main.states[1] if fork.main.changes else line.states[1]
+            if made != source:
+                raise Broken("G9", f"{each} made {made} of {source}")
 
     async def _close(self) -> None:
         """Close all, and look for what was left behind."""

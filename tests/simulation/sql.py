@@ -15,7 +15,7 @@ from sqlalchemy import event, select
 from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.tables import metadata, quarantine
+from distributed_state.cold.tables import branches, changes, metadata, quarantine, records
 from distributed_state.errors import ColdUnavailable
 from tests.simulation.world import EPOCH, Future, Process, World
 
@@ -74,6 +74,14 @@ class SimulatedSql:
         with self.database.read() as connection:
             rows = connection.execute(select(q.record, q.version, q.reason)).all()
         return [f"{row.record} {row.version}: {row.reason}" for row in rows if not row.reason.startswith(_KEPT_ASIDE)]
+
+    def given(self) -> list[tuple[str, str, int, str]]:
+        """Each commit that it has: record, epoch, version and event. What is in blocks is left out."""
+        c, r, b = changes.c, records.c, branches.c
+        with self.database.read() as connection:
+            rows = connection.execute(select(r.record, c.epoch, c.version, c.event).where(c.record == r.key)).all()
+            aside = connection.execute(select(b.record, b.epoch, b.version, b.event)).all()
+        return [(row.record, row.epoch, row.version, row.event) for row in (*rows, *aside)]
 
     def cold(self, namespace: str, snapshot_every: int) -> ColdStore:
         """The cold tier of one replica."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ class Outcome:
     level: str = "memory"
     died: bool = False  # the replica that it was made on, before the end
     seen: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
+    relied: dict[str, Any] | None = None  # the fields that a change was made from
     fresh: bool = False
     repeated: bool = False
     counted: int | None = None  # what a turn or a transaction read, and wrote plus one
@@ -61,6 +62,20 @@ class Outcome:
 def fork_of(outcome: Outcome) -> str:
     """The id of the record that a fork makes."""
     return f"fork-{outcome.writer}"
+
+
+BRIEF = "brief"  # a field that is there for BRIEF_SECONDS only
+BRIEF_SECONDS = 0.4
+
+
+def lasting(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields without the one that ends by itself."""
+    return {key: value for key, value in fields.items() if key != BRIEF}
+
+
+def private(number: int) -> str:
+    """The id of a record that is erased now and then."""
+    return f"private{number}"
 
 
 def secret(writer: str) -> str:
@@ -118,12 +133,21 @@ class Caller:
         self.outcome.seen.append((self.session.id, -1, {"messages": [each.content for each in found]}))
 
     async def _item_get(self) -> None:
-        await self.session.items("notes").get(self.chance.choice("xy"))
+        self.outcome.fresh = True
+        key = self.chance.choice("xy")
+        self.outcome.seen.append((self.session.id, -1, {key: await self.session.items("notes").get(key)}))
 
     # Writes
 
     async def _set(self) -> None:
         self.outcome.version = await self.session.set(self.chance.choice("ab"), self.value)
+
+    async def _set_large(self) -> None:
+        """More than is published: who hears of it reads it."""
+        self.outcome.version = await self.session.set("c", self.value + "." * 5000)
+
+    async def _set_brief(self) -> None:
+        self.outcome.version = await self.session.set(BRIEF, self.value, ttl=BRIEF_SECONDS)
 
     async def _set_if_unchanged(self) -> None:
         self.outcome.base = await self.session.version()
@@ -156,6 +180,7 @@ class Caller:
             if not turn.repeated:
                 turn.append({"role": "user", "content": self.value})
                 outcome.counted = counted = turn.get("count", 0)
+                outcome.relied = lasting(turn)
                 await self._think()
                 turn["count"] = counted + 1
                 turn["by"] = self.value
@@ -164,6 +189,7 @@ class Caller:
         async with self.session.transaction() as transaction:
             self.outcome.base = transaction.version
             self.outcome.counted = counted = transaction.get("sum", 0)
+            self.outcome.relied = lasting(transaction)
             await self._think()
             transaction["sum"] = counted + 1
 
@@ -178,14 +204,15 @@ class Caller:
         async with self.session.lock(ttl=self.ttl, wait=2.0):
             view = await self.session.view(fresh=self.chance.random() < 0.5)
             self.outcome.base, self.outcome.counted = view.version, (counted := view.get("held", 0))
+            self.outcome.relied = lasting(view)
             await self._think()
             self.outcome.version = await self.session.set("held", counted + 1)
 
     async def _item_put(self) -> None:
-        await self.session.items("notes").put(self.chance.choice("xy"), self.value)
+        self.outcome.version = await self.session.items("notes").put(self.chance.choice("xy"), self.value)
 
     async def _item_delete(self) -> None:
-        await self.session.items("notes").delete(self.chance.choice("xy"))
+        self.outcome.version = await self.session.items("notes").delete(self.chance.choice("xy"))
 
     async def _tag(self) -> None:
         written = await self.session.write(tag={"by": self.value}, set={"a": self.value})
@@ -231,7 +258,7 @@ class Caller:
 
     @property
     def _private(self) -> str:
-        return f"private{self.operation.record}"
+        return private(self.operation.record)
 
     async def _emit(self) -> None:
         type = self.chance.choice(("app.a", "app.b", "app.c"))
