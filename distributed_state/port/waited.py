@@ -24,12 +24,13 @@ import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 _ENTRANCES = ("__aenter__", "__aexit__", "__anext__")
 
 
@@ -107,25 +108,59 @@ def queued() -> Iterator[None]:
             account.silent |= _Unanswered.silent
 
 
-_room: ContextVar[Callable[[int], Awaitable[None]] | None] = ContextVar("distributed_state_room", default=None)
+class Room(Protocol):
+    """Room in memory for one answer."""
+
+    def take(self, size: int) -> bool:
+        """Count this many bytes that are read of it; False: there is no room for them now."""
+
+    async def wait(self, size: int) -> None:
+        """Wait until there is, and take it."""
+
+
+class _Full(Exception):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+_room: ContextVar[Room | None] = ContextVar("distributed_state_room", default=None)
+_counted: ContextVar[Room | None] = ContextVar("distributed_state_counted", default=None)  # inside of `with_room`
 
 
 @contextmanager
-def making_room(wait: Callable[[int], Awaitable[None]]) -> Iterator[None]:
-    """Inside, what is read for an answer waits for room in memory: `wait` is called with its bytes until then."""
-    token = _room.set(wait)
+def _set(variable: ContextVar[Room | None], room: Room | None) -> Iterator[None]:
+    token = variable.set(room)
     try:
         yield
     finally:
-        _room.reset(token)
+        variable.reset(token)
 
 
-async def room(size: int) -> None:
-    """Wait for room for an answer of which this many bytes are read; at once, unless somebody set a limit."""
-    wait = _room.get()
-    if wait is not None:
+def making_room(room: Room) -> AbstractContextManager[None]:
+    """Inside, there is this room for what is read for an answer."""
+    return _set(_room, room)
+
+
+def room(size: int) -> None:
+    """Count bytes that are read of an answer. Without room for them what reads it ends, and begins again later."""
+    found = _counted.get()
+    if found is not None and not found.take(size):
+        raise _Full(size)
+
+
+async def with_room(read: Callable[[], Awaitable[T]]) -> T:
+    """What this reads, with room for what it counts. It is called again after a wait, in which nothing is held."""
+    found = _room.get()
+    while True:
+        try:
+            with _set(_counted, found):
+                return await read()
+        except _Full as full:
+            size = full.size
+        # Here, as the exception holds all that was read.
+        assert found is not None, "there was no room"
         with queued():
-            await wait(size)
+            await found.wait(size)
 
 
 def bounded(*reads: str) -> Callable[[C], C]:

@@ -79,7 +79,7 @@ async def _rows(
             raise TooLarge(f"{context.text[:200]}: {len(found)} changes are {size} bytes, more than {most}")
         if not rows:
             break
-        await waited.room(size)
+        waited.room(size)
         after = rows[-1].version
     return found
 
@@ -181,7 +181,7 @@ async def at(
     if most is not None and size > most:
         raise TooLarge(f"{names.ref.text[:200]}: its fields are {size} bytes, more than {most}")
     if most is not None:
-        await waited.room(size)
+        waited.room(size)
     shown = await messages.shown_in(tiers, names, entry, runs, None if most is None else most - size)
     phase = state.fields.get(PHASE)
     snapshot = Snapshot(

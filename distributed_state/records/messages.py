@@ -169,7 +169,7 @@ async def _found(
         found |= part
         if size > most:
             raise TooLarge(f"{names.ref.text[:200]}: the last {len(found)} messages are {size} bytes, more than {most}")
-        await waited.room(size)
+        waited.room(size)
         before = some[0].start
     return found
 

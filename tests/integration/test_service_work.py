@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,13 +18,15 @@ import pytest
 from below import until
 from serving import served
 
+from distributed_state.cold.store import ColdStore
 from distributed_state.errors import Unavailable, WarmUnavailable
 from distributed_state.programs.service import Service, budget, memory, reading
-from distributed_state.programs.service.budget import Budget, Buffered, Sizes, Taken
+from distributed_state.programs.service.budget import Budget, Buffered, Growing, Sizes
 from distributed_state.programs.service.connections import Connections
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.readiness import Probe
 from distributed_state.programs.service.work import Work
+from distributed_state.values.journal import JournalEntry
 
 
 async def test_a_server_is_asked_once_a_while_however_many_want_to_know() -> None:
@@ -293,17 +296,34 @@ def test_unread_streams_of_events_buffer_little_and_lose_nothing(monkeypatch: py
         assert soon(lambda: service.budget.buffered == 0)
 
 
-def test_what_turns_out_large_waits_for_room_before_it_is_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+class Kept(bytes):
+    """Bytes that were read, as long as somebody has them."""
+
+    held = 0
+
+    def __new__(cls, data: bytes) -> Kept:
+        cls.held += len(data)
+        return super().__new__(cls, data)
+
+    def __del__(self) -> None:
+        Kept.held -= len(self)
+
+
+def test_a_history_that_turns_out_large_holds_nothing_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of these answers, and what was guessed of them is given back before they are read."""
-    read, unpaid = [0], [0]
-    grown = Budget.grow
+    waited, uncounted, many = [0], [0], 16
+    read, wait = ColdStore.history, Growing.wait
 
-    async def grow(self: Budget, taken: Taken, beside: int, times: int, most: int, size: int) -> None:
-        await grown(self, taken, beside, times, most, size)
-        read[0] += size > ROOM // 4
-        unpaid[0] += taken.size < size * times
+    def history(self: ColdStore, *arguments: Any, **named: Any) -> list[JournalEntry]:
+        return [replace(each, data=Kept(each.data)) for each in read(self, *arguments, **named)]
 
-    monkeypatch.setattr(Budget, "grow", grow)
+    async def waiting(self: Growing, size: int) -> None:
+        waited[0] += 1
+        uncounted[0] = max(uncounted[0], Kept.held - self._budget.taken)
+        await wait(self, size)
+
+    monkeypatch.setattr(ColdStore, "history", history)
+    monkeypatch.setattr(Growing, "wait", waiting)
     monkeypatch.setattr(Sizes, "note", lambda *_: None)
     monkeypatch.setattr(budget, "_LOADING", 0.0)
     with holding(monkeypatch, room=60) as (client, _, _):
@@ -312,10 +332,32 @@ def test_what_turns_out_large_waits_for_room_before_it_is_read_on(monkeypatch: p
             with httpx.Client(base_url=client.base_url, timeout=60) as http:
                 return http.get("/v1/conversations/nine/versions").status_code
 
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(ask, range(8))) == [200] * 8
-        assert read[0] >= 8
-        assert unpaid[0] == 0
+        with ThreadPoolExecutor(many) as pool:
+            assert list(pool.map(ask, range(many))) == [200] * many
+        assert waited[0] >= many // 2
+        assert uncounted[0] <= 2 * 100_000, "pages that threads are reading"
+    assert Kept.held == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/messages", "/transcript", "/fields", "/versions", "/versions/11", "/versions/1/diff?to=11", "/users/u"],
+)
+def test_what_is_read_for_an_answer_is_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = [0]
+    take = Growing.take
+
+    def taking(self: Growing, size: int) -> bool:
+        counted[0] = max(counted[0], size)
+        return take(self, size)
+
+    monkeypatch.setattr(Growing, "take", taking)
+    with holding(monkeypatch) as (client, _, _):
+        for each in ("/v1/conversations/nine", "/v1/users/u"):
+            client.put(f"{each}/fields/f", json={"value": "v" * 500_000}).raise_for_status()
+        counted[0] = 0
+        client.get(path.replace("/users", "/v1/users") if "users" in path else f"/v1/conversations/nine{path}")
+        assert counted[0] >= 500_000
 
 
 def test_a_repeated_request_says_which_version_deleted_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:

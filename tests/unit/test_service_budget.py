@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
 from distributed_state.programs.service import budget as budgets
-from distributed_state.programs.service.budget import Budget, Sizes, Taken
+from distributed_state.programs.service.budget import Budget, Growing, Sizes, Taken
 
 MOST = 4_000_000
 A, B = "prefix a:", "prefix b:"
@@ -126,20 +126,39 @@ async def test_a_request_of_unknown_size_that_waits_for_a_server_holds_nothing(m
 async def test_answers_that_turn_out_large_wait_for_each_other_and_hold_nothing_meanwhile() -> None:
     budget = Budget(MOST)
     taken = [await budget.take(A, 300_000) for _ in range(4)]
-    growing = [asyncio.create_task(budget.grow(each, 7, 3, MOST, 200_000)) for each in taken]
+    growing = [Growing(budget, each, 7, 3, MOST) for each in taken]
+    assert [each.take(200_000) for each in growing] == [False, False, False, True]
+    assert budget.held == taken[3].size == MOST // 2, "one that is large may become as large as an answer may be"
+    waiting = [asyncio.create_task(each.wait(200_000)) for each in growing[:3]]
     await settled()
-    assert [each.done() for each in growing] == [True, False, False, False]
-    assert budget.held == taken[0].size == MOST // 2, "one that is large may become as large as an answer may be"
-    await budget.grow(taken[0], 7, 3, MOST, 600_000)
-    for number in range(3):
-        taken[number].give_back()
-        await asyncio.wait_for(growing[number + 1], 5)
+    assert not any(each.done() for each in waiting)
     taken[3].give_back()
+    for number in range(3):
+        await asyncio.wait_for(waiting[number], 5)
+        taken[number].give_back()
     assert budget.held == 0
     small = await budget.take(A, 100)
-    await budget.grow(small, 7, 3, MOST, 1_000)
+    assert Growing(budget, small, 7, 3, MOST).take(1_000)
     assert budget.held == 3_007
     small.give_back()
+    assert budget.held == 0
+
+
+async def test_what_turns_out_larger_than_half_of_the_budget_waits_once() -> None:
+    """With what it has read by then it would wait for others that do the same, and all of them would hold it."""
+    budget = Budget(MOST)
+    first, second = await budget.take(A, 300_000), await budget.take(B, 300_000)
+    growing, another = Growing(budget, first, 7, 3, MOST), Growing(budget, second, 7, 3, MOST)
+    assert growing.take(200_000)
+    assert not another.take(200_000)
+    asking = asyncio.create_task(another.wait(200_000))
+    await settled()
+    assert growing.take(MOST)
+    assert budget.held == first.size == 3 * MOST + 7, "it is counted, however large"
+    assert not asking.done()
+    first.give_back()
+    await asyncio.wait_for(asking, 5)
+    second.give_back()
     assert budget.held == 0
 
 

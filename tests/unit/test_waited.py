@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -95,3 +97,42 @@ async def test_what_outlives_a_call_is_no_part_of_it() -> None:
     task = await begin()
     ended.set()
     assert await task is None
+
+
+class Scarce:
+    """Room that is there once it was waited for."""
+
+    def __init__(self, waits: Callable[[], None]) -> None:
+        self._waits = waits
+        self._room = False
+
+    def take(self, size: int) -> bool:
+        return self._room or size < 10
+
+    async def wait(self, size: int) -> None:
+        self._waits()
+        self._room = True
+
+
+async def test_what_is_read_without_room_is_let_go_while_it_is_waited_for_and_read_again() -> None:
+    class Large:
+        pass
+
+    held: WeakSet[Large] = WeakSet()
+    counts: list[int] = []
+
+    async def read() -> Large:
+        found = Large()
+        held.add(found)
+        waited.room(5)
+        counts.append(len(held))
+        await asyncio.sleep(0)
+        waited.room(50)
+        return found
+
+    with waited.making_room(Scarce(lambda: counts.append(-len(held)))):
+        found = await waited.with_room(read)
+        waited.room(50)  # not of an answer that could be read again
+    assert counts == [1, 0, 1]
+    assert [*held] == [found]
+    assert await waited.with_room(read) is not found, "without a limit all is read at once"

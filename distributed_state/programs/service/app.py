@@ -28,7 +28,7 @@ from distributed_state.programs import logs
 from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import PaidResponse, answer, compress, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
-from distributed_state.programs.service.budget import Budget, Sizes
+from distributed_state.programs.service.budget import Budget, Growing, Sizes
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
@@ -241,7 +241,7 @@ class Service:
                     else self.budget.take(caller.party, parsed)
                 )
             setattr(request.state, _TAKEN, taken)
-            with waited.making_room(partial(self.budget.grow, taken, parsed, times, self.limits.answer)):
+            with waited.making_room(Growing(self.budget, taken, parsed, times, self.limits.answer)):
                 response = await self._work.within(self.limits.request, operation.serve(asked))
             taken.become(len(response.body))
             if reads:

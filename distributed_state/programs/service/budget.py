@@ -97,7 +97,7 @@ class Budget:
     async def take(self, party: str, size: int) -> Taken:
         """Take so much, once it is there. Raises HTTPException 503 if that lasts too long."""
         loop = asyncio.get_running_loop()
-        if size > _SMALL and (self._comes_after(party, loop.time()) or not self._fits(party, size)):
+        if self.waits(party, size):
             waiting = _Waiting(party, size, loop.time(), loop.create_future())
             self._waiting.append(waiting)
             try:
@@ -138,22 +138,12 @@ class Budget:
         if less:
             self._grant()
 
-    async def grow(self, taken: Taken, beside: int, times: int, most: int, size: int) -> None:
-        """Have it hold what an answer takes of which `size` bytes are read, `times` as many and `beside` more.
-
-        If that is more than it has it waits, and holds nothing meanwhile: nobody waits for one that waits. One that is
-        large waits once, for what the largest may take that is answered, `most` bytes.
-        """
-        wanted = size * times + beside
-        if wanted <= taken.size:
-            return
-        if size > _PAGE:
-            wanted = max(wanted, min(most * times, self.most // 2))
-        taken.become(0)
-        granted = await self.take(taken.party, wanted)
+    async def exchange(self, taken: Taken, size: int) -> None:
+        """Have it hold so much, once that is there. Raises HTTPException 503."""
+        granted = await self.take(taken.party, size)
         self._all.pop(granted)
         self._count(granted.party, -granted.size)
-        taken.become(wanted)
+        taken.become(size)
 
     def end(self, taken: Taken) -> None:
         """Have it hold nothing."""
@@ -169,6 +159,11 @@ class Budget:
         self._parties[party] += size
         if not self._parties[party]:
             del self._parties[party]
+
+    def waits(self, party: str, size: int) -> bool:
+        """Whether a request that takes so much would wait."""
+        now = asyncio.get_running_loop().time()
+        return size > _SMALL and (self._comes_after(party, now) or not self._fits(party, size))
 
     def _comes_after(self, party: str, now: float) -> bool:
         """Whether somebody waits who goes first: one of its party, or one who has waited long."""
@@ -232,6 +227,40 @@ class Budget:
     def stream(self) -> Buffered:
         """The buffer of one stream of events."""
         return Buffered(self)
+
+
+class Growing:
+    """Room for an answer whose size shows while it is read: `copies` of what is read, and `beside` that.
+
+    If that is more than it has it waits, and holds nothing meanwhile: nobody waits for one that waits. One that is
+    large waits once, for what the largest may take that is answered, up to half of all. What is more is counted.
+    """
+
+    def __init__(self, budget: Budget, taken: Taken, beside: int, copies: int, largest: int) -> None:
+        self._budget = budget
+        self._taken = taken
+        self._beside = beside
+        self._copies = copies
+        self._enough = min(largest * copies, budget.most // 2)
+
+    def take(self, size: int) -> bool:
+        """Have room for this many bytes that are read; False: they are to be let go, and waited for."""
+        taken, wanted = self._taken, size * self._copies + self._beside
+        if wanted > taken.size and taken.size < self._enough:
+            wanted = self._wanted(size)
+            taken.become(0)
+            if self._budget.waits(taken.party, wanted):
+                return False
+        if wanted > taken.size:
+            taken.become(wanted)
+        return True
+
+    async def wait(self, size: int) -> None:
+        """Wait for it. Raises HTTPException 503."""
+        await self._budget.exchange(self._taken, self._wanted(size))
+
+    def _wanted(self, size: int) -> int:
+        return max(size * self._copies + self._beside, self._enough if size > _PAGE else 0)
 
 
 class Buffered:

@@ -6,6 +6,7 @@ Design: section 24.
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from distributed_state.errors import InvalidValue, TooLarge
@@ -26,20 +27,24 @@ async def shown(context: RecordContext, page: Page, limits: Limits, *, fresh: bo
 
     Raises InvalidValue, which says how to ask for less, if they are larger than an answer may be.
     """
-    most = limits.answer
+    return await waited.with_room(partial(_shown, context, page, limits.answer, fresh))
+
+
+async def _shown(context: RecordContext, page: Page, most: int, fresh: bool) -> tuple[Shown, int]:
     found = await _small(messages.chosen(context.tiers, context.keys, page, fresh=fresh, most=most))
     size = sum(map(len, found.entry.fields.values())) + sum(map(len, found.stored.values()))
     if size > most:
         raise InvalidValue(f"fields and messages are {size} bytes, more than {most}: ask for fewer messages at once")
-    await waited.room(size)
+    waited.room(size)
     return found, size
 
 
 def size_of(entry: CachedRecord, limits: Limits) -> int:
-    """The bytes of a record's fields. Raises InvalidValue if they are more than an answer may be."""
+    """The bytes of a record's fields, which are counted. Raises InvalidValue if they are more than an answer may be."""
     size = sum(map(len, entry.fields.values()))
     if size > limits.answer:
         raise InvalidValue(f"the fields are {size} bytes, more than {limits.answer}: read them one by one")
+    waited.room(size)
     return size
 
 
@@ -48,12 +53,13 @@ async def history(
     branch: str | None = None,
 ) -> list[Change]:  # fmt: skip
     """The changes between two versions. Raises InvalidValue if they are larger than an answer may be."""
-    return await _small(past.history(context, after, before, limit, branch, most=limits.answer))
+    read = partial(past.history, context, after, before, limit, branch, most=limits.answer)
+    return await waited.with_room(lambda: _small(read()))
 
 
 async def at(context: RecordContext, limits: Limits, *, version: int, branch: str | None = None) -> Snapshot:
     """The record as it was at a version. Raises InvalidValue if that is larger than an answer may be."""
-    return await _small(past.at(context, version, branch, most=limits.answer))
+    return await waited.with_room(lambda: _small(past.at(context, version, branch, most=limits.answer)))
 
 
 async def _small(read: Coroutine[Any, Any, T]) -> T:

@@ -11,6 +11,8 @@ from uuid import uuid4
 from pydantic import Field
 
 from distributed_state.errors import InvalidValue
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import waited
 from distributed_state.programs.service import fairness, reading, writing
 from distributed_state.programs.service.mcp.tool import OfSession
 from distributed_state.programs.service.resources import records
@@ -39,9 +41,14 @@ class GetState(OfSession):
         session = self.chosen(asked)
         context = context_of(session)
         context.allow("read", MOVES)
-        entry = records.there(await context.read(True), "session", session.id)
-        if self.keys is None:
-            reading.size_of(entry, asked.limits)
+
+        async def read() -> CachedRecord:
+            entry = records.there(await context.read(True), "session", session.id)
+            if self.keys is None:
+                reading.size_of(entry, asked.limits)
+            return entry
+
+        entry = await waited.with_room(read)
         phase = entry.fields.get(PHASE)
         fields = context.fields(entry)
         if self.keys is not None:

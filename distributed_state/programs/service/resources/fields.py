@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from distributed_state.errors import NotFound
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.programs.service import conditions, fairness, reading, requests, writing
+from distributed_state.programs.service import conditions, fairness, requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -51,11 +51,9 @@ async def read(scope: Scope, asked: Asked) -> Response:
     """All fields of a record."""
     given = requests.query(asked.request, records.Fresh)
     record = records.handle(asked, scope)
-    entry = await records.look(record, scope, given.fresh)
-    known = conditions.not_modified(asked.request, entry)
+    entry, known, size = await records.whole(asked, record, scope, given.fresh)
     if known is not None:
         return known
-    size = reading.size_of(entry, asked.limits)
     return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from distributed_state.errors import AccessDenied, Deleted, NotFound
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import waited
 from distributed_state.programs.service import conditions, fairness, leasing, reading, requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.remembering import key_of
@@ -114,16 +115,30 @@ async def look(record: AsyncRecord, scope: Scope, fresh: bool, field: str | None
     return there(await context_of(record).read(fresh, field), scope, record.id)
 
 
+async def whole(
+    asked: Asked, record: AsyncRecord, scope: Scope, fresh: bool
+) -> tuple[CachedRecord, Response | None, int]:
+    """The record as it is, the answer if the client has that already, and the bytes of its fields if not.
+
+    Raises InvalidValue if they are more than an answer may be.
+    """
+
+    async def read() -> tuple[CachedRecord, Response | None, int]:
+        entry = await look(record, scope, fresh)
+        known = conditions.not_modified(asked.request, entry)
+        return entry, known, 0 if known is not None else reading.size_of(entry, asked.limits)
+
+    return await waited.with_room(read)
+
+
 async def read(scope: Scope, asked: Asked) -> Response:
     """The fields and tags of a user or a task."""
     asked_for = requests.query(asked.request, Fresh)
     record = handle(asked, scope)
-    entry = await look(record, scope, asked_for.fresh)
-    known = conditions.not_modified(asked.request, entry)
+    entry, known, size = await whole(asked, record, scope, asked_for.fresh)
     if known is not None:
         return known
     context_of(record).allow("read", TAGS)
-    size = reading.size_of(entry, asked.limits)
     return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
 
 
