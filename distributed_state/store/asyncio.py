@@ -841,7 +841,10 @@ class AsyncStateStore:
         await self._fleet.off(handler)
 
     async def ready(self) -> None:
-        """Wait until every handler given to `on` listens: none of them misses what is written afterwards."""
+        """Wait until every handler given to `on` listens: none of them misses what is written afterwards.
+
+        Raises WarmUnavailable if that takes longer than `timeout`.
+        """
         await self._fleet.ready()
 
     async def replicas(self) -> list[Replica]:

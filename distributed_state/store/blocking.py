@@ -792,7 +792,10 @@ class StateStore:
         finish(self._twin.off(handler))
 
     def ready(self) -> None:
-        """Wait until every handler given to `on` listens: none of them misses what is written afterwards."""
+        """Wait until every handler given to `on` listens: none of them misses what is written afterwards.
+
+        Raises WarmUnavailable if that takes longer than `timeout`.
+        """
         finish(self._twin.ready())
 
     def replicas(self) -> list[Replica]:

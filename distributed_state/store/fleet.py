@@ -14,6 +14,7 @@ from distributed_state.errors import (
     InvalidValue,
     TooLarge,
     Unavailable,
+    WarmUnavailable,
 )
 from distributed_state.events import audit
 from distributed_state.events.config import RECORD, Source, difference, field_of, of_fleet
@@ -129,7 +130,8 @@ class Fleet:
 
     async def ready(self) -> None:
         """Wait until every handler listens."""
-        await self._store.tiers().listening()
+        if not await self._store.tiers().listening():
+            raise WarmUnavailable("a handler does not listen yet: Redis did not answer it in time; call ready() again")
 
     async def replicas(self) -> list[Replica]:
         """The replicas that have this namespace open, the oldest first."""

@@ -216,13 +216,16 @@ class Tiers:
         """A lease on a record, not taken yet."""
         return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect, **more)
 
-    async def listening(self) -> None:
-        """Wait until every handler listens, so that none misses what is written afterwards."""
+    async def listening(self) -> bool:
+        """Wait until every handler listens, so that none misses what is written afterwards; whether all of them do."""
+        until = self.port.monotonic() + min(self.settings.timeout, self.warm.left())
+        every = True
         for each in list(self.handlings):
             if self.port.holds_up(each.here) and not await each.joined.wait(0):
                 held_up = "ready: a handler is to listen in the event loop that this call holds up"
                 raise ConfigurationError(f"{held_up}: `await store.aio.ready()` there")
-            await each.joined.wait(min(self.settings.timeout, self.warm.left()))
+            every = await each.joined.wait(max(0.0, until - self.port.monotonic())) and every
+        return every
 
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})

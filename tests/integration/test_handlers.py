@@ -12,7 +12,7 @@ import pytest
 from below import redis_of, tiers, until
 from faces import core
 
-from distributed_state import AccessDenied, Event, InvalidValue, StateError
+from distributed_state import AccessDenied, Event, InvalidValue, StateError, WarmUnavailable
 from distributed_state.events import group as group_of_consumers
 
 asynchronous = pytest.mark.only(face="asyncio")
@@ -87,6 +87,30 @@ async def test_off_hands_over_nothing_that_is_waiting(store: Any) -> None:
     await store.off(slow)
     assert time.monotonic() - began < 1
     assert len(heard) <= before + 2
+
+
+# Until it listens
+
+
+async def test_ready_does_not_return_before_a_handler_listens(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It returned after `timeout`, whether Redis had said where events begin or not."""
+    home, heard = tiers(store), list[Any]()
+    answered, positions = home.port.signal(), home.consumers.positions
+
+    async def late(since: str | None) -> Any:
+        await answered.wait()
+        return await positions(since)
+
+    monkeypatch.setattr(home.consumers, "positions", late)
+    store.on("a", lambda event: heard.append(event.data["n"]))
+    monkeypatch.setattr(home.warm, "left", lambda: 0.05)
+    with pytest.raises(WarmUnavailable, match="does not listen yet"):
+        await store.ready()
+    monkeypatch.undo()
+    answered.set()
+    await store.ready()
+    await store.emit("a", {"n": 1}, subject="s")
+    await until(lambda: heard == [1])
 
 
 # What a handler raises
