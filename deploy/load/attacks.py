@@ -29,6 +29,7 @@ from distributed_state.programs.servers import redis_server
 CONVERSATIONS = "/v1/conversations"
 HONEST = "honest"  # the conversation that somebody reads meanwhile
 _MEGABYTE = 10**6
+MCP = " over MCP"
 NINES = 24  # conversations of nine messages of a megabyte
 
 
@@ -347,6 +348,29 @@ def _read_at_once(target: Target, paths: Sequence[str], writing: bool) -> Callab
     return run
 
 
+def _call_at_once(target: Target, sessions: Sequence[str]) -> Callable[[], int]:
+    """The histories of all of them together over MCP, three times."""
+    head = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
+
+    def call(session: str) -> set[int]:
+        params = {"name": "history", "arguments": {"session": session}}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        with httpx.Client(base_url=target.url, headers=head, timeout=60) as http:
+            answers = [http.post("/v1/mcp", json=body) for _ in range(3)]
+        found = [each.json()["result"] for each in answers if each.status_code == 200]
+        # For one that waits too long the SDK writes its 503 into an answer.
+        assert not any(each.get("isError") and "as many bytes" not in str(each) for each in found), found
+        return {each.status_code for each in answers}
+
+    def run() -> int:
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            statuses = set().union(*pool.map(call, sessions))
+        assert statuses <= {200, 503}, statuses
+        return len(sessions)
+
+    return run
+
+
 def _follow_unread(target: Target, many: int) -> Callable[[], int]:
     """Streams of events that nobody reads, while there are thousands of events."""
 
@@ -370,6 +394,7 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
     large = f"{CONVERSATIONS}/large?last=8"
     whole = [f"{CONVERSATIONS}/nine{number}" for number in range(NINES)]
     nine = [f"{each}?last=9" for each in whole]
+    written = f"{CONVERSATIONS}/written?last=9"  # whose history is soon larger than an answer
     return {
         "6,000 half-sent heads": _hold(lambda: half_heads(target, 6_000)),
         f"{limit:,} silent connections": _hold(lambda: silent(target, limit)),
@@ -378,10 +403,11 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
         "a conversation of 312 MB at once": lambda: _ask_at_once(target),
         "30 readers that do not read 8 MB": _ignore(target, large, 30),
         "24 readers at once of 9 MB": _read_at_once(target, nine[:1] * 24, False),
-        "24 readers at once of 9 MB, and 4 writers": _read_at_once(target, nine[:1] * 24, True),
+        "24 readers at once of 9 MB, and 4 writers": _read_at_once(target, [written] * 24, True),
         "24 readers at once of 9 MB each": _read_at_once(target, nine, False),
         "24 exports at once of 9 MB each": _read_at_once(target, [f"{each}/export" for each in whole], False),
         "24 histories at once of 9 MB each": _read_at_once(target, [f"{each}/versions" for each in whole], False),
+        f"24 histories at once of 9 MB each{MCP}": _call_at_once(target, [f"nine{number}" for number in range(NINES)]),
         "250 streams of events that are not read": _follow_unread(target, 250),
         "16 forks at once of a conversation with 22 MB of fields": _fork_at_once(target, "wide", 16),
         "380,000 fields in one request, 20 times": _send(target, many_fields(380_000), 20),
@@ -400,23 +426,27 @@ def main(*only: str) -> None:
             conversation(another, "huge", 312, _MEGABYTE)
             conversation(another, "large", 8, _MEGABYTE)
             fields(another, "wide", 22, _MEGABYTE)
-            for number in range(NINES):
-                conversation(another, f"nine{number}", 9, _MEGABYTE)
-        with Target(options) as target:
-            print("| attack | connections | seconds | RSS, MB | `/healthz`, ms | a read, ms | of them failed |")
-            print("|---|---|---|---|---|---|---|")
-            for name, run in attacks(target).items():
-                if only and not any(each in name for each in only):
-                    continue
-                began = time.perf_counter()
-                with Watch(target) as watch:
-                    connections = run()
-                took, seen = time.perf_counter() - began, watch.seen
-                print(
-                    f"| {name} | {connections:,} | {took:.1f} | {seen.rss:.0f} | {seen.healthz * 1000:.0f} "
-                    f"| {seen.read * 1000:.0f} | {seen.failures} of {seen.looks * 2} |",
-                    flush=True,
-                )
+            for name in "written", *(f"nine{number}" for number in range(NINES)):
+                conversation(another, name, 9, _MEGABYTE)
+        print("| attack | connections | seconds | RSS, MB | `/healthz`, ms | a read, ms | of them failed |")
+        print("|---|---|---|---|---|---|---|")
+        for serve in (), ("--mcp",):  # which takes 25 MB by itself
+            with Target(options, *serve) as target:
+                for name, run in attacks(target).items():
+                    if (MCP in name) == bool(serve) and (not only or any(each in name for each in only)):
+                        _print(target, name, run)
+
+
+def _print(target: Target, name: str, run: Callable[[], int]) -> None:
+    began = time.perf_counter()
+    with Watch(target) as watch:
+        connections = run()
+    took, seen = time.perf_counter() - began, watch.seen
+    print(
+        f"| {name} | {connections:,} | {took:.1f} | {seen.rss:.0f} | {seen.healthz * 1000:.0f} "
+        f"| {seen.read * 1000:.0f} | {seen.failures} of {seen.looks * 2} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
