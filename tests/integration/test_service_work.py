@@ -7,10 +7,11 @@ import contextlib
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import httpx
@@ -18,8 +19,10 @@ import pytest
 from below import until
 from serving import served
 
-from distributed_state.cold.store import ColdStore
 from distributed_state.errors import Unavailable, WarmUnavailable
+from distributed_state.port import waited
+from distributed_state.port.shared import SharedPort
+from distributed_state.port.waited import Room
 from distributed_state.programs.service import Service, budget, memory, reading
 from distributed_state.programs.service.budget import Budget, Buffered, Growing, Sizes
 from distributed_state.programs.service.connections import Connections
@@ -297,32 +300,36 @@ def test_unread_streams_of_events_buffer_little_and_lose_nothing(monkeypatch: py
 
 
 class Kept(bytes):
-    """Bytes that were read, as long as somebody has them."""
+    """Bytes that were read for an answer, as long as somebody has them."""
 
-    held = 0
+    held: ClassVar[Counter[Room | None]] = Counter()
 
     def __new__(cls, data: bytes) -> Kept:
-        cls.held += len(data)
-        return super().__new__(cls, data)
+        kept = super().__new__(cls, data)
+        kept.room = waited._room.get()
+        cls.held[kept.room] += len(data)
+        return kept
 
     def __del__(self) -> None:
-        Kept.held -= len(self)
+        Kept.held[self.room] -= len(self)
 
 
 def test_a_history_that_turns_out_large_holds_nothing_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of these answers, and what was guessed of them is given back before they are read."""
-    waited, uncounted, many = [0], [0], 16
-    read, wait = ColdStore.history, Growing.wait
+    held, many = list[int](), 16
+    read, wait = SharedPort.sql, Growing.wait
 
-    def history(self: ColdStore, *arguments: Any, **named: Any) -> list[JournalEntry]:
-        return [replace(each, data=Kept(each.data)) for each in read(self, *arguments, **named)]
+    async def sql(self: SharedPort, function: Any, *arguments: Any) -> Any:
+        found = await read(self, function, *arguments)
+        if not isinstance(found, list) or not all(isinstance(each, JournalEntry) for each in found):
+            return found
+        return [replace(each, data=Kept(each.data)) for each in found]
 
     async def waiting(self: Growing, size: int) -> None:
-        waited[0] += 1
-        uncounted[0] = max(uncounted[0], Kept.held - self._budget.taken)
+        held.append(Kept.held[self])
         await wait(self, size)
 
-    monkeypatch.setattr(ColdStore, "history", history)
+    monkeypatch.setattr(SharedPort, "sql", sql)
     monkeypatch.setattr(Growing, "wait", waiting)
     monkeypatch.setattr(Sizes, "note", lambda *_: None)
     monkeypatch.setattr(budget, "_LOADING", 0.0)
@@ -334,30 +341,38 @@ def test_a_history_that_turns_out_large_holds_nothing_while_it_waits_for_room(mo
 
         with ThreadPoolExecutor(many) as pool:
             assert list(pool.map(ask, range(many))) == [200] * many
-        assert waited[0] >= many // 2
-        assert uncounted[0] <= 2 * 100_000, "pages that threads are reading"
-    assert Kept.held == 0
+        assert len(held) >= many // 2
+        assert set(held) == {0}
+        assert len(Kept.held) == many, "each had bytes of its own"
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["", "/messages", "/transcript", "/fields", "/versions", "/versions/11", "/versions/1/diff?to=11", "/users/u"],
-)
-def test_what_is_read_for_an_answer_is_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = [0]
+def test_what_is_read_for_an_answer_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
     take = Growing.take
 
     def taking(self: Growing, size: int) -> bool:
-        counted[0] = max(counted[0], size)
+        counted.append(size)
         return take(self, size)
 
     monkeypatch.setattr(Growing, "take", taking)
     with holding(monkeypatch) as (client, _, _):
-        for each in ("/v1/conversations/nine", "/v1/users/u"):
-            client.put(f"{each}/fields/f", json={"value": "v" * 500_000}).raise_for_status()
-        counted[0] = 0
-        client.get(path.replace("/users", "/v1/users") if "users" in path else f"/v1/conversations/nine{path}")
-        assert counted[0] >= 500_000
+        for each in ("conversations/nine", "users/u"):
+            client.put(f"/v1/{each}/fields/f", json={"value": "v" * 500_000}).raise_for_status()
+        fields, both = range(500_000, 510_000), range(1_400_000, 1_410_000)
+        messages = range(900_000, 910_000)
+        for path, expected in (
+            ("conversations/nine", [messages, both]),
+            ("conversations/nine/messages", [messages, both]),
+            ("conversations/nine/transcript", [messages, both]),
+            ("conversations/nine/fields", [fields]),
+            ("conversations/nine/versions", [both]),
+            ("conversations/nine/versions/11", [fields, messages]),
+            ("conversations/nine/versions/1/diff?to=11", [fields, messages]),
+            ("users/u", [fields]),
+        ):
+            counted.clear()
+            client.get(f"/v1/{path}").raise_for_status()
+            assert all(any(size in each for size in counted) for each in expected), (path, counted)
 
 
 def test_a_repeated_request_says_which_version_deleted_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
