@@ -241,8 +241,9 @@ async def a_turn_takes_no_more(opener: Any) -> None:
         with asked(stores[0]) as seen:
             async with stores[0].session(id).turn() as turn:
                 turn["n"] = 1
-        taken.append([each.split()[:2] for each in seen.sent])
-    assert taken[2] == taken[1]
+        # Beside them the store may look at its partitions.
+        taken.append([each.split()[:2] for each in seen.sent if each.startswith("EVALSHA")])
+    assert taken[2] == taken[1] != []
 
 
 @fleet
