@@ -298,6 +298,7 @@ async def test_of_several_servers_one_that_refuses_the_login_is_an_error_as_of_o
             await port.exchange([get(A), get(B), get(C)])
         with pytest.raises(WarmUnavailable):
             await port.exchange([get(A)])
+    with callers.blocking():  # a loop would look again and again whether its threads have ended
         await port.close()
 
 
@@ -322,10 +323,10 @@ async def test_with_one_connection_that_turns_out_to_be_lost_all_free_ones_are_c
     port._free[B] = [Stale()]  # type: ignore[list-item]
     with callers.blocking():
         found = await port.exchange_with_all({A: [get(A)], B: [get(B)]})
-    assert all(isinstance(each, WarmUnavailable) for each in found.values())
-    assert port._free[A] == []
-    assert [each.closed for each in free[:2]] == [True, True]
-    await port.close()
+        assert all(isinstance(each, WarmUnavailable) for each in found.values())
+        assert port._free[A] == []
+        assert [each.closed for each in free[:2]] == [True, True]
+        await port.close()
 
 
 @pytest.mark.parametrize(
