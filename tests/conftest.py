@@ -63,8 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.default_int_handler)
     # Some images forbid Python to keep what it compiled. The hundreds of processes of a run would compile all anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # How long an example takes is the machine's affair.
-    hypothesis.settings.register_profile("ours", deadline=None)
+    # How long an example takes is the machine's affair. A checkout may be read-only: then no example is kept.
+    kept = {} if os.access(config.rootpath, os.W_OK) else {"database": None}
+    hypothesis.settings.register_profile("ours", deadline=None, **kept)
     hypothesis.settings.load_profile("ours")
     if os.environ.get("CI") == "true" and SYSTEM_REDIS is None:
         raise pytest.UsageError("CI tests the oldest supported server: install the system's redis-server")
