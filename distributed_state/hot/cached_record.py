@@ -9,7 +9,7 @@ Design: section 7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from distributed_state.errors import CorruptState
@@ -125,6 +125,11 @@ class CachedRecord:
             rest._stored = self._stored
             self._rest = rest
         return self._rest.living(now)
+
+    @property
+    def all_stored(self) -> Mapping[bytes, bytes]:
+        """All fields as they are stored, with those whose time is over."""
+        return self._stored
 
     def raw(self, name: bytes) -> bytes | None:
         """The bytes that are stored for a field, even if its time is over: what a write has to expect."""

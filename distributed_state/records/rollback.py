@@ -113,10 +113,11 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
     # A request that was answered stays answered: forgotten, it would be applied again when its caller repeats it.
     handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
-    for name in sorted(present.fields.keys() - target.fields.keys() - handled):
+    # A field whose time is over goes, too: with `#timed`, which goes as nothing at the target ends, it would be back.
+    for name in sorted(present.all_stored.keys() - target.fields.keys() - handled):
         changes.reserved(name, None)
     for name, value in target.fields.items():
-        if name not in handled and present.fields.get(name) != value:
+        if name not in handled and present.raw(name) != value:
             changes.reserved(name, carried(form, form, name, value))
 
 

@@ -97,6 +97,21 @@ async def test_it_ends_in_hot_without_asking(opener: Any) -> None:
     assert seen.sent == []
 
 
+async def test_a_rollback_does_not_bring_back_what_is_over(store: Any) -> None:
+    """What is stored of it went on living: with the last deadline of the record goes the note that there are any."""
+    session = store.session("s")
+    await session.set("a", 1)
+    await session.set("otp", 1, ttl=0.1)
+    await until(lambda: _is_over(session))
+    await session.rollback(version=1)
+    assert await session.get_all(fresh=True) == {"a": 1}
+    assert "otp" in (await session.history())[-1].deleted
+
+
+async def _is_over(session: Any) -> bool:
+    return not await session.has("otp", fresh=True)
+
+
 async def test_it_ends_while_the_servers_time_passes(store: Any) -> None:
     """No clock is moved here."""
     session = store.session("s")
