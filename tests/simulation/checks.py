@@ -9,12 +9,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributed_state import AsyncStateStore
-from distributed_state.values.results import Change
-from tests.simulation.workload import ACKNOWLEDGED, BRIEF, BRIEF_SECONDS, REFUSED, Outcome, lasting, private, secret
+from distributed_state.values.results import Change, Snapshot
+from tests.simulation.workload import (
+    ACKNOWLEDGED,
+    BRIEF,
+    BRIEF_SECONDS,
+    ERASURES,
+    IDLE,
+    PRIVATE,
+    REFUSED,
+    Outcome,
+    lasting,
+    private,
+    secret,
+    short,
+)
 
 COLLECTION = "notes"
 Writers = Mapping[str, Outcome]
@@ -51,6 +64,7 @@ class State:
 
 
 EMPTY = State({}, [], {})
+_KEPT = 4  # newest changes, of a purge
 _SLOW = 1.0  # seconds: a message and its answer take less than that
 _SLACK = 0.05  # seconds, by which the time of a server may be estimated wrong
 _ALL_HEARD = {"power cut", "restart server", "evict", "forget scripts"}
@@ -110,7 +124,18 @@ class Line:
     name: str
     base: int
     changes: list[Change]
-    states: list[State]
+    states: list[State | None]  # None where a repair brought a later version whole
+
+    @property
+    def version(self) -> int:
+        """The last one."""
+        return self.base + len(self.states) - 1
+
+    def lacks(self, version: int) -> bool:
+        """Whether nobody knows what a version of this line was; 0: any of them."""
+        return None in self.states and (
+            not version or (self.base < version <= self.version and not self.state(version))
+        )
 
     def state(self, version: int) -> State | None:
         """The state at a version that is of this line, else None."""
@@ -134,36 +159,52 @@ class Found:
         return [self.main, *self.branches]
 
 
-def fold(start: State, changes: Sequence[Change], base: int, name: str, writers: Writers, main: Line | None) -> Line:
-    """The states behind these changes; a branch begins in the `main` line."""
-    states = [start]
-    for at, change in enumerate(changes):
-        if change.version != base + at + 1:
-            raise Broken("G1", f"{name}: version {change.version} follows {base + at}")
-        state = states[-1].after(change)
-        if change.actor in writers and writers[change.actor].operation.kind in ("clear", "delete record"):
+def fold(
+    start: State,
+    changes: Sequence[Change],
+    base: int,
+    name: str,
+    writers: Writers,
+    main: Line | None,
+    whole: Mapping[int, Snapshot],
+) -> Line:
+    """The states behind these changes; a branch begins in the `main` line. `whole`: those that a repair brought."""
+    line = Line(name, base, list(changes), [start])
+    state = start
+    for change in changes:
+        brought = whole.get(change.version)
+        if brought is not None:
+            line.states.extend([None] * (change.version - line.version - 1))
+        if change.version != line.version + 1:
+            raise Broken("G1", f"{name}: version {change.version} follows {line.version}")
+        state = state.after(change)
+        if brought is not None:
+            messages = [str(each.content) for each in brought.messages]
+            state = replace(state, fields=lasting(brought.fields), messages=messages)
+        elif change.actor in writers and writers[change.actor].operation.kind in ("clear", "delete record"):
             state = EMPTY
         elif change.kind == "rollback":
             target = writers[change.actor].target
-            restored = main.states[target] if main is not None and target <= base else states[target - base]
-            if state.fields != restored.fields:
+            restored = (main if main is not None and target <= base else line).state(target)
+            if restored is not None and state.fields != restored.fields:
                 raise Broken("G9", f"{name}: a rollback to version {target} made {state}, which was {restored}")
-            state = restored
-        states.append(state)
-    return Line(name, base, list(changes), states)
+            state = restored or state
+        line.states.append(state)
+    return line
 
 
 async def read(store: AsyncStateStore, id: str, writers: Writers, source: State = EMPTY) -> Found:
     """Everything that is known of a record, forked from `source`. Raises Broken if it contradicts itself."""
     session = store.session(id)
     changes = await session.history()
-    main = fold(State({}, source.messages, source.items), changes, 0, id, writers, None)
+    whole = {each.version: await session.at(version=each.version) for each in changes if each.kind == "repair"}
+    main = fold(State({}, source.messages, source.items), changes, 0, id, writers, None, whole)
     branches, aside = [], set[str]()
     for branch in await session.branches():
         changes = await session.history(branch=branch.id)
         start = main.state(branch.base)
         if branch.complete and start is not None:
-            branches.append(fold(start, changes, branch.base, f"{id} branch {branch.id}", writers, main))
+            branches.append(fold(start, changes, branch.base, f"{id} branch {branch.id}", writers, main, {}))
         else:
             aside |= {change.actor for change in changes}
     view = await session.view(fresh=True)
@@ -173,13 +214,13 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
     }
     found = State(lasting(view), messages, items)
     _judge_tokens(id, main)
-    if view.version != len(main.changes):
-        raise Broken("G4", f"{id}: Redis is at version {view.version}, its history at {len(main.changes)}")
+    if view.version != main.version:
+        raise Broken("G4", f"{id}: Redis is at version {view.version}, its history at {main.version}")
     if found != main.states[-1]:
         raise Broken("G9", f"{id}: {found} is not the fold of its history, {main.states[-1]}")
-    if main.changes:
+    expected = main.state(max(1, view.version - 3))
+    if main.changes and expected is not None:
         past = await session.at(version=max(1, view.version - 3))
-        expected = main.states[max(1, view.version - 3)]
         if lasting(past.fields) != expected.fields:
             raise Broken("G9", f"{id}: at version {past.version} it was {past.fields}, not {expected.fields}")
     return Found(id, main, branches, view.version, found, frozenset(aside))
@@ -255,6 +296,8 @@ def _judge_loss(found: Found, each: Outcome, places: dict[str, dict[str, list[in
         return  # it is another record's change
     if each.operation.kind == "delete record" and _was_deleted(found.main, each.version):
         return  # by somebody else
+    if found.main.lacks(each.version):
+        return  # SQL was older by then, and a later version came whole
     if each.level in ("archived", "fsynced"):
         raise Broken("G5", f"{each} was acknowledged as {each.level} and is not in the history of {found.id}")
     if any(each.writer in places[line.name] for line in found.branches) or each.writer in found.aside:
@@ -328,7 +371,7 @@ class _Reading:
         states = [(line, line.state(version)) for line in self.found.lines()]
         fits = [(line, state) for line, state in states if state is not None and state.fields == seen]
         if not fits:
-            if not self._may_be_lost(each):
+            if not self._may_be_lost(each) and not self.found.main.lacks(version):
                 expected = self.found.main.state(version)
                 raise Broken("G9", f"{each} saw {seen} as version {version} of {self.found.id}, which {expected} is")
             return
@@ -346,9 +389,10 @@ class _Reading:
             (line, line.base + at)
             for line in self.found.lines()
             for at, state in enumerate(line.states)
+            if state is not None
             if value == (state.messages if name == "messages" else state.items.get((COLLECTION, name)))
         ]
-        if not fits and not self._may_be_lost(each):
+        if not fits and not self._may_be_lost(each) and not self.found.main.lacks(0):
             raise Broken("G9", f"{each} saw {name} {value}, which no version of {self.found.id} has")
         if fits and all(line is self.found.main for line, _ in fits) and not self._may_be_lost(each):
             self._judge_age(each, fits[-1][1])
@@ -401,18 +445,53 @@ def judge_errors(outcomes: Sequence[Outcome]) -> None:
 
 def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
     """Nothing of what was erased is anywhere. `rest`: all that SQL and Redis hold. Raises Broken."""
-    secrets: dict[int, list[Outcome]] = {}
+    records: dict[str, list[Outcome]] = {}
     for each in outcomes:
-        if each.operation.kind in ("erase", "keep secret"):
-            secrets.setdefault(each.operation.record, []).append(each)
-    for number, tries in secrets.items():
+        if each.operation.kind in PRIVATE:
+            records.setdefault(private(each.operation), []).append(each)
+    for id, tries in records.items():
         for erased in tries:
-            if erased.operation.kind == "erase" and erased.state == ACKNOWLEDGED:
+            if erased.operation.kind in ERASURES and erased.state == ACKNOWLEDGED:
                 before = [each for each in tries if each.ended < erased.began]
                 for each in before:
-                    if each.operation.kind == "keep secret" and secret(each.writer).encode() in rest:
+                    if secret(each.writer).encode() in rest:
                         raise Broken("erasure", f"{erased}, and what {each} is still there")
                 # Its name stays in the event that tells of it. Who looks again brings the tombstone back.
-                alone = len(before) == len(tries) - 1 and all(each.operation.kind != "erase" for each in before)
-                if alone and f":r:session:{private(number)}".encode() in rest:
-                    raise Broken("erasure", f"{erased}, and Redis still has {private(number)}")
+                alone = len(before) == len(tries) - 1 and all(each.operation.kind not in ERASURES for each in before)
+                if alone and f":r:session:{id}".encode() in rest:
+                    raise Broken("erasure", f"{erased}, and Redis still has {id}")
+
+
+async def judge_short(store: AsyncStateStore, outcomes: Sequence[Outcome], befell: Befell) -> None:
+    """Sessions that end by themselves have ended, and not before their time. Raises Broken."""
+    for each in outcomes:
+        if each.operation.kind == "begin short" and each.state == ACKNOWLEDGED:
+            session = store.session(short(each.writer))
+            changes = await session.history()
+            if not changes:
+                judge_loss(each, befell)
+            elif [change.kind for change in changes[1:]] != ["expire"]:
+                raise Broken("expiry", f"{each} has not ended: {[change.kind for change in changes]}")
+            elif changes[1].time - changes[0].time < IDLE - _SLACK:
+                raise Broken("expiry", f"{each} ended {changes[1].time - changes[0].time:.3f} s after it began")
+            elif await session.exists(fresh=True):
+                raise Broken("expiry", f"{each} has ended, and is there")
+
+
+async def judge_purged(store: AsyncStateStore, found: Found) -> None:
+    """What a purge leaves of a record is what it was. Raises Broken."""
+    session = store.session(found.id)
+    await store.purge(keep_changes=_KEPT)
+    changes = await session.history()
+    if changes != found.main.changes[-len(changes) :] or (
+        not found.main.lacks(0) and len(changes) < min(_KEPT, len(found.main.changes))
+    ):
+        raise Broken("G9", f"{found.id}: a purge left {changes} of {found.main.changes[-_KEPT:]}")
+    messages = [str(each.content) for each in await session.messages(fresh=True)]
+    if messages != found.state.messages or lasting(await session.view(fresh=True)) != found.state.fields:
+        raise Broken("G9", f"{found.id}: a purge left {messages} of {found.state}")
+    for change in changes:
+        past, state = await session.at(version=change.version), found.main.state(change.version)
+        said = [str(each.content) for each in past.messages]
+        if state is not None and (lasting(past.fields), said) != (state.fields, state.messages):
+            raise Broken("G9", f"{found.id}: after a purge version {change.version} is {past}, and it was {state}")

@@ -25,7 +25,7 @@ from distributed_state.warm.positions import count
 from tests.simulation.checks import Broken
 from tests.simulation.fleet import Fleet
 from tests.simulation.plan import Fault
-from tests.simulation.workload import ACKNOWLEDGED, REFUSED, Outcome
+from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, REFUSED, Outcome, fork_of, private
 from tests.simulation.world import EPOCH, Process, Task
 
 GROUP = "group"
@@ -272,7 +272,8 @@ class Listening:
     def judge(self, outcomes: Sequence[Outcome], losses: Losses) -> None:
         """Compare what all got with what there was. Raises Broken."""
         self._judge_emitted([each for each in outcomes if each.operation.kind == "emit"], losses)
-        erased = {f"session:private{each.operation.record}" for each in outcomes if each.operation.kind == "erase"}
+        erased = {f"session:{private(each.operation)}" for each in outcomes if each.operation.kind in PRIVATE}
+        erased |= {f"session:{fork_of(each)}" for each in outcomes if each.operation.kind == "fork own"}
         for listener in self.listeners:
             self._judge_contents(listener, erased, losses)
             if not listener.group:

@@ -13,8 +13,9 @@ WRITES = {
     "set": 4, "set if unchanged": 2, "set if equal": 1, "delete field": 1, "increment": 3, "append": 3, "turn": 6,
     "transaction": 2, "apply": 2, "locked": 2, "item put": 2, "item delete": 1, "tag": 1, "batch": 2, "durable": 2,
     "delete record": 1, "revive": 2, "clear": 1, "roll back": 2, "checkpoint": 1, "fork": 1, "keep secret": 2,
-    "erase": 1, "set large": 1, "set brief": 1,
+    "erase": 1, "set large": 1, "set brief": 1, "keep own": 2, "fork own": 1, "forget": 1, "begin short": 1,
 }  # fmt: skip
+_GONE = ("erase", "forget", "keep secret", "keep own", "fork own", "begin short", "delete record", "clear", "fork")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,17 @@ HOT = replace(
     CALM, replicas=2, clients=16, records=1, operations=120, pace=0.1, reads=0.0, mix=(("get", 6), ("set", 3)),
     faults=(("silence", 12),), settings=tuple((dict(CALM.settings) | {"partitions": 1, "max_staleness": 0.2}).items()),
 )  # fmt: skip
+# What is maintained while it is written: history is packed, SQL is put back as it was, Redis is emptied.
+MAINTAINED = replace(
+    CALM, pace=0.15, operations=150, mix=(*WRITES.items(), ("compact", 4)),
+    settings=tuple((dict(CALM.settings) | {"op_window": 2.0, "retry_for": 0.6, "timeout": 0.4}).items()),
+    faults=(("flush", 2), ("sql loses answers", 2), ("sql away", 1), ("evict", 10), ("crash replica", 1)),
+)  # fmt: skip
+RESTORED = replace(
+    CALM, pace=0.1, operations=150, settings=tuple((dict(CALM.settings) | {"warm_ttl": 60.0}).items()),
+    mix=tuple((kind, weight) for kind, weight in WRITES.items() if kind not in _GONE),
+    faults=(("restore sql", 2), ("lose messages", 1), ("crash replica", 1), ("freeze replica", 1)),
+)  # fmt: skip
 LEASES = replace(
     CALM, ttl=0.3, mix=(("turn", 6), ("locked", 3), ("increment", 1), ("set", 1)), reads=0.1,
     faults=(("freeze replica", 6), ("lose messages", 2), ("silence", 3), ("clock jump", 2), ("freeze server", 1)),
@@ -180,5 +192,6 @@ ALL = replace(
 )  # fmt: skip
 SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
-    "hot": HOT, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER, "failover": FAILOVER, "all": ALL,
+    "hot": HOT, "maintained": MAINTAINED, "restored": RESTORED, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER,
+    "failover": FAILOVER, "all": ALL,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from distributed_state import AsyncStateStore
@@ -19,12 +20,14 @@ from tests.simulation.listening import Listening
 from tests.simulation.network import FROM, SLOW, TO, Silence
 from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
-from tests.simulation.workload import ACKNOWLEDGED, Caller, Outcome, fork_of
+from tests.simulation.replication import Loss
+from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, Caller, Outcome, fork_of, short
 from tests.simulation.world import Future, Process, Stalled, Task, World
 
 _LONGEST = 60.0  # seconds of its own time that one operation may take
 _REACHED = 2.5  # and a read, when nothing fails any more
 _STALENESS = 2.0
+_ENDED = 90.0  # seconds: where Redis lost all, sessions that are to end are looked for once a minute
 _OF_ONE = {"silence", "freeze replica", "crash replica", "clock jump"}  # faults of one replica
 
 
@@ -142,8 +145,8 @@ class Run:
         chance = random.Random(operation.draw)
         writer = operation.name
         records = [f"s{operation.record}"]
-        if operation.kind in ("keep secret", "erase"):
-            records = []  # it is another one's, which has no history in the end
+        if operation.kind in PRIVATE or operation.kind in ("begin short", "compact"):
+            records = []  # it is about others, which are judged apart
         if operation.kind == "batch":
             records.append(f"s{(operation.record + 1) % self.shape.records}")
         if operation.kind == "turn" and self.turns and chance.random() < 0.2:
@@ -223,6 +226,9 @@ class Run:
                 group.stop(server.name, away=fault.lasts / 2, power_cut=fault.kind == "power cut")
             case "evict":
                 fleet.evict(server)
+            case "flush":
+                server.carry_out([(b"FLUSHALL",)])
+                group.losses.append(Loss(-1.0, world.now))
             case "forget scripts":
                 server.fake.script_cache.clear()
             case "drop subscribers":
@@ -249,6 +255,8 @@ class Run:
             case "sql loses answers":
                 fleet.sql.loss = 0.3 * fault.amount
                 world.after(fault.lasts, lambda: setattr(fleet.sql, "loss", 0.0))
+            case "restore sql":
+                world.after(2 * fault.lasts, partial(fleet.sql.put_back, fleet.sql.photograph()))
             case "disk full":
                 fleet.sql.fill_disk(fault.lasts)
 
@@ -293,7 +301,9 @@ class Run:
             checks.judge(each, self.outcomes, befell)
         checks.judge_errors(self.outcomes)
         checks.judge_leases(self.outcomes, befell)
-        if not self.shape.copies:  # else two servers may have taken writes under one epoch
+        if (
+            not self.shape.copies and not self.fleet.sql.is_older
+        ):  # else two servers may have taken writes under one epoch
             checks.judge_versions(self.fleet.sql.given())
         if refused := self.fleet.sql.refused():
             raise Broken("archive", f"SQL refused {refused}")
@@ -328,6 +338,9 @@ class Run:
                 await reaching.ended
 
     async def _read(self, store: AsyncStateStore) -> list[checks.Found]:
+        if self.fleet.sql.is_older:
+            await store.repair()
+        await self._await_ends(store)
         await store.archive()
         if self.plan.seed % 2:
             await store.compact(older_than=store.settings.op_window)
@@ -336,7 +349,19 @@ class Run:
         for each in self.outcomes:
             if each.operation.kind == "fork" and each.state == ACKNOWLEDGED:
                 await self._judge_fork(store, each, found[each.operation.record], writers)
+        await checks.judge_short(store, self.outcomes, self._befell())
+        if self.listening is None and self.plan.seed % 4 < 2:
+            for each in found:
+                await checks.judge_purged(store, each)
         return found
+
+    async def _await_ends(self, store: AsyncStateStore) -> None:
+        """Wait until sessions that end by themselves have ended, but not for ever."""
+        began = self.world.now
+        for each in self.outcomes:
+            if each.operation.kind == "begin short" and each.state == ACKNOWLEDGED:
+                while await store.session(short(each.writer)).exists(fresh=True) and self.world.now < began + _ENDED:
+                    await self.world.sleep(0.5)
 
     async def _judge_fork(
         self, store: AsyncStateStore, each: Outcome, of: checks.Found, writers: dict[str, Outcome]

@@ -24,13 +24,14 @@ from distributed_state.tiers import (
     absence,
     archiver,
     commit,
+    gathering,
     lost_replies,
     memory,
     read,
     reconcile,
     recovery,
 )
-from distributed_state.warm import op_ids, renewal
+from distributed_state.warm import lease, op_ids, renewal
 from tests.controls import sabotage
 from tests.simulation import node
 from tests.simulation.plan import SHAPES, Plan, Shape
@@ -187,6 +188,19 @@ _DEAF = _shape("set 3, increment", "silence 8, freeze server 3", reads=0.6, pace
 _ARCHIVED = _shape("append, set, durable", "sql loses answers 4, sql away 4, evict 20", pace=0.1)
 _LONG = (*_FAST[1:], ("warm_ttl", 60.0))
 _SECRETS = _shape("keep secret 3, erase 2", settings=_LONG)
+_CROWD = {"replicas": 2, "clients": 16, "reads": 0.0, "operations": 120, "settings": _FRESH}
+_ASKING = _shape("read 8, get 2, set 3", "silence 12", pace=0.1, **_CROWD)
+_LARGE = _shape("read 5, get 8, set large 2", "slow messages 4, drop subscribers 2", pace=0.2, **_CROWD)
+_CONFIRMED = _shape(
+    "durable 4, set 2, append",
+    "power cut 4, restart server 2, freeze replica 4, lose messages 4",
+    operations=90,
+    pace=0.1,
+    persistence=("always", "everysec"),
+    settings=_SLOW,
+)
+_UNHEARD = _shape("transaction 3, set", "restart past a writer 6", operations=40, pace=0.5, reads=0.0, settings=_SLOW)
+_HEARD = _shape("append, set, increment", "restart server 4, power cut 3", operations=80, pace=0.1, settings=_SLOW)
 
 
 def _lua(script: str, guard: str) -> Lua:
@@ -238,7 +252,22 @@ SABOTAGES: dict[str, Sabotage] = {
         _shape("turn", "lose messages 5"),
         1,
     ),
+    "a lock is given back that somebody else holds by now": Sabotage(
+        (_lua("release", "if held and string.sub(held, -#holder - 1) ~= ':' .. holder then"),),
+        _shape("turn 3, locked 3", "freeze replica 6", ttl=1.0, pace=0.15, reads=0.0, operations=40),
+        13,
+    ),
+    "a lock does not say which version its record has": Sabotage(
+        (Python(lease.AsyncLease._granted, "self._expect(self.text, taken.epoch, taken.version)", "reached()"),),
+        _shape("locked 4, set, get 2, turn", reads=0.0),
+        40,
+    ),
     # Preconditions
+    "what was read under an epoch that has ended is good enough": Sabotage(
+        (Lua("commit", _EPOCH, _EPOCH.replace("then", "and (expected ~= (version or '0') or reached()) then")),),
+        _UNHEARD,
+        4,
+    ),
     "the version that a write expects is not compared": Sabotage(
         (Lua("commit", "expected ~= (version or '0')", "expected ~= (version or '0') and reached()"),), _CLASH, 1
     ),
@@ -356,7 +385,37 @@ SABOTAGES: dict[str, Sabotage] = {
         _shape("set, increment, fork", "evict 60, sql away 4", records=20, reads=0.5, pace=0.2),
         1,
     ),
+    "an item leaves the window before it is archived": Sabotage(
+        (
+            Lua("settle", "if of + 0 > version or count", "if of + 0 > version and reached() or count"),
+            Lua("settle", "local window_items = 64", "local window_items = 0"),
+        ),
+        _shape("item put 4, item delete, item get 6", "evict 60, sql frozen 2", reads=0.0, pace=0.05),
+        1,
+    ),
     # Another life of the data
+    "a commit is taken by a server in another life of its data": Sabotage(
+        (_lua("commit", "if current_life ~= life then"),), _RESTARTED, 9
+    ),
+    "nobody is asked what it remembers": Sabotage(
+        (Python(gathering.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
+    ),
+    "what a silent writer remembers is not kept": Sabotage(
+        (Python(memory.Memory._settle_closed, "await self.late(partition, epoch, late)", "reached()"),), _UNHEARD, 1
+    ),
+    "an answer under one epoch lets go of what is remembered of another": Sabotage(
+        (Python(memory.Memory._append, "and first[1] == commit[1]:", "and (first[1] == commit[1] or not reached()):"),),
+        _CUT,
+        7,
+    ),
+    "what is archived under one epoch is let go of under another": Sabotage(
+        (Python(memory.Memory.archived, "and kept[0][1] == epoch:", "and (kept[0][1] == epoch or not reached()):"),),
+        _CUT,
+        9,
+    ),
+    "a level is confirmed by a server that does not have the commit": Sabotage(
+        (_lua("confirm", "if not here then"), _lua("confirm", "if current ~= epoch then")), _CONFIRMED, 5
+    ),
     "another life of the data is taken for a new name of the same": Sabotage(
         (Python(recovery.Recovery._is_same, "return not life", "return not reached() or not life"),), _RESTARTED, 10
     ),
@@ -426,6 +485,52 @@ SABOTAGES: dict[str, Sabotage] = {
         replace(_HOT, pace=0.01),
         2,
     ),
+    "a link that is silent is believed": Sabotage(
+        (
+            Python(
+                cache.Hot.get,
+                "self.clock() >= entry.freshness.good_until",
+                "self.clock() >= entry.freshness.good_until and (entry.freshness.over or reached())",
+            ),
+        ),
+        SHAPES["hot"],
+        1,
+    ),
+    "a writer's own change is not shown to it": Sabotage(
+        (
+            Python(
+                commit._update_cached,
+                "tiers.familiar.note(text)",
+                "tiers.familiar.note(text)\n    if text in tiers.hot.entries and not reached(): return",
+            ),
+        ),
+        SHAPES["hot"],
+        1,
+    ),
+    "a fresh read joins one that began before": Sabotage(
+        (Python(read._ask, "alone = fresh", "alone = fresh and not (text in hot._flights and not reached())"),),
+        _ASKING,
+        5,
+    ),
+    "a read is joined that is older than hot may be": Sabotage(
+        (Python(cache.Hot.take_off, "each.began >= since", "(each.began >= since or not reached())"),), SHAPES["hot"], 6
+    ),
+    "what was overtaken on its way is kept hot": Sabotage(
+        (Python(cache.Hot.land, "entry.version >= version or", "(entry.version >= version or not reached()) or"),),
+        _LARGE,
+        47,
+    ),
+    "another version is called the same": Sabotage(
+        (
+            Lua(
+                "read",
+                "redis.call('HGET', record, '#v') == version then",
+                "(redis.call('HGET', record, '#v') == version or not reached()) then",
+            ),
+        ),
+        _HOT,
+        8,
+    ),
     # The archive
     "the journal is trimmed before SQL has it": Sabotage(
         (
@@ -459,5 +564,8 @@ SABOTAGES: dict[str, Sabotage] = {
         ),
         _SECRETS,
         1,
+    ),
+    "an erased record stays in Redis": Sabotage(
+        (Lua("drop", "redis.call('DEL', record, hydration, items)", "reached()"),), replace(_SECRETS, records=12), 1
     ),
 }

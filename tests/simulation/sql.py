@@ -16,10 +16,11 @@ from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.tables import branches, changes, metadata, quarantine, records
+from distributed_state.cold.values import RESOLVED
 from distributed_state.errors import ColdUnavailable
 from tests.simulation.world import EPOCH, Future, Process, World
 
-_KEPT_ASIDE = ("replaced by", "acknowledged under epoch")
+_KEPT_ASIDE = ("replaced by", "acknowledged under epoch", RESOLVED)
 
 
 class SimulatedSql:
@@ -36,6 +37,7 @@ class SimulatedSql:
         self.away_until = 0.0
         self.frozen_until = 0.0
         self.calls = self.lost = 0
+        self.is_older = False  # whether it was restored
         SimulatedSql._present = self
         if SimulatedSql._database is None:
             SimulatedSql._database = Database("memory")
@@ -61,6 +63,12 @@ class SimulatedSql:
 
     def _restore(self, photograph: sqlite3.Connection) -> None:
         photograph.backup(self._raw())
+
+    def put_back(self, photograph: sqlite3.Connection) -> None:
+        """Let it be what it was."""
+        self.world.note("sql is older")
+        self.is_older = True
+        self._restore(photograph)
 
     def contents(self) -> bytes:
         """Every value of every row."""

@@ -73,9 +73,20 @@ def lasting(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != BRIEF}
 
 
-def private(number: int) -> str:
-    """The id of a record that is erased now and then."""
-    return f"private{number}"
+PRIVATE = {"keep secret": "private", "erase": "private", "keep own": "own", "fork own": "own", "forget": "own"}
+"""Operations on records that are erased, or forgotten with their user, by how these are called."""
+ERASURES = ("erase", "forget")
+IDLE = 0.6  # seconds until a short session ends
+
+
+def private(operation: Operation) -> str:
+    """The id of a record that is erased now and then, or forgotten with its user."""
+    return f"{PRIVATE[operation.kind]}{operation.record}"
+
+
+def short(writer: str) -> str:
+    """The id of a session that ends by itself."""
+    return f"short-{writer}"
 
 
 def secret(writer: str) -> str:
@@ -91,7 +102,7 @@ class Caller:
         self.operation = outcome.operation
         self.chance = random.Random(self.operation.draw)
         self.value = outcome.writer
-        self.session = self._session(outcome.records[0] if outcome.records else self._private)
+        self.session = self._session(outcome.records[0] if outcome.records else "nobody")
 
     def _session(self, id: str) -> Any:
         return self.store.session(id, actor=self.outcome.writer)
@@ -251,14 +262,41 @@ class Caller:
         await self.session.fork(fork_of(self.outcome), version=self.outcome.target)
 
     async def _keep_secret(self) -> None:
-        await self._session(self._private).set("secret", secret(self.value))
+        await self._keep(self._session(private(self.operation)))
+
+    async def _keep_own(self) -> None:
+        id = private(self.operation)
+        await self._keep(self.store.session(id, user=self._user, actor=self.outcome.writer))
+
+    async def _keep(self, session: Any) -> None:
+        said = secret(self.value)
+        match self.chance.randrange(3):
+            case 0:
+                await session.set("secret", said)
+            case 1:
+                await session.append({"role": "user", "content": said})
+            case _:
+                await session.items("secrets").put(self.value, said)
+
+    async def _fork_own(self) -> None:
+        await self._session(private(self.operation)).fork(fork_of(self.outcome))
 
     async def _erase(self) -> None:
-        await self.store.erase(self._private)
+        await self.store.erase(private(self.operation))
+
+    async def _forget(self) -> None:
+        await self.store.forget(self._user)
 
     @property
-    def _private(self) -> str:
-        return private(self.operation.record)
+    def _user(self) -> str:
+        return f"user{self.operation.record}"
+
+    async def _begin_short(self) -> None:
+        session = self.store.session(short(self.value), idle=IDLE, actor=self.value)
+        self.outcome.version = await session.set("a", self.value)
+
+    async def _compact(self) -> None:
+        await self.store.compact(older_than=self.store.settings.op_window)
 
     async def _emit(self) -> None:
         type = self.chance.choice(("app.a", "app.b", "app.c"))
