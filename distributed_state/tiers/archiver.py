@@ -217,6 +217,10 @@ class Archiver:
         places = await self._partitions.states(self._keys_of(range(self._keys.partitions)))
         return {partition: place.offset - place.archived for partition, place in places.items()}
 
+    def is_at(self, partition: int) -> bool:
+        """Whether this replica archives a partition just now."""
+        return partition in self._driven
+
     # One pass
 
     async def _drive(self, partitions: Sequence[int]) -> Pass:

@@ -34,6 +34,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness, check_staleness
 from distributed_state.values.journal import Happened, JournalEntry, unpack
 from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.values.model import Ref
 from distributed_state.warm.background_events import BackgroundEvents
 from distributed_state.warm.client import Warm
 from distributed_state.warm.confirming import Confirming
@@ -243,7 +244,12 @@ class Tiers:
 
     async def _diverged(self, kept: Sequence[Kept]) -> None:
         self.branches.noted(kept)
-        await self.branches.tell({each.record for each in kept})
+        records = sorted({each.record for each in kept})
+        if any(self.archiver.is_at(self.keys.of(Ref.parse(each)).partition) for each in records):
+            # A pass may begin a partition anew, and what is published has to be archived: the pass cannot wait for it.
+            self.port.spawn(partial(self.branches.tell, records), "distributed-state-diverged")
+        else:
+            await self.branches.tell(records)
 
     async def _late(self, partition: int, epoch: str, entries: list[JournalEntry]) -> None:
         """Keep what this replica was acknowledged under an epoch that ended without it."""
