@@ -85,7 +85,8 @@ class Harm:
 class Befell:
     """What befell a fleet.
 
-    `losses`: what servers lost, from when to when; `joined`: when each replica was open; `ttl`: of leases.
+    `losses`: what servers lost, from when to when; `joined`: when each replica was open; `ttl`: of leases;
+    `takeovers`: those losses where a replica took over that had less.
     """
 
     losses: Sequence[tuple[float, float]]
@@ -93,10 +94,21 @@ class Befell:
     joined: Mapping[str, float]
     staleness: float
     ttl: float
+    takeovers: Sequence[tuple[float, float]] = ()
 
     def is_lost(self, each: Outcome) -> bool:
         """Whether a server lost what was written, or seen, at that time."""
-        return any(since <= each.ended and each.began <= until for since, until in self.losses)
+        return _overlaps(each, self.losses)
+
+    def may_miss(self, each: Outcome) -> bool:
+        """Whether what was acknowledged at its level may be missing all the same."""
+        match each.level:
+            case "fsynced":  # a replica that takes over does not know what the primary's disk has
+                return _overlaps(each, self.takeovers)
+            case "replicated":  # a primary that comes back with older data makes its replicas as old
+                return _overlaps(each, [loss for loss in self.losses if loss not in self.takeovers])
+            case level:
+                return level != "archived"
 
     def was_heard(self, each: Outcome) -> bool:
         """Whether its writer could say what it remembered, and whoever asked knew of it by what the server kept."""
@@ -115,6 +127,10 @@ class Befell:
             harm.since <= each.ended and each.began <= harm.until + 2 * self.ttl and harm.who in ("", each.replica)
             for harm in taking
         )
+
+
+def _overlaps(each: Outcome, times: Sequence[tuple[float, float]]) -> bool:
+    return any(since <= each.ended and each.began <= until for since, until in times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +223,8 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
             branches.append(fold(start, changes, branch.base, f"{id} branch {branch.id}", writers, main, {}))
         else:
             aside |= {change.actor for change in changes}
+    if not main.changes and not branches:
+        main = fold(EMPTY, [], 0, id, writers, None, {})  # a fork that was lost shows nothing of its source
     view = await session.view(fresh=True)
     messages = [str(each.content) for each in await session.messages(fresh=True)]
     items = {
@@ -298,7 +316,7 @@ def _judge_loss(found: Found, each: Outcome, places: dict[str, dict[str, list[in
         return  # by somebody else
     if found.main.lacks(each.version):
         return  # SQL was older by then, and a later version came whole
-    if each.level in ("archived", "fsynced"):
+    if not befell.may_miss(each):
         raise Broken("G5", f"{each} was acknowledged as {each.level} and is not in the history of {found.id}")
     if any(each.writer in places[line.name] for line in found.branches) or each.writer in found.aside:
         if befell.was_heard(each):
@@ -377,7 +395,8 @@ class _Reading:
             return
         if not self._may_be_lost(each):
             self._judge_brief(each, brief, [state.brief for _, state in fits])
-        if fits[0][0] is self.found.main:
+        # While two servers take writes, whoever reaches the old one alone reads what that has.
+        if fits[0][0] is self.found.main and not _overlaps(each, self.befell.takeovers):
             self._judge_age(each, version)
 
     def judge_part(self, each: Outcome, seen: dict[str, Any]) -> None:

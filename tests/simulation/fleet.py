@@ -18,6 +18,7 @@ from tests.simulation.network import Network
 from tests.simulation.node import Node, Persistence
 from tests.simulation.port import SimulatedConnections, SimulatedPort
 from tests.simulation.replication import Group
+from tests.simulation.sentinels import SERVICE, Sentinel, Sentinels
 from tests.simulation.sql import SimulatedSql
 from tests.simulation.world import Process, Task, World
 
@@ -32,8 +33,9 @@ class Fleet:
     """Everything of one run."""
 
     def __init__(
-        self, world: World, persistence: Persistence, lags: tuple[float, ...] = (), primaries: int = 0, **settings: Any
-    ) -> None:
+        self, world: World, persistence: Persistence, lags: tuple[float, ...] = (), primaries: int = 0, *,
+        watched: bool = False, **settings: Any,
+    ) -> None:  # fmt: skip
         self.world = world
         self.settings = settings
         self.network = Network(world)
@@ -44,6 +46,7 @@ class Fleet:
         ]
         self.group = self.groups[0]
         self.cluster = self._cluster() if primaries else None
+        self.sentinels = Sentinels(self.group) if watched else None
         self._opening: Process | None = None
 
     def _cluster(self) -> Cluster:
@@ -78,6 +81,19 @@ class Fleet:
         # Of hexadecimal digits, as the real ones are, and as long as what is kept of INFO.
         return Life(f"da7a{self.lives:08}", f"4ace{self.lives:08}", True)
 
+    @property
+    def url(self) -> str:
+        """What a store is opened with."""
+        if self.sentinels is not None:
+            return f"redis+sentinel://{','.join(self.sentinels.all)}/{SERVICE}"
+        scheme = "redis" if self.cluster is None else "redis+cluster"
+        return f"{scheme}://{','.join(group.names[0] for group in self.groups)}"
+
+    def who_is(self, name: str) -> Node | Sentinel:
+        """A server, or a Sentinel."""
+        found = self.sentinels.all.get(name) if self.sentinels is not None else None
+        return found or self.network.nodes[name]
+
     # Replicas
 
     def run(self, process: Process, work: Coroutine[Any, Any, Any], name: str) -> Task:
@@ -87,10 +103,7 @@ class Fleet:
     async def open(self, name: str) -> tuple[AsyncStateStore, Process]:
         """Start a replica. Raises what opening raises."""
         process = self._opening = Process(self.world, name)
-        scheme = "redis" if self.cluster is None else "redis+cluster"
-        store = AsyncStateStore.open(
-            f"{scheme}://{','.join(group.names[0] for group in self.groups)}", archive="memory", **self.settings
-        )
+        store = AsyncStateStore.open(self.url, archive="memory", **self.settings)
         await self.run(process, store.__aenter__(), "open").ended
         return store, process
 
@@ -115,7 +128,7 @@ class Fleet:
 
     def is_sound(self) -> bool:
         """Whether all servers serve, and no slot is on its way."""
-        if any(map(is_away, self.servers)):
+        if any(map(is_away, self.servers)) or (self.sentinels is not None and not self.sentinels.is_settled()):
             return False
         return self.cluster is None or self.cluster.is_sound()
 

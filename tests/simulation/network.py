@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from distributed_state.errors import WarmUnavailable
 from distributed_state.port.errors import ReplyError
@@ -25,6 +25,16 @@ SLOW = 0.002  # how many messages take long
 _WAITS = (b"WAIT", b"WAITAOF")
 
 
+class Server(Protocol):
+    """What answers: a server, or a Sentinel."""
+
+    name: str
+    frozen_until: float
+
+    @property
+    def is_down(self) -> bool: ...
+
+
 @dataclass(slots=True)
 class Silence:
     """A direction in which nothing arrives until then; "" is each process, and each node."""
@@ -34,7 +44,7 @@ class Silence:
     until: float
     node: str = ""
 
-    def is_between(self, process: Process, node: Node) -> bool:
+    def is_between(self, process: Process, node: Server) -> bool:
         """Whether it is between these."""
         return self.process in ("", process.name) and self.node in ("", node.name)
 
@@ -57,14 +67,14 @@ class Network:
         seconds = draw.expovariate(2000)
         return seconds + draw.uniform(0.01, 0.3) if draw.random() < self.slow else seconds
 
-    def is_heard(self, process: Process, node: Node) -> bool:
-        """Whether a node would answer a process now."""
+    def is_heard(self, process: Process, node: Server) -> bool:
+        """Whether a server would answer a process now."""
         now = self.world.now
         if node.is_down or node.frozen_until > now:
             return False
         return not any(each.until > now and each.is_between(process, node) for each in self.silences)
 
-    def arrives(self, process: Process, node: Node, direction: str, not_before: float) -> float:
+    def arrives(self, process: Process, node: Server, direction: str, not_before: float) -> float:
         """When a message sent now arrives, after all that were sent before on its connection."""
         now = self.world.now
         at = max(not_before, now + self.delay())

@@ -63,6 +63,7 @@ class Link:
     since: float
     data: str
     cut_at: float = math.inf
+    floor: float = -math.inf  # what it had reached when its lag changed
 
     def is_up(self, now: float) -> bool:
         """Whether the primary counts it."""
@@ -72,7 +73,11 @@ class Link:
         """The time up to which the replica has what the primary wrote; -inf if it never got that far."""
         # What is on its way is lost when the link is cut, and when the primary dies.
         until = min(now, self.cut_at, self.source.died_at)
-        return until - self.lag if until >= self.since else -math.inf
+        return max(self.floor, until - self.lag) if until >= self.since else -math.inf
+
+    def slow(self, lag: float, now: float) -> None:
+        """Let it be so far behind from now on, without losing what it has."""
+        self.floor, self.lag = self.reached(now), lag
 
 
 _signatures: dict[bytes, Any] = {}

@@ -31,7 +31,8 @@ class Shape:
     mix: tuple[tuple[str, int], ...] = tuple(WRITES.items())
     faults: tuple[tuple[str, int], ...] = ()
     persistence: tuple[str, ...] = ("everysec",)  # one of these
-    copies: int = 0
+    copies: int = 0  # replicas of each primary
+    watched: bool = False  # by Sentinels
     primaries: tuple[int, ...] = (0,)  # of a cluster, one of these; 0: a server that stands alone
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
@@ -190,8 +191,17 @@ ALL = replace(
         "disk full",
     )),
 )  # fmt: skip
+SENTINEL = replace(
+    CALM, pace=0.1, copies=2, watched=True, mix=(*WRITES.items(), ("durable", 6)),
+    settings=tuple((dict(CALM.settings) | {"retry_for": 8.0}).items()),
+    faults=(
+        ("crash primary", 1), ("freeze primary", 2), ("cut off primary", 2), ("hand over", 3), ("slow copies", 3),
+        ("cut off copy", 1), ("freeze copy", 1), ("crash copy", 1), ("sentinel away", 2), ("sentinel alone", 1),
+        ("made older", 1), ("rename", 1), ("crash replica", 1), ("lose messages", 1), ("freeze replica", 1),
+    ),
+)  # fmt: skip
 SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
     "hot": HOT, "maintained": MAINTAINED, "restored": RESTORED, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER,
-    "failover": FAILOVER, "all": ALL,
+    "failover": FAILOVER, "sentinel": SENTINEL, "all": ALL,
 }  # fmt: skip

@@ -17,6 +17,8 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import redis.exceptions as driver
+
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import lives, waited
 from distributed_state.port.background import JOINED, Stopped
@@ -27,6 +29,7 @@ from distributed_state.port.sockets import LATE
 from distributed_state.port.waited import Waited
 from distributed_state.values.background_replica import REPLICA
 from tests.simulation.network import Connection, Network, Wire
+from tests.simulation.watch import SimulatedWatch
 from tests.simulation.world import Future, Process, RunOver, Task
 
 if TYPE_CHECKING:  # a cold tier needs a fleet, which needs this
@@ -44,17 +47,28 @@ class SimulatedConnections(Connections):
         super().__init__(url, timeout, retry_for=retry_for)
         self.fleet, self.process = fleet, process
         self.looking: Future | None = None  # while one does
+        if self._watch is not None:
+            self._watch = SimulatedWatch(self)  # type: ignore[assignment]  # whose listeners are threads
 
     def executor(self, count: int) -> futures.Executor:
         return AtOnce()
 
     def ask(self, node: str, *commands: Any, timeout: float, sentinel: bool = False) -> list[Any]:
-        network = self.fleet.network
-        found = network.nodes[node]
-        if not network.is_heard(self.process, found):
+        found = self.fleet.who_is(node)
+        if not self.fleet.network.is_heard(self.process, found):
             raise WarmUnavailable(f"{node}: connection refused")
         mode = b"standalone" if found.member is None else b"cluster"
-        return [[b"mode", mode] if words[0] == b"HELLO" else found.answer([words])[0] for words in commands]
+        answers = [[b"mode", mode] if words[0] == b"HELLO" else found.answer([words])[0] for words in commands]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise translate(answer, self.place) from answer
+        return answers
+
+    async def look_again(self) -> None:
+        """Look, as something says that the keys may be elsewhere."""
+        self.topology.doubt()
+        with suppress(StateError):
+            await self.look_later(math.inf)
 
     async def look_later(self, seconds: float) -> None:
         """Look, which takes a moment; meanwhile others go on with what is known. Raises as `look`."""
@@ -86,7 +100,8 @@ class SimulatedConnections(Connections):
     def _silence(self, end: float) -> float:
         """Seconds for which those who ask all servers wait for some that do not answer."""
         network = self.fleet.network
-        nodes = [network.nodes[name] for name in sorted(self.topology._known)]
+        names = self.address.seeds if self.topology.kind == "sentinel" else sorted(self.topology._known)
+        nodes = [self.fleet.who_is(name) for name in names]
         silent = [each for each in nodes if not each.is_down and not network.is_heard(self.process, each)]
         if not silent:
             return 0.0
@@ -270,6 +285,12 @@ class SimulatedPort(Router):
                 del known[each]
         self._made[made] = None
         try:
+            if self._topology.kind == "sentinel":
+                (role,) = await self._within(made, made.send([(b"ROLE",)]), min(seconds, self._timeout))
+                try:
+                    self._connections._require_primary(node, role)
+                except driver.ConnectionError as error:
+                    raise translate(error, self._place) from error
             (answer,) = await self._within(made, made.send([lives.INFO]), min(seconds, self._timeout))
             made.life = self._connections.met(node, lives.read(answer))
         except BaseException as error:
@@ -352,6 +373,7 @@ class SimulatedPort(Router):
                 self.world.after(LATE, lambda: answer.done or self._late())
             answers: list[Any] = await self._within(connection, answer, min(left, self._timeout))
         except StateError:
+            self._topology.doubt()
             while free:
                 free.pop().fail("closed")
             raise
@@ -378,14 +400,8 @@ class SimulatedPort(Router):
 
     def _late(self) -> None:
         """Look whether another server has the keys now, upon which those who wait for this one get an error."""
-
-        async def look() -> None:
-            self._topology.doubt()
-            with suppress(StateError):
-                await self._there.look_later(math.inf)
-
         if not self.process.is_dead and not self._is_closed and self._there.looking is None:
-            Task(self.process, look(), f"{self.process.name}/look", in_thread=True)
+            Task(self.process, self._there.look_again(), f"{self.process.name}/look", in_thread=True)
 
     async def exchange_with_all(self, groups: dict[str, list[Any]]) -> dict[str, Any]:
         task = self._task

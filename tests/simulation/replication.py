@@ -26,6 +26,7 @@ class Loss:
     since: float
     until: float
     former: str = ""
+    is_takeover: bool = False
 
 
 class Group:
@@ -43,6 +44,7 @@ class Group:
         self.primary_name = self.names[0]
         self.losses: list[Loss] = []
         self.lags = dict(zip(self.names[1:], lags, strict=True)) | {self.names[0]: max(lags, default=0.05)}
+        self._lags = dict(self.lags)
         self._life = life
         for name in self.names:
             self.network.nodes[name] = Node(self.world, name, life(), persistence)
@@ -62,13 +64,18 @@ class Group:
 
     # Who follows whom
 
+    @property
+    def takeovers(self) -> list[tuple[float, float]]:
+        """What was lost as a replica took over, which had less."""
+        return [(each.since, each.until) for each in self.losses if each.is_takeover]
+
     def promote(self, name: str) -> None:
         """Make a replica the primary, with what it has. The former one is not told, nor are other replicas."""
         node, now = self.network.nodes[name], self.world.now
         assert node.link is not None, "a primary needs no promotion"
         since = node.log[-1][0] if node.catch_up() and node.log else -1.0
         # What the former primary wrote in the moment of the last entry that arrived had arrived, too.
-        self.losses.append(Loss(since, math.inf, self.primary_name))
+        self.losses.append(Loss(since, math.inf, self.primary_name, is_takeover=True))
         self.world.note("promoted", name, f"has what was written up to {since:.3f}")
         node.promote(self._life().data)
         self.primary_name = name
@@ -101,10 +108,45 @@ class Group:
             self.cut(each.name)
 
     def rename(self) -> None:
-        """Let the primary call its data otherwise, as it does when its first replica comes."""
+        """Let the primary call its data otherwise, as one that never followed does for its first replica."""
         node = self.primary
+        if node.life.former or node.is_down:
+            return
         node.life = Life(self._life().data, node.life.process, True)
         self.world.note("renamed", node.name, node.life.name)
+        for each in list(node.followers):
+            self.attach(each.name)
+
+    def slow(self, lag: float, seconds: float) -> None:
+        """Let all replicas be so much further behind for a while."""
+        now = self.world.now
+        for each in self.primary.followers:
+            if each.link is not None:
+                each.link.slow(lag, now)
+        self.lags = {name: max(before, lag) for name, before in self._lags.items()}
+        self.world.note("slow", f"{lag:.3f} s behind for {seconds:.3f}")
+        self.world.after(seconds, self._hurry)
+
+    def _hurry(self) -> None:
+        self.lags = dict(self._lags)
+        for each in self.primary.followers:
+            if each.link is not None:
+                each.link.slow(self.lags[each.name], self.world.now)
+
+    def make_older(self, name: str) -> None:
+        """Make the primary a replica of one that is behind it, and then the primary again; connections stay."""
+        primary, copy = self.primary, self.network.nodes[name]
+        if primary.is_down or copy.is_down or not copy.catch_up():
+            return
+        since = copy.log[-1][0] if copy.log else -1.0
+        self.losses.append(Loss(since, self.world.now, is_takeover=True))
+        self.world.note("made older", primary.name, f"as {name} at {since:.3f}")
+        copy.promote(self._life().data)
+        primary.follow(copy, 0.0, self.world.now)
+        primary.promote(self._life().data)
+        for each in [each for each in self.names if each != primary.name]:
+            if (link := self.network.nodes[each].link) is None or link.source in (primary, copy):
+                self.attach(each, after=0.01)
 
     # Faults of one server
 
@@ -119,8 +161,6 @@ class Group:
         died = old.died_at = world.now
         kept = old.kept_until(died) if power_cut or old.persistence.mode in ("none", "rdb") else died
         world.note("server dies", name, f"keeps {kept:.3f}")
-        if old.link is None:
-            self.losses.append(Loss(kept, died))
         old.is_down = True
         if old.member is not None:
             old.member.falls_silent(away)
@@ -134,6 +174,8 @@ class Group:
         self.world.note("server is back", name)
         if old.member is not None:
             old.member.started(made)
+        if name == self.primary_name:
+            self.losses.append(Loss(kept, old.died_at))
         if old.link is not None:
             old.leave()
             made.follow(self.primary, self.lags[name], self.world.now + self.world.chance.uniform(0.0, 0.3))

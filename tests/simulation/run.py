@@ -21,6 +21,7 @@ from tests.simulation.network import FROM, SLOW, TO, Silence
 from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
 from tests.simulation.replication import Loss
+from tests.simulation.watched import harm
 from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, Caller, Outcome, fork_of, short
 from tests.simulation.world import Future, Process, Stalled, Task, World
 
@@ -79,7 +80,11 @@ class Run:
             lags = tuple(0.05 * (at + 1) for at in range(self.shape.copies))
             settings: dict[str, Any] = {"namespace": "sim", "max_staleness": _STALENESS} | dict(self.shape.settings)
             primaries = self.shape.primaries[self.plan.seed % len(self.shape.primaries)]
-            self.fleet = Fleet(world, Persistence(kinds[self.plan.seed % len(kinds)]), lags, primaries, **settings)
+            persistence = Persistence(kinds[self.plan.seed % len(kinds)])
+            self.fleet = Fleet(world, persistence, lags, primaries, watched=self.shape.watched, **settings)
+            if self.shape.copies and self.plan.seed % 3 == 0:
+                for node in self.fleet.group.nodes():
+                    node.least = 1
         if self.shape.listens:
             self.listening = Listening(
                 self.fleet, [each for each in self.plan.faults if f"f{each.number}" not in self.plan.left_out]
@@ -109,7 +114,8 @@ class Run:
 
     def _befell(self) -> Befell:
         staleness = float(self.fleet.settings["max_staleness"])
-        return Befell(self.losses, self.harms, self.joined, staleness, self.shape.ttl)
+        takeovers = [loss for group in self.fleet.groups for loss in group.takeovers]
+        return Befell(self.losses, self.harms, self.joined, staleness, self.shape.ttl, takeovers)
 
     # The way through
 
@@ -168,7 +174,10 @@ class Run:
         outcome = Outcome(operation, writer, world.now, records, process.name)
         self.outcomes.append(outcome)
         world.note("begins", process.name, writer, operation.kind, *records)
-        task = self.fleet.run(process, Caller(world, store, outcome, self.shape.ttl).run(), writer)
+        caller = Caller(world, store, outcome, self.shape.ttl)
+        if self.shape.copies:
+            caller.levels = ("replicated", "replicated", "replicated:1", "fsynced", "archived")
+        task = self.fleet.run(process, caller.run(), writer)
         if operation.cancel_after is not None:
             world.after(operation.cancel_after, task.cancel)
         await self._over(task)
@@ -224,6 +233,8 @@ class Run:
                 fleet.run(world.outside, self._replace(), "replace")
             case "power cut" | "restart server":
                 group.stop(server.name, away=fault.lasts / 2, power_cut=fault.kind == "power cut")
+            case _ if fleet.sentinels is not None and harm(fleet, fleet.sentinels, fault, live):
+                pass
             case "evict":
                 fleet.evict(server)
             case "flush":
@@ -278,6 +289,8 @@ class Run:
         fleet.network.loss = fleet.sql.loss = 0.0
         fleet.network.slow = SLOW
         fleet.network.silences.clear()
+        if fleet.sentinels is not None:
+            fleet.sentinels.heal()
         while not fleet.is_sound() or self._is_sql_away():
             await world.sleep(0.1)
         await world.sleep(self.shape.ttl + 1.0)

@@ -97,6 +97,8 @@ def secret(writer: str) -> str:
 class Caller:
     """Does one operation on one replica."""
 
+    levels = ("fsynced", "archived")
+
     def __init__(self, world: World, store: AsyncStateStore, outcome: Outcome, ttl: float) -> None:
         self.world, self.store, self.outcome, self.ttl = world, store, outcome, ttl
         self.operation = outcome.operation
@@ -235,7 +237,7 @@ class Caller:
                 batch.on(self._session(id)).set("b", self.value)
 
     async def _durable(self) -> None:
-        self.outcome.level = self.chance.choice(("fsynced", "archived"))
+        self.outcome.level = self.chance.choice(self.levels)
         self.outcome.version = await self.session.set("a", self.value, durability=self.outcome.level)
 
     async def _delete_record(self) -> None:
