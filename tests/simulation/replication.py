@@ -16,7 +16,7 @@ from tests.simulation.network import Network, Wire
 from tests.simulation.node import Node, Persistence
 from tests.simulation.world import Clock
 
-_AHEAD = 0.2  # seconds that the clock of a replica may be wrong
+_AHEAD = 0.02  # seconds that the clock of a replica may be wrong
 
 
 @dataclass(slots=True)
