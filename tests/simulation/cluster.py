@@ -26,6 +26,7 @@ from tests.simulation.world import World
 
 NODE_TIMEOUT = 1.0  # seconds: `cluster-node-timeout`
 _REJOINS = 0.5  # seconds for which a node that was started takes no commands yet
+_BEAT = 1.0
 _GOSSIP = 0.2  # seconds between two messages of a node to another, on average
 _KEYLESS = frozenset(b"TIME PING INFO CONFIG WAIT WAITAOF SCRIPT ROLE HELLO".split())
 _ALL_KEYS = frozenset(b"DEL MGET UNLINK EXISTS".split())
@@ -243,6 +244,7 @@ class Member:
             self.epochs[self.name] = max(self.epochs.values()) + 1
             self.cluster.spread(self)
         if before != self.owners:
+            self.node.world.note("another map", self.name, sender.name)
             self.gave_up(before)
             if self.name in before and self.name not in self.owners and self.group.primary_name != self.name:
                 self.group.attach(self.name, after=self.cluster.world.chance.uniform(0.0, 0.3))
@@ -281,6 +283,8 @@ class Cluster:
             member.owners = [groups[at].primary_name for at in self.slots.home]
             member.epochs = dict(epochs)
         self.moving: dict[int, None] = {}
+        self._on_its_way: dict[tuple[str, str], None] = {}
+        self._beat()
 
     def is_sound(self) -> bool:
         """Whether all primaries serve, all know where all slots are, and none is on its way."""
@@ -301,6 +305,12 @@ class Cluster:
         claims = [each for each in self.members.values() if each.owner(slot) == each.name]
         return max(claims, key=lambda each: each.epoch)
 
+    def _beat(self) -> None:
+        """Whatever happens, all say from time to time what they have."""
+        for group in self.groups:
+            self.spread(self.primary(group))
+        self.world.after(_BEAT, self._beat)
+
     def spread(self, sender: Member) -> None:
         """Let the others hear of it, each in its own time."""
         for other in self.members.values():
@@ -310,15 +320,18 @@ class Cluster:
     def send(self, sender: Member, other: Member, *, soon: bool = False) -> None:
         """Let one node hear of another."""
 
+        way = sender.name, other.name
+
         def arrive() -> None:
-            now = self.world.now
-            if is_apart(sender) or is_apart(other) or other.deaf_until > now:
+            self._on_its_way.pop(way, None)
+            if is_apart(sender) or is_apart(other) or other.deaf_until > self.world.now:
                 self.send(sender, other)  # as it says the same again and again
             elif sender.name in sender.owners:
-                self.world.note("gossip", sender.name, other.name)
                 other.hear(sender)
 
-        self.world.after(0.1 if soon else 0.001 + self.world.chance.expovariate(1 / _GOSSIP), arrive)
+        if way not in self._on_its_way or soon:
+            self._on_its_way[way] = None
+            self.world.after(0.1 if soon else 0.001 + self.world.chance.expovariate(1 / _GOSSIP), arrive)
 
     # A primary is replaced
 
@@ -334,9 +347,9 @@ class Cluster:
         if not is_apart(member):
             if seconds > NODE_TIMEOUT:
                 member.rejoins()
-            for name in [name for name in member.group.names if name != member.name]:
-                if member.group.primary_name == member.name:
-                    member.group.attach(name, after=self.world.chance.uniform(0.0, 0.3))
+            for replica in list(member.node.followers):
+                if not is_apart(self.members[replica.name]):
+                    member.group.attach(replica.name, after=self.world.chance.uniform(0.0, 0.3))
 
     def watch(self, member: Member) -> None:
         """Replace a primary once it has been silent for long enough, if most of the others see that."""
@@ -350,11 +363,13 @@ class Cluster:
         primaries = [self.primary(each) for each in self.groups]
         voters = [each for each in primaries if each is not failed and not is_apart(each)]
         ready = [name for name in group.names if name != failed.name and not is_apart(self.members[name])]
-        if not ready or 2 * len(voters) <= len(primaries):
+        if 2 * len(voters) <= len(primaries):
+            ready = []
+        ready = [name for name in ready if self.members[name].node.catch_up()]
+        if not ready:
+            self.watch(failed)
             return
         chosen = self.members[min(ready, key=lambda name: group.lags[name])]
-        if not chosen.node.catch_up():
-            return
         before = list(chosen.owners)
         group.promote(chosen.name)
         chosen.epochs[chosen.name] = max(epoch for each in voters for epoch in each.epochs.values()) + 1
