@@ -459,7 +459,9 @@ def judge_versions(given: Iterable[tuple[str, str, int, str]]) -> None:
 def judge_errors(outcomes: Sequence[Outcome]) -> None:
     """Nobody is told that something is set up wrongly, as nothing is but servers that do not fsync. Raises Broken."""
     for each in outcomes:
-        if "durability 'fsynced' cannot be kept" not in each.error and each.error.startswith(("ConfigurationError", "NotPermitted")):
+        if "durability 'fsynced' cannot be kept" not in each.error and each.error.startswith(
+            ("ConfigurationError", "NotPermitted")
+        ):
             raise Broken("errors", f"{each}")
 
 

@@ -319,7 +319,6 @@ class Cluster:
 
     def send(self, sender: Member, other: Member, *, soon: bool = False) -> None:
         """Let one node hear of another."""
-
         way = sender.name, other.name
 
         def arrive() -> None:

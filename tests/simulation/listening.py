@@ -26,7 +26,7 @@ from tests.simulation.checks import Broken
 from tests.simulation.fleet import Fleet
 from tests.simulation.plan import Fault
 from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, REFUSED, Outcome, fork_of, private
-from tests.simulation.world import EPOCH, Process, Task
+from tests.simulation.world import EPOCH, Clock, Process, Task
 
 GROUP = "group"
 _GROUPED = ("app.*", RESYNC)
@@ -74,10 +74,10 @@ class Listener:
         """Whether it is to get this."""
         return event.time >= self.since and any(fnmatchcase(event.type, each) for each in self.types)
 
-    def covers(self, event: Event, places: dict[str, Place]) -> bool:
-        """Whether it was told to resync where this event is missing."""
+    def covers(self, event: Event, places: dict[str, Place], wrong: float) -> bool:
+        """Whether it was told to resync where this event is missing. `wrong`: seconds that clocks may be apart."""
         for at, resync in enumerate(self.got):
-            if _is_about(resync, event) and resync.began + EPOCH >= event.time:
+            if _is_about(resync, event) and resync.began + EPOCH + wrong >= event.time:
                 before, after = (self._places(part, event.partition, places) for part in (self.got[:at], self.got[at:]))
                 if max(before, default=(0, 0, 0)) < places[event.id] < min(after, default=(math.inf, 0, 0)):
                     return True
@@ -107,6 +107,7 @@ class Listening:
         self.events: dict[str, Event] = {}  # that SQL has in the end, by id, in order
         self.places: dict[str, Place] = {}
         self._asked = math.inf
+        self._wrong = 0.0  # seconds that a server's clock is wrong
         self._apart = [
             (each.at, each.at + 2 * each.lasts + 0.5)
             for each in faults
@@ -151,7 +152,11 @@ class Listening:
         return made
 
     def _joined(self, listener: Listener) -> None:
-        listener.since = min(listener.since, self.fleet.server.clock.wall())
+        listener.since = min(listener.since, max(each.wall() for each in self._clocks()))
+
+    def _clocks(self) -> list[Clock]:
+        """Those by which events get their times: of all servers that may be, or become, a primary."""
+        return [node.clock for group in self.fleet.groups for node in group.nodes()]
 
     def _handle(
         self, store: AsyncStateStore, process: Process, name: str, types: tuple[str, ...], group: str = ""
@@ -223,7 +228,8 @@ class Listening:
 
     async def learn(self, store: AsyncStateStore) -> None:
         """Ask SQL for all events so far."""
-        self._asked = self.fleet.server.clock.wall()
+        self._asked = min(each.wall() for each in self._clocks())
+        self._wrong = max(abs(each.ahead) for each in self._clocks())
         found: list[Event] = []
         page = await store.audit(after="oldest", limit=1000)
         while page:
@@ -248,7 +254,7 @@ class Listening:
     def _missed(self, listener: Listener) -> list[Event]:
         got = {each.event.id for each in listener.got}
         lacking = [each for each in self.events.values() if listener.is_for(each) and each.id not in got]
-        return [each for each in lacking if not listener.covers(each, self.places)]
+        return [each for each in lacking if not listener.covers(each, self.places, self._wrong)]
 
     def _members(self) -> list[Listener]:
         return [each for each in self.listeners if each.group and each.since < math.inf]
@@ -264,13 +270,14 @@ class Listening:
         return [
             event
             for event in lacking
-            if not any(_is_about(each, event) and each.began + EPOCH >= event.time for each in resyncs)
+            if not any(_is_about(each, event) and each.began + EPOCH + self._wrong >= event.time for each in resyncs)
         ]
 
     # What they got
 
     def judge(self, outcomes: Sequence[Outcome], losses: Losses) -> None:
         """Compare what all got with what there was. Raises Broken."""
+        losses = [(since - self._wrong, until + self._wrong) for since, until in losses]
         self._judge_emitted([each for each in outcomes if each.operation.kind == "emit"], losses)
         erased = {f"session:{private(each.operation)}" for each in outcomes if each.operation.kind in PRIVATE}
         erased |= {f"session:{fork_of(each)}" for each in outcomes if each.operation.kind == "fork own"}
