@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, exc, insert, select, update
 
 from distributed_state.cold import bulk, epochs, erasure, item_rows, layers, record_index, refusals, tables, tagging
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
@@ -32,12 +33,19 @@ _KEPT = 16  # epochs of a partition that are over
 
 def newest(connection: Connection, namespace: str, partition: int | None = None) -> dict[int, Cursor]:
     """The newest cursor of every partition that has one, or of this one."""
+    rows = connection.execute(_cursors(partition is None), {"namespace": namespace, "partition": partition})
+    return {row.partition: Cursor(*row) for row in rows}
+
+
+@cache
+def _cursors(every: bool) -> Select[Any]:
+    """Made once: that takes longer than to execute it, and it is asked before each read of the past."""
     c = tables.cursors.c
-    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == namespace)
-    if partition is not None:
-        query = query.where(c.partition == partition)
+    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == bindparam("namespace"))
+    if not every:
+        query = query.where(c.partition == bindparam("partition"))
     # In this order the newest of a partition comes last, and stays in the dict.
-    return {row.partition: Cursor(*row) for row in connection.execute(query.order_by(c.ordinal))}
+    return query.order_by(c.ordinal)
 
 
 def mint(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> Cursor | None:

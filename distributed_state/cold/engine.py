@@ -50,6 +50,7 @@ class Database:
         self._timeout = timeout
         self._opening = Opening()
         self._patience: Patience | None = None
+        self._here = threading.local()  # `connection`: of the transaction that a thread is in, if that is `one_read`
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
@@ -81,7 +82,7 @@ class Database:
 
     def read(self) -> AbstractContextManager[Connection]:
         """A transaction that only reads; all its statements see the database at one moment."""
-        return self._transaction(self._reader)
+        return self._around() or self._transaction(self._reader)
 
     def write(self) -> AbstractContextManager[Connection]:
         """A transaction that writes: committed at the end of the block, undone by an exception."""
@@ -89,7 +90,20 @@ class Database:
 
     def long_read(self) -> AbstractContextManager[Connection]:
         """As `read`, for maintenance, whose statements may take long; a silent server is noticed all the same."""
-        return self._transaction(self._long_reader, dialects.LONG)
+        return self._around() or self._transaction(self._long_reader, dialects.LONG)
+
+    @contextmanager
+    def one_read(self) -> Iterator[None]:
+        """Inside, what this thread reads is one `long_read`."""
+        with self.long_read() as self._here.connection:
+            try:
+                yield
+            finally:
+                self._here.connection = None
+
+    def _around(self) -> AbstractContextManager[Connection] | None:
+        found: Connection | None = getattr(self._here, "connection", None)
+        return None if found is None else nullcontext(found)
 
     def long_write(self) -> AbstractContextManager[Connection]:
         """As `write`, for maintenance."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from sqlalchemy.engine import URL
 
@@ -64,6 +64,8 @@ from distributed_state.cold.values import (
 )
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State
+
+T = TypeVar("T")
 
 
 class ColdStore:
@@ -141,6 +143,11 @@ class ColdStore:
         """How far a partition was archived, in its newest epoch; None if it has none yet."""
         with self._database.read() as connection:
             return archive.newest(connection, self.namespace, partition).get(partition)
+
+    def read_if(self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T]) -> list[T]:
+        """What this reads, alone in a list; empty if the partition's cursor does not say that it is there."""
+        with self._database.one_read():
+            return [read()] if there(self.cursor(partition)) else []
 
     def cursors(self) -> dict[int, Cursor]:
         """How far each partition was archived, in its newest epoch."""

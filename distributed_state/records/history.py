@@ -52,7 +52,6 @@ async def history(
             raise InvalidValue(f"{name} is an int from 0 on{'' if name == 'after' else ' or None'}, not {value!r:.80}")
     tiers = context.tiers
     if branch is None:
-        await write_path.reach(tiers, context.keys)
         rows = await _rows(context, after, before, limit, most)
     else:
         rows = branches.between(await branches.entries(tiers, context.keys, branch), after, before, limit)
@@ -64,15 +63,16 @@ async def history(
 async def _rows(
     context: RecordContext, after: int, before: int | None, limit: int | None, most: int | None
 ) -> list[JournalEntry]:
-    sql = context.tiers.port.sql
+    first = partial(write_path.archived, context.tiers, context.keys)
     read = partial(context.tiers.cold.history, context.text, before=before)
     if most is None:
-        return await sql(partial(read, after=after, limit=limit))
+        return await first(read, after=after, limit=limit)
     found: list[JournalEntry] = []
     size = 0
     while limit is None or len(found) < limit:
         some = _TOGETHER if limit is None else min(_TOGETHER, limit - len(found))
-        rows = await sql(partial(read, after=after, limit=some, most=min(most, _PAGE)))
+        page = partial(read, after=after, limit=some, most=min(most, _PAGE))
+        rows = await (context.tiers.port.sql(page) if found else first(page))
         found += rows
         size += sum(len(row.data) for row in rows)
         if size > most:
@@ -202,8 +202,7 @@ async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> Stat
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     if version >= 2**63:
         raise NotFound(f"{names.ref.text[:200]} has no version {version!r:.80}: no database counts so far")
-    await write_path.reach(tiers, names)
-    return await tiers.port.sql(tiers.cold.state_at, names.ref.text, version)
+    return await write_path.archived(tiers, names, tiers.cold.state_at, names.ref.text, version)
 
 
 async def checkpoints(context: RecordContext, page: messages.Page) -> list[Checkpoint]:
@@ -215,7 +214,6 @@ async def checkpoints(context: RecordContext, page: messages.Page) -> list[Check
 async def named(tiers: Tiers, names: RecordKeys, page: messages.Page = _ALL) -> list[Checkpoint]:
     """The checkpoints, whoever asks."""
     page.checked()
-    await write_path.reach(tiers, names)
     given = page.after or 0, page.before, page.limit, page.order
-    rows = await tiers.port.sql(tiers.cold.checkpoints, names.ref.text, *given)
+    rows = await write_path.archived(tiers, names, tiers.cold.checkpoints, names.ref.text, *given)
     return [Checkpoint(label, version, time_ms / 1000) for label, version, time_ms in rows]

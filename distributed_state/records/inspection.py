@@ -105,8 +105,8 @@ async def timeline(context: RecordContext, before: int | None, limit: int, *, mo
     They are fewer than `limit` where more than `most` bytes would have to be read, and one at least if there is one.
     """
     context.allow("read", None)
-    await write_path.reach(context.tiers, context.keys)
-    rows = await context.tiers.port.sql(_rows, context.tiers.cold, context.text, before, limit, most)
+    given = context.tiers.cold, context.text, before, limit, most
+    rows = await write_path.archived(context.tiers, context.keys, _rows, *given)
     found = [_outline(row) for row in rows]
     names = dict.fromkeys(name for each in found for name in (*each.fields, *each.deleted))
     parts = {MESSAGES: any(each.messages for each in found), ITEMS: any(each.items for each in found)}

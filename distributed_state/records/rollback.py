@@ -66,8 +66,8 @@ async def plan(
             raise InvalidValue(f"steps is an int from 1 on, not {steps!r}")
         if steps >= present.version:
             raise NotFound(f"{names.ref.text[:200]}: has had {present.version} commits, {steps} back there is none")
-        await write_path.reach(tiers, names)
-        version = await tiers.port.sql(tiers.cold.step_back, names.ref.text, present.version, steps)
+        given = names.ref.text, present.version, steps
+        version = await write_path.archived(tiers, names, tiers.cold.step_back, *given)
     if label is not None:
         matching = [each.version for each in await history.named(tiers, names) if each.label == label]
         if not matching:

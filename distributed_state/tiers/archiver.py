@@ -10,7 +10,8 @@ Design: section 9.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from distributed_state.cold.refusals import Stopped
 from distributed_state.cold.store import ColdStore
@@ -32,6 +33,7 @@ from distributed_state.warm.rounds import SECONDS, Rounds
 from distributed_state.warm.telemetry import observed, several
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 _ENTRIES_A_PASS = 8000
 _BYTES_A_PASS = 32 * 2**20
 _QUARANTINED_SECONDS = 15.0
@@ -151,12 +153,18 @@ class Archiver:
                     await self._port.sleep(0.002)  # another archiver was faster, or is at it
             later = True
 
-    async def bring(self, partition: int, epoch: str, offset: int, event: str) -> None:
-        """As `reach`, and look whether SQL is there: it may have been restored older while this store was open."""
-        while not await self.reach(partition, epoch, offset, event):
-            cursor = await self._port.sql(self._cold.cursor, partition)
-            if cursor is not None and (cursor.ordinal > count(epoch) or self._covers(cursor, epoch, offset)):
-                return
+    async def bring(self, partition: int, epoch: str, offset: int, event: str, read: Callable[[], T]) -> T:
+        """As `reach`, then what this reads of SQL if that is there: it may have been restored older meanwhile."""
+
+        def there(cursor: Cursor | None) -> bool:
+            return cursor is not None and (cursor.ordinal > count(epoch) or self._covers(cursor, epoch, offset))
+
+        while True:
+            await self.reach(partition, epoch, offset, event)
+            # In one visit to a thread, and one transaction: two would cost as much as a short read.
+            found: list[T] = await self._port.sql(self._cold.read_if, partition, there, read)
+            if found:
+                return found[0]
             self._cursors.pop(partition, None)
 
     def _covers(self, cursor: Cursor, epoch: str, offset: int) -> bool:

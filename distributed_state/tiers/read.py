@@ -5,9 +5,9 @@ Design: sections 6, 10.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.hot.cache import Flight, Loads
@@ -24,6 +24,7 @@ from distributed_state.warm.scripts import READ
 from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
+T = TypeVar("T")
 ROUNDS = 100
 _OVERTAKEN = 20
 _FLIGHT_SECONDS = 15.0
@@ -220,10 +221,20 @@ async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> Ca
 
 async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
     """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
+    await archived(tiers, names, _nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+async def archived(
+    tiers: Tiers, names: RecordKeys | PartitionKeys, read: Callable[..., T], *arguments: Any, **named: Any
+) -> T:
+    """What this reads of SQL, once that has everything that the partition holds now. Raises ColdUnavailable."""
     for _ in range(ROUNDS):
         tail = await tiers.warm.partitions.tail(names)
         if tail is not None:
-            await tiers.archiver.bring(names.partition, *tail)
-            return
+            return await tiers.archiver.bring(names.partition, *tail, partial(read, *arguments, **named))
         await tiers.start(names.partition)
     raise WarmUnavailable(f"partition {names.partition} does not start")

@@ -945,6 +945,40 @@ async def test_large_history_is_read_and_exported_a_page_of_bytes_at_a_time(
     await check()
 
 
+async def test_the_past_is_read_in_one_visit_to_sql_and_only_if_sql_has_it(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQL may have been restored older under an open store: its cursor says so, in the transaction of the read."""
+    store = await opener(archiver=False)
+    session, cold, port = store.session("s"), core(store)._lifecycle.cold, tiers(store).port
+    for number in range(3):
+        await session.append(said(str(number)))
+    await session.checkpoint("here")
+    await session.history()
+    visits: list[str] = []
+    sql, cursor = port.sql, cold.cursor
+
+    async def visited(call: Any, *arguments: Any) -> Any:
+        visits.append(getattr(call, "__name__", ""))
+        return await sql(call, *arguments)
+
+    reads = session.history, lambda: session.at(version=3), session.checkpoints, lambda: session.rollback(steps=1)
+    monkeypatch.setattr(port, "sql", visited)
+    for read in reads[:3]:
+        visits.clear()
+        await read()
+        assert [each for each in visits if each in ("read_if", "cursor", "history", "checkpoints")] == ["read_if"]
+    for read in reads:
+        given = iter([None])
+        visits.clear()
+        monkeypatch.setattr(cold, "cursor", lambda partition, given=given: next(given, cursor(partition)))
+        found = await read()
+        assert visits.count("read_if") > 1, "it looks again, after it has archived what may be lacking"
+        monkeypatch.setattr(cold, "cursor", cursor)
+        if read is session.history:
+            assert [change.version for change in found] == [1, 2, 3, 4]
+
+
 async def test_nothing_is_packed_that_a_retry_may_look_for(store: Any) -> None:
     """A write whose answer was lost is looked for by its event for as long as `op_window`."""
     for age in (core(store).settings.op_window - 1, -1, True, "1d", float("nan")):

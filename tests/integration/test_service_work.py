@@ -303,6 +303,7 @@ class Kept(bytes):
     """Bytes that were read for an answer, as long as somebody has them."""
 
     held: ClassVar[Counter[Room | None]] = Counter()
+    room: Room | None
 
     def __new__(cls, data: bytes) -> Kept:
         kept = super().__new__(cls, data)
