@@ -348,6 +348,25 @@ def _read_at_once(target: Target, paths: Sequence[str], writing: bool) -> Callab
     return run
 
 
+def _write_at_once(
+    target: Target, ids: Sequence[str], rest: str, method: str = "POST", **given: Any
+) -> Callable[[], int]:
+    """A small write to each of these large ones together, three times."""
+
+    def write(id: str) -> set[int]:
+        with httpx.Client(base_url=target.url, timeout=60) as http:
+            path, body = f"{CONVERSATIONS}/{id}{rest}", given if method == "POST" else None
+            return {http.request(method, path, json=body).status_code for _ in range(3)}
+
+    def run() -> int:
+        with ThreadPoolExecutor(len(ids)) as pool:
+            statuses = set().union(*pool.map(write, ids))
+        assert statuses <= {200, 201, 503}, statuses
+        return len(ids)
+
+    return run
+
+
 def _call_at_once(target: Target, sessions: Sequence[str]) -> Callable[[], int]:
     """The histories of all of them together over MCP, three times."""
     head = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
@@ -392,7 +411,8 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
     """Each of the table, and how many connections it takes."""
     limit = 19_000
     large = f"{CONVERSATIONS}/large?last=8"
-    whole = [f"{CONVERSATIONS}/nine{number}" for number in range(NINES)]
+    ids = [f"nine{number}" for number in range(NINES)]
+    whole = [f"{CONVERSATIONS}/{each}" for each in ids]
     nine = [f"{each}?last=9" for each in whole]
     written = f"{CONVERSATIONS}/written?last=9"  # whose history is soon larger than an answer
     return {
@@ -407,9 +427,15 @@ def attacks(target: Target) -> dict[str, Callable[[], int]]:
         "24 readers at once of 9 MB each": _read_at_once(target, nine, False),
         "24 exports at once of 9 MB each": _read_at_once(target, [f"{each}/export" for each in whole], False),
         "24 histories at once of 9 MB each": _read_at_once(target, [f"{each}/versions" for each in whole], False),
-        f"24 histories at once of 9 MB each{MCP}": _call_at_once(target, [f"nine{number}" for number in range(NINES)]),
+        f"24 histories at once of 9 MB each{MCP}": _call_at_once(target, ids),
         "250 streams of events that are not read": _follow_unread(target, 250),
         "16 forks at once of a conversation with 22 MB of fields": _fork_at_once(target, "wide", 16),
+        "24 turns at once in 9 MB each": _write_at_once(
+            target, ids, "/turns", messages=[{"role": "user", "content": "x"}]
+        ),
+        "24 merges at once in 9 MB each": _write_at_once(target, ids, "/changes", key="m", merge={"a": 1}),
+        "24 forks at once of 9 MB each": _write_at_once(target, ids, "/forks"),
+        "24 pops at once of 9 MB each": _write_at_once(target, ids, "/messages/last", "DELETE"),
         "380,000 fields in one request, 20 times": _send(target, many_fields(380_000), 20),
         "5,001 fields in one request, 20 times": _send(target, many_fields(5_001), 20),
         "500,000 brackets within each other, 20 times": _send(target, deep(500_000), 20),
