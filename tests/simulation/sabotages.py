@@ -494,7 +494,7 @@ SABOTAGES: dict[str, Sabotage] = {
             ),
         ),
         SHAPES["hot"],
-        1,
+        5,
     ),
     "a writer's own change is not shown to it": Sabotage(
         (
