@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distributed_state import AsyncStateStore
+from distributed_state.errors import StateError
+from distributed_state.values.model import Message
 from distributed_state.values.results import Change, Snapshot
 from tests.simulation.workload import (
     ACKNOWLEDGED,
@@ -46,7 +48,7 @@ class State:
     """What a record holds at a version. `brief`: the field that ends by itself, as if it never did."""
 
     fields: dict[str, Any]
-    messages: list[str]
+    messages: list[str] | None  # None where some are lost, and named
     items: dict[tuple[str, str], Any]
     brief: str | None = field(default=None, compare=False)
 
@@ -60,7 +62,12 @@ class State:
             else:
                 items[key] = item.value
         brief = change.set.get(BRIEF, None if BRIEF in change.deleted else self.brief)
-        return State(fields, self.messages + [str(each.content) for each in change.appended], items, brief)
+        said = None if self.messages is None else self.messages + _said(change.appended)
+        return State(fields, said, items, brief)
+
+
+def _said(messages: Iterable[Message]) -> list[str]:
+    return [str(each.content) for each in messages]
 
 
 EMPTY = State({}, [], {})
@@ -182,21 +189,24 @@ def fold(
     name: str,
     writers: Writers,
     main: Line | None,
-    whole: Mapping[int, Snapshot],
+    whole: Mapping[int, Snapshot | None],
 ) -> Line:
     """The states behind these changes; a branch begins in the `main` line. `whole`: those that a repair brought."""
     line = Line(name, base, list(changes), [start])
     state = start
     for change in changes:
-        brought = whole.get(change.version)
-        if brought is not None:
+        if change.version in whole:
             line.states.extend([None] * (change.version - line.version - 1))
         if change.version != line.version + 1:
             raise Broken("G1", f"{name}: version {change.version} follows {line.version}")
         state = state.after(change)
-        if brought is not None:
-            messages = [str(each.content) for each in brought.messages]
-            state = replace(state, fields=lasting(brought.fields), messages=messages)
+        if change.version in whole:
+            brought = whole[change.version]
+            # It sets all fields, or leaves out messages alone.
+            fields = lasting(change.set) if change.set else state.fields
+            state = replace(state, fields=fields, messages=None if brought is None else _said(brought.messages))
+            if brought is not None and lasting(brought.fields) != fields:
+                raise Broken("G9", f"{name}: {brought} came whole, and its change says {state}")
         elif change.actor in writers and writers[change.actor].operation.kind in ("clear", "delete record"):
             state = EMPTY
         elif change.kind == "rollback":
@@ -209,11 +219,30 @@ def fold(
     return line
 
 
-async def read(store: AsyncStateStore, id: str, writers: Writers, source: State = EMPTY) -> Found:
-    """Everything that is known of a record, forked from `source`. Raises Broken if it contradicts itself."""
+async def _came_whole(session: Any, changes: Sequence[Change], *, may_lack: bool) -> dict[int, Snapshot | None]:
+    """The states that a repair brought, None for one of which messages are lost, by version."""
+    found: dict[int, Snapshot | None] = {}
+    for change in changes:
+        if change.kind == "repair":
+            try:
+                found[change.version] = await session.at(version=change.version)
+            except StateError:
+                if not may_lack:
+                    raise
+                found[change.version] = None
+    return found
+
+
+async def read(
+    store: AsyncStateStore, id: str, writers: Writers, source: State = EMPTY, named: Collection[str] = ()
+) -> Found:
+    """Everything that is known of a record, forked from `source`. Raises Broken if it contradicts itself.
+
+    `named`: the records of which a repair said that messages are lost.
+    """
     session = store.session(id)
     changes = await session.history()
-    whole = {each.version: await session.at(version=each.version) for each in changes if each.kind == "repair"}
+    whole = await _came_whole(session, changes, may_lack=id in named)
     main = fold(State({}, source.messages, source.items), changes, 0, id, writers, None, whole)
     branches, aside = [], set[str]()
     for branch in await session.branches():
@@ -226,7 +255,7 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
     if not main.changes and not branches:
         main = fold(EMPTY, [], 0, id, writers, None, {})  # a fork that was lost shows nothing of its source
     view = await session.view(fresh=True)
-    messages = [str(each.content) for each in await session.messages(fresh=True)]
+    messages = _said(await session.messages(fresh=True))
     items = {
         (COLLECTION, key): value for key in "xy" if (value := await session.items(COLLECTION).get(key)) is not None
     }
@@ -234,10 +263,12 @@ async def read(store: AsyncStateStore, id: str, writers: Writers, source: State 
     _judge_tokens(id, main)
     if view.version != main.version:
         raise Broken("G4", f"{id}: Redis is at version {view.version}, its history at {main.version}")
+    if main.states[-1] is not None and main.states[-1].messages is None:
+        found = replace(found, messages=None)
     if found != main.states[-1]:
         raise Broken("G9", f"{id}: {found} is not the fold of its history, {main.states[-1]}")
     expected = main.state(max(1, view.version - 3))
-    if main.changes and expected is not None:
+    if main.changes and expected is not None and expected.messages is not None:
         past = await session.at(version=max(1, view.version - 3))
         if lasting(past.fields) != expected.fields:
             raise Broken("G9", f"{id}: at version {past.version} it was {past.fields}, not {expected.fields}")
@@ -409,11 +440,13 @@ class _Reading:
             for line in self.found.lines()
             for at, state in enumerate(line.states)
             if state is not None
+            if name != "messages" or state.messages is not None
             if value == (state.messages if name == "messages" else state.items.get((COLLECTION, name)))
         ]
         if not fits and not self._may_be_lost(each) and not self.found.main.lacks(0):
             raise Broken("G9", f"{each} saw {name} {value}, which no version of {self.found.id} has")
-        if fits and all(line is self.found.main for line, _ in fits) and not self._may_be_lost(each):
+        is_known = not self._may_be_lost(each) and not self.found.main.lacks(0)
+        if fits and is_known and all(line is self.found.main for line, _ in fits):
             self._judge_age(each, fits[-1][1])
 
     def _judge_age(self, each: Outcome, version: int) -> None:
@@ -509,11 +542,12 @@ async def judge_purged(store: AsyncStateStore, found: Found) -> None:
         not found.main.lacks(0) and len(changes) < min(_KEPT, len(found.main.changes))
     ):
         raise Broken("G9", f"{found.id}: a purge left {changes} of {found.main.changes[-_KEPT:]}")
-    messages = [str(each.content) for each in await session.messages(fresh=True)]
-    if messages != found.state.messages or lasting(await session.view(fresh=True)) != found.state.fields:
+    messages = _said(await session.messages(fresh=True))
+    if found.state.messages not in (None, messages) or lasting(await session.view(fresh=True)) != found.state.fields:
         raise Broken("G9", f"{found.id}: a purge left {messages} of {found.state}")
     for change in changes:
-        past, state = await session.at(version=change.version), found.main.state(change.version)
-        said = [str(each.content) for each in past.messages]
-        if state is not None and (lasting(past.fields), said) != (state.fields, state.messages):
-            raise Broken("G9", f"{found.id}: after a purge version {change.version} is {past}, and it was {state}")
+        state = found.main.state(change.version)
+        if state is not None and state.messages is not None:
+            past = await session.at(version=change.version)
+            if (lasting(past.fields), _said(past.messages)) != (state.fields, state.messages):
+                raise Broken("G9", f"{found.id}: after a purge version {change.version} is {past}, and it was {state}")

@@ -351,14 +351,15 @@ class Run:
                 await reaching.ended
 
     async def _read(self, store: AsyncStateStore) -> list[checks.Found]:
+        named: set[str] = set()
         if self.fleet.sql.is_older:
-            await store.repair()
+            named.update(each.id for each in (await store.repair()).lost)
         await self._await_ends(store)
         await store.archive()
         if self.plan.seed % 2:
             await store.compact(older_than=store.settings.op_window)
         writers = {each.writer: each for each in self.outcomes}
-        found = [await checks.read(store, f"s{at}", writers) for at in range(self.shape.records)]
+        found = [await checks.read(store, f"s{at}", writers, named=named) for at in range(self.shape.records)]
         for each in self.outcomes:
             if each.operation.kind == "fork" and each.state == ACKNOWLEDGED:
                 await self._judge_fork(store, each, found[each.operation.record], writers)
