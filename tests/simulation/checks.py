@@ -411,8 +411,9 @@ class _Reading:
     befell: Befell
 
     def _may_be_lost(self, each: Outcome) -> bool:
-        # A read may see a commit that the server loses later, with the one who wrote it.
-        return bool(self.found.aside) or self.befell.is_lost(each)
+        # A read may see a commit that the server loses later, with the one who wrote it; hot shows it a while longer.
+        after = 0.0 if each.fresh else self.befell.staleness
+        return bool(self.found.aside) or self.befell.is_lost(each, after)
 
     def judge_fields(self, each: Outcome, version: int, seen: dict[str, Any]) -> None:
         """Whether all fields were those of the version, and that was new enough."""
