@@ -103,9 +103,9 @@ class Befell:
     ttl: float
     takeovers: Sequence[tuple[float, float]] = ()
 
-    def is_lost(self, each: Outcome) -> bool:
-        """Whether a server lost what was written, or seen, at that time."""
-        return _overlaps(each, self.losses)
+    def is_lost(self, each: Outcome, after: float = 0.0) -> bool:
+        """Whether a server lost what was written, or seen, at that time, or so many seconds after."""
+        return _overlaps(each, [(since, until + after) for since, until in self.losses])
 
     def may_miss(self, each: Outcome) -> bool:
         """Whether what was acknowledged at its level may be missing all the same."""
