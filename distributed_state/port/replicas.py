@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from distributed_state.errors import StateError
+from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port.addresses import node_name
 from distributed_state.port.facts import KnownReplicas
 
@@ -22,25 +22,29 @@ _NEVER = b"nofailover"
 def behind_sentinels(seeds: Iterable[str], service: str, primary: str, ask: Callable[..., list[Any]]) -> KnownReplicas:
     """What the Sentinels know of a primary's replicas, all of them together: one that was restarted knows fewer.
 
-    Those that know of an older failover only are left out. Raises the last error if none answers.
+    Those that know of an older failover only are left out. Raises WarmUnavailable if the others name another primary, as
+    they list that one's replicas, and among this one's the promoted server would be missing; and the last error if none
+    answers.
     """
-    heard: dict[str, tuple[int, list[Any]]] = {}
+    heard: dict[str, tuple[int, str, list[Any]]] = {}
     last: StateError | None = None
     named = service.encode()
+    words = [(b"SENTINEL", word, named) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME", b"REPLICAS")]
     for seed in seeds:
-        words = ((b"SENTINEL", b"MASTER", named), (b"SENTINEL", b"REPLICAS", named))
         try:
-            said, listed = ask(seed, *words, timeout=_PATIENT, sentinel=True)
+            said, (host, port), listed = ask(seed, *words, timeout=_PATIENT, sentinel=True)
         except StateError as error:
             last = error
         else:
-            heard[seed] = (int(_facts(said)[b"config-epoch"]), listed)
+            heard[seed] = (int(_facts(said)[b"config-epoch"]), node_name(host.decode(), int(port)), listed)
     if not heard:
         assert last is not None, "a URL of Sentinels names one"
         raise last
-    newest = max(epoch for epoch, _ in heard.values())
+    newest = max(epoch for epoch, _, _ in heard.values())
     promotable, others = set[str](), set[str]()
-    for epoch, listed in heard.values():
+    for epoch, named_primary, listed in heard.values():
+        if epoch == newest and named_primary != primary:
+            raise WarmUnavailable(f"{primary} is no primary any more: Sentinels name {named_primary}")
         for each in map(_facts, listed) if epoch == newest else ():
             name = node_name(each[b"ip"].decode(), int(each[b"port"]))
             (others if each.get(b"slave-priority") == b"0" else promotable).add(name)
