@@ -34,6 +34,7 @@ class Shape:
     copies: int = 0  # replicas of each primary
     watched: bool = False  # by Sentinels
     primaries: tuple[int, ...] = (0,)  # of a cluster, one of these; 0: a server that stands alone
+    levels: tuple[str, ...] = ("fsynced", "archived")  # of durable writes
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
     listens: bool = False  # to events
@@ -193,6 +194,7 @@ ALL = replace(
 )  # fmt: skip
 SENTINEL = replace(
     CALM, pace=0.1, copies=2, watched=True, mix=(*WRITES.items(), ("durable", 6)),
+    levels=("replicated", "replicated", "replicated:1", "fsynced", "archived"),
     settings=tuple((dict(CALM.settings) | {"retry_for": 8.0}).items()),
     faults=(
         ("crash primary", 1), ("freeze primary", 2), ("cut off primary", 2), ("hand over", 3), ("slow copies", 3),

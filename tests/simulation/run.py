@@ -175,8 +175,7 @@ class Run:
         self.outcomes.append(outcome)
         world.note("begins", process.name, writer, operation.kind, *records)
         caller = Caller(world, store, outcome, self.shape.ttl)
-        if self.shape.copies:
-            caller.levels = ("replicated", "replicated", "replicated:1", "fsynced", "archived")
+        caller.levels = self.shape.levels
         task = self.fleet.run(process, caller.run(), writer)
         if operation.cancel_after is not None:
             world.after(operation.cancel_after, task.cancel)

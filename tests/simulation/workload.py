@@ -97,7 +97,7 @@ def secret(writer: str) -> str:
 class Caller:
     """Does one operation on one replica."""
 
-    levels = ("fsynced", "archived")
+    levels: tuple[str, ...] = ()  # of durable writes
 
     def __init__(self, world: World, store: AsyncStateStore, outcome: Outcome, ttl: float) -> None:
         self.world, self.store, self.outcome, self.ttl = world, store, outcome, ttl
