@@ -20,6 +20,7 @@ from unittest import mock
 from distributed_state.cold import archive, erasure
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
+from distributed_state.port import facts, routing
 from distributed_state.tiers import (
     absence,
     archiver,
@@ -31,7 +32,7 @@ from distributed_state.tiers import (
     reconcile,
     recovery,
 )
-from distributed_state.warm import lease, op_ids, renewal
+from distributed_state.warm import lease, op_ids, renewal, replicas
 from tests.controls import sabotage
 from tests.simulation import node
 from tests.simulation.plan import SHAPES, Plan, Shape
@@ -201,6 +202,22 @@ _CONFIRMED = _shape(
 )
 _UNHEARD = _shape("transaction 3, set", "restart past a writer 6", operations=40, pace=0.5, reads=0.0, settings=_SLOW)
 _HEARD = _shape("append, set, increment", "restart server 4, power cut 3", operations=80, pace=0.1, settings=_SLOW)
+# Behind Sentinels.
+_WATCHED: dict[str, Any] = {"copies": 2, "watched": True, "operations": 90, "pace": 0.1}
+_WATCHED["settings"] = tuple((dict(_SLOW) | {"retry_for": 8.0}).items())
+_REPLACED = _shape(
+    "append, set, increment, turn, transaction", "hand over 6, slow copies 3, cut off primary 2", **_WATCHED
+)
+_REPLACED_TWICE = _shape(
+    "append, set 2, increment", "hand over 8, cut off primary 3, crash primary 2, freeze primary 2", **_WATCHED
+)
+_OLDER = _shape("append, set 2, increment, transaction", "made older 6, slow copies 4", **_WATCHED)
+_COPIED = _shape(
+    "durable",
+    "hand over 4, slow copies 4, cut off copy 3, cut off primary 6, freeze copy 2",
+    levels=("replicated",),
+    **(_WATCHED | {"replicas": 4, "clients": 8}),
+)
 
 
 def _lua(script: str, guard: str) -> Lua:
@@ -472,6 +489,41 @@ SABOTAGES: dict[str, Sabotage] = {
         ),
         _DYING,
         2,
+    ),
+    # A replica that takes over
+    "a promoted server goes on under the epoch of the former one": Sabotage(
+        (_lua("commit", "if current_life ~= life then current = nil end"),), _REPLACED, 1
+    ),
+    "a promoted server is taken for the former one under another name": Sabotage(
+        (Python(facts.Life.renames, "not self.former and", "(not self.former or not reached()) and"),), _OLDER, 1
+    ),
+    "a server that has older data on the same connections is written to": Sabotage(
+        (
+            Lua(
+                "commit",
+                "if not age or age > 20 or age < 0 then",
+                "if (not age or age > 20 or age < 0) and reached() then",
+            ),
+        ),
+        _OLDER,
+        19,
+    ),
+    "a former primary that still runs hides what was lost": Sabotage(
+        (Python(routing.Router.lives_elsewhere, '!= "cluster":', '!= "cluster" and reached():'),), _REPLACED_TWICE, 24
+    ),
+    "what no replica has is said to be replicated": Sabotage(
+        (
+            Python(
+                replicas.Replicated.reached,
+                "if acknowledged >= needed else",
+                "if acknowledged >= needed or not reached() else",
+            ),
+        ),
+        _COPIED,
+        7,
+    ),
+    "a server that does not have a commit says that it does": Sabotage(
+        (_lua("confirm", "if current ~= epoch then return"), _lua("confirm", "if not here then return")), _COPIED, 21
     ),
     # Hot
     "a change that does not follow is merged into what is kept hot": Sabotage(

@@ -14,7 +14,7 @@ from tests.simulation.run import Run
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 9  # of each shape: about 20,000 operations in all
-FEWER = {"cluster": 1, "failover": 1, "sentinel": 3}  # of those that take longer
+FEWER = {"cluster": 1, "failover": 1, "sentinel": 1}  # of those that take longer
 PARTS = [pytest.param(part, marks=[pytest.mark.wide] if part else []) for part in range(5)]  # in CI 100,000
 # Seeds that found a fault of the product, by what was wrong then. The shapes are as they were.
 FOUND = {
