@@ -22,9 +22,8 @@ _NEVER = b"nofailover"
 def behind_sentinels(seeds: Iterable[str], service: str, primary: str, ask: Callable[..., list[Any]]) -> KnownReplicas:
     """What the Sentinels know of a primary's replicas, all of them together: one that was restarted knows fewer.
 
-    Those that know of an older failover only are left out. Raises WarmUnavailable if the others name another primary, as
-    they list that one's replicas, and among this one's the promoted server would be missing; and the last error if none
-    answers.
+    Those that know of an older failover only are left out. Raises WarmUnavailable if the others name another primary:
+    in what they list then the promoted server is missing. Raises the last error if none answers.
     """
     heard: dict[str, tuple[int, str, list[Any]]] = {}
     last: StateError | None = None
