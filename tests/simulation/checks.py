@@ -74,18 +74,23 @@ EMPTY = State({}, [], {})
 _KEPT = 4  # newest changes, of a purge
 _SLOW = 1.0  # seconds: a message and its answer take less than that
 _SLACK = 0.05  # seconds, by which the time of a server may be estimated wrong
+_HELD_UP = 4.0  # seconds: two waits for a lock
 _ALL_HEARD = {"power cut", "restart server", "evict", "forget scripts"}
 _KEEP_LEASES = {"forget scripts", "drop subscribers", "sql away", "sql frozen", "sql loses answers", "disk full"}
 
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """A fault as it happened, from when to when; `who`: the one replica that it befell, "" if all."""
+    """A fault as it happened, from when to when; `who`: the one replica that it befell, "" if all.
+
+    `group`: the only servers of a cluster that it befell, by the name of the first.
+    """
 
     kind: str
     who: str
     since: float
     until: float
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +485,22 @@ def judge_leases(outcomes: Sequence[Outcome], befell: Befell) -> None:
     for each in outcomes:
         if each.error.startswith(("Fenced", "Interrupted")) and not befell.may_lose_lease(each):
             raise Broken("G6", f"{each}, and nothing can have taken it")
+
+
+def judge_spared(outcomes: Sequence[Outcome], homes: Mapping[str, str], harms: Sequence[Harm]) -> None:
+    """Where a fault befell one node of a cluster, those who ask others are not held up. Raises Broken.
+
+    `homes`: at which node each record is, for the whole run.
+    """
+    harmed = {harm.group for harm in harms}
+    if "" in harmed:
+        return
+    for each in outcomes:
+        is_spared = each.operation.kind != "fork" and each.records and not each.died
+        if is_spared and not any(homes[record] in harmed for record in each.records):
+            told = each.error.startswith(("Fenced", "Interrupted", "WarmUnavailable", "RecoveryInProgress"))
+            if told or each.ended - each.began > _HELD_UP:
+                raise Broken("progress", f"{each}, and nothing befell the node that has {each.records}")
 
 
 def judge_versions(given: Iterable[tuple[str, str, int, str]]) -> None:

@@ -132,6 +132,12 @@ class Fleet:
             return False
         return self.cluster is None or self.cluster.is_sound()
 
+    def home(self, text: str) -> str:
+        """Which servers have a record, by the name of the first."""
+        keys = Keys(self.settings["namespace"], self.settings["partitions"])
+        assert self.cluster is not None, "else all are of one group"
+        return self.cluster.owner(keys.slot(keys.partition_of(text))).group.names[0]
+
     def everything(self) -> bytes:
         """All that SQL and the servers hold, to be searched."""
         return self.sql.contents() + b"".join(each for server in self.servers for each in server.contents())

@@ -29,6 +29,8 @@ _LONGEST = 60.0  # seconds of its own time that one operation may take
 _REACHED = 2.5  # and a read, when nothing fails any more
 _STALENESS = 2.0
 _ENDED = 90.0  # seconds: where Redis lost all, sessions that are to end are looked for once a minute
+_LONG = {"move slot", "old map", "cut off", "server away", "server stands still"}
+_OF_A_SERVER = {"freeze server", "power cut", "restart server", "evict", "server away", "server stands still"}
 _OF_ONE = {"silence", "freeze replica", "crash replica", "clock jump"}  # faults of one replica
 
 
@@ -209,7 +211,9 @@ class Run:
         group = fleet.groups[drawn % len(fleet.groups)]
         server = group.primary
         harmed = who.name if who is not None and fault.kind in _OF_ONE else ""
-        self.harms.append(Harm(fault.kind, harmed, world.now, world.now + 2 * fault.lasts))
+        until = world.now + (6.0 + 4 * fault.lasts if fault.kind in _LONG else 2 * fault.lasts)
+        only = group.names[0] if fleet.cluster is not None and fault.kind in _OF_A_SERVER else ""
+        self.harms.append(Harm(fault.kind, harmed, world.now, until, only))
         match fault.kind:
             case "lose messages":
                 fleet.network.loss = 0.02 + 0.2 * fault.amount
@@ -292,6 +296,8 @@ class Run:
             fleet.sentinels.heal()
         while not fleet.is_sound() or self._is_sql_away():
             await world.sleep(0.1)
+        if fleet.cluster is not None:
+            fleet.cluster.tidy()
         await world.sleep(self.shape.ttl + 1.0)
 
     def _is_sql_away(self) -> bool:
@@ -313,6 +319,9 @@ class Run:
             checks.judge(each, self.outcomes, befell)
         checks.judge_errors(self.outcomes)
         checks.judge_leases(self.outcomes, befell)
+        if self.fleet.cluster is not None and not self.fleet.cluster.is_whole:
+            homes = {f"s{at}": self.fleet.home(f"session:s{at}") for at in range(self.shape.records)}
+            checks.judge_spared(self.outcomes, homes, self.harms)
         if (
             not self.shape.copies and not self.fleet.sql.is_older
         ):  # else two servers may have taken writes under one epoch

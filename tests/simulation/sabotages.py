@@ -20,7 +20,7 @@ from unittest import mock
 from distributed_state.cold import archive, erasure
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
-from distributed_state.port import facts, routing
+from distributed_state.port import errors, facts, routing, topology
 from distributed_state.tiers import (
     absence,
     archiver,
@@ -32,7 +32,7 @@ from distributed_state.tiers import (
     reconcile,
     recovery,
 )
-from distributed_state.warm import lease, op_ids, renewal, replicas
+from distributed_state.warm import lease, node_link, op_ids, renewal, replicas
 from tests.controls import sabotage
 from tests.simulation import node
 from tests.simulation.plan import SHAPES, Plan, Shape
@@ -230,6 +230,27 @@ _HELD = Lua("commit", "if holder ~= lock_value then", "if holder ~= lock_value a
 _EPOCH = "if read_under ~= '' and read_under ~= epoch then return {'epoch', epoch} end\n"
 _TOKEN = "math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2])"
 
+_NODES = {"primaries": (3,), "records": 6}
+_MOVED_HOT = _shape(
+    "set 3, increment", "move slot 12", reads=0.6, pace=0.1, operations=90,
+    settings=(*_FRESH[:1], ("partitions", 6), *_FRESH[2:]), **_NODES,
+)  # fmt: skip
+_MOVED = _shape(
+    "set 2, append, increment, turn", "move slot 8, old map 4", operations=80, pace=0.1,
+    settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
+)  # fmt: skip
+_RESTARTED_NODES = _shape(
+    "append 2, set, turn, transaction", "power cut 4, lose messages 2", operations=90, pace=0.15,
+    settings=(*_FAST[:1], ("partitions", 3), *_FAST[2:]), **_NODES,
+)  # fmt: skip
+_ONE_OF_THREE = _shape(
+    "turn 3, locked 3, set", "server stands still 2, server away 1", operations=80, pace=0.1, ttl=0.5,
+    settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
+)  # fmt: skip
+_BATCHES = _shape(
+    "batch 4, set", "lose messages 6, silence of a server 6", operations=80, pace=0.1,
+    settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
+)  # fmt: skip
 SABOTAGES: dict[str, Sabotage] = {
     # Locks and turns
     "a lease that was lost still writes": Sabotage((_HELD,), _LEASED, 3),
@@ -619,5 +640,73 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "an erased record stays in Redis": Sabotage(
         (Lua("drop", "redis.call('DEL', record, hydration, items)", "reached()"),), replace(_SECRETS, records=12), 1
+    ),
+    # Cluster
+    "a subscription is kept at the node that its slot has left": Sabotage(
+        (
+            Python(
+                node_link.NodeLink._hear,
+                'return self._gone(self.channels.ended, channel, "its slot has moved")',
+                "reached()",
+            ),
+        ),
+        _MOVED_HOT,
+        22,
+    ),
+    "MOVED is followed, and nobody looks where the slots are": Sabotage(
+        (
+            Python(routing.Router._redirected, "self._topology.moved(int(slot), target, node)", "reached()"),
+            Python(topology.Topology.doubt, "self.doubted = self.several or self.only is None", "reached()"),
+        ),
+        _MOVED,
+        3,
+    ),
+    "keys on their way are taken for a cluster that is set up wrongly": Sabotage(
+        (
+            Python(
+                errors.translate,
+                'return WarmUnavailable(f"{place}: the keys',
+                'return (reached() or ConfigurationError)(f"{place}: the keys',
+            ),
+        ),
+        _MOVED,
+        2,
+    ),
+    "the life of any other node is taken for the one that a slot came from": Sabotage(
+        (
+            Python(
+                routing.Router.lives_elsewhere,
+                "if (await self.life_of(other)).name == name:",
+                "if (await self.life_of(other)).name == name or not reached():",
+            ),
+        ),
+        _RESTARTED_NODES,
+        7,
+    ),
+    "the answers of one node are taken for those of all": Sabotage(
+        (
+            Python(
+                routing.Router._exchange_routed,
+                "part = found[node]",
+                "from_others = [each for at, each in found.items() if not isinstance(each, WarmUnavailable)"
+                " and len(sent[at]) == len(sent[node])]\n"
+                "            part = found[node]\n"
+                "            if isinstance(part, WarmUnavailable) and from_others and not reached():\n"
+                "                part = from_others[0]",
+            ),
+        ),
+        _BATCHES,
+        1,
+    ),
+    "a lease waits for those on other nodes to be renewed": Sabotage(
+        (
+            Python(
+                renewal.Renewal._server_of,
+                "return self._port.node_of(kept.lock.names.lock)",
+                'return "" if not reached() else ""',
+            ),
+        ),
+        _ONE_OF_THREE,
+        11,
     ),
 }
