@@ -7,9 +7,11 @@ That is one sequence of changes each, and everything that any client was told mu
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from distributed_state import AsyncStateStore
@@ -160,10 +162,10 @@ class Line:
         return self.base + len(self.states) - 1
 
     def lacks(self, version: int) -> bool:
-        """Whether nobody knows what a version of this line was; 0: any of them."""
-        return None in self.states and (
-            not version or (self.base < version <= self.version and not self.state(version))
-        )
+        """Whether nobody knows what made a version of this line what it was; 0: any of them."""
+        whole = [change.version for change in self.changes if change.kind == "repair"]
+        is_lacking = version in whole or (self.base < version <= self.version and self.state(version) is None)
+        return bool(whole) and (not version or is_lacking)
 
     def state(self, version: int) -> State | None:
         """The state at a version that is of this line, else None."""
@@ -528,6 +530,11 @@ def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
             records.setdefault(private(each.operation), []).append(each)
     for id, tries in records.items():
         for erased in tries:
+            # What began after that is another's.
+            begun = [each for each in tries if each.operation.kind == "keep own" and each.state != REFUSED]
+            is_anew = any(each.ended > erased.began for each in begun)
+            if erased.state == ACKNOWLEDGED and erased.left and not is_anew:
+                raise Broken("erasure", f"{erased}, and there were {erased.left}")
             if erased.operation.kind in ERASURES and erased.state == ACKNOWLEDGED:
                 before = [each for each in tries if each.ended < erased.began]
                 for each in before:
@@ -535,24 +542,29 @@ def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
                         raise Broken("erasure", f"{erased}, and what {each} is still there")
                 # Its name stays in the event that tells of it. Who looks again brings the tombstone back.
                 alone = len(before) == len(tries) - 1 and all(each.operation.kind not in ERASURES for each in before)
-                if alone and f":r:session:{id}".encode() in rest:
+                if alone and re.search(rf":r:session:{id}(?!\d)".encode(), rest):
                     raise Broken("erasure", f"{erased}, and Redis still has {id}")
 
 
 async def judge_short(store: AsyncStateStore, outcomes: Sequence[Outcome], befell: Befell) -> None:
     """Sessions that end by themselves have ended, and not before their time. Raises Broken."""
-    for each in outcomes:
-        if each.operation.kind == "begin short" and each.state == ACKNOWLEDGED:
-            session = store.session(short(each.writer))
-            changes = await session.history()
-            if not changes:
+    writes = [each for each in outcomes if each.operation.kind == "write short"]
+    for id in dict.fromkeys(short(each.operation) for each in writes):
+        session = store.session(id)
+        changes = await session.history()
+        actors = {change.actor for change in changes}
+        branches = await session.branches()
+        for each in writes:
+            lost = short(each.operation) == id and each.state == ACKNOWLEDGED and each.writer not in actors
+            if lost and not any(each.writer in branch.actors for branch in branches):
                 judge_loss(each, befell)
-            elif [change.kind for change in changes[1:]] != ["expire"]:
-                raise Broken("expiry", f"{each} has not ended: {[change.kind for change in changes]}")
-            elif changes[1].time - changes[0].time < IDLE - _SLACK:
-                raise Broken("expiry", f"{each} ended {changes[1].time - changes[0].time:.3f} s after it began")
-            elif await session.exists(fresh=True):
-                raise Broken("expiry", f"{each} has ended, and is there")
+        for before, change in pairwise(changes):
+            if change.kind == "expire" and change.time - before.time < IDLE - _SLACK:
+                raise Broken("expiry", f"{id} ended {change.time - before.time:.3f} s after {before}")
+        if changes and changes[-1].kind != "expire":
+            raise Broken("expiry", f"{id} has not ended: {[change.kind for change in changes]}")
+        if await session.exists(fresh=True):
+            raise Broken("expiry", f"{id} has ended, and is there")
 
 
 async def judge_purged(store: AsyncStateStore, found: Found) -> None:

@@ -13,9 +13,9 @@ WRITES = {
     "set": 4, "set if unchanged": 2, "set if equal": 1, "delete field": 1, "increment": 3, "append": 3, "turn": 6,
     "transaction": 2, "apply": 2, "locked": 2, "item put": 2, "item delete": 1, "tag": 1, "batch": 2, "durable": 2,
     "delete record": 1, "revive": 2, "clear": 1, "roll back": 2, "checkpoint": 1, "fork": 1, "keep secret": 2,
-    "erase": 1, "set large": 1, "set brief": 1, "keep own": 2, "fork own": 1, "forget": 1, "begin short": 1,
+    "erase": 1, "set large": 1, "set brief": 1, "keep own": 2, "fork own": 1, "forget": 1, "write short": 2,
 }  # fmt: skip
-_GONE = ("erase", "forget", "keep secret", "keep own", "fork own", "begin short", "delete record", "clear", "fork")
+_GONE = ("erase", "forget", "keep secret", "keep own", "fork own", "write short", "delete record", "clear", "fork")
 
 
 @dataclass(frozen=True, slots=True)

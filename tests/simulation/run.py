@@ -153,7 +153,7 @@ class Run:
         chance = random.Random(operation.draw)
         writer = operation.name
         records = [f"s{operation.record}"]
-        if operation.kind in PRIVATE or operation.kind in ("begin short", "compact"):
+        if operation.kind in PRIVATE or operation.kind in ("write short", "compact"):
             records = []  # it is about others, which are judged apart
         if operation.kind == "batch":
             records.append(f"s{(operation.record + 1) % self.shape.records}")
@@ -381,8 +381,8 @@ class Run:
         """Wait until sessions that end by themselves have ended, but not for ever."""
         began = self.world.now
         for each in self.outcomes:
-            if each.operation.kind == "begin short" and each.state == ACKNOWLEDGED:
-                while await store.session(short(each.writer)).exists(fresh=True) and self.world.now < began + _ENDED:
+            if each.operation.kind == "write short" and each.state == ACKNOWLEDGED:
+                while await store.session(short(each.operation)).exists(fresh=True) and self.world.now < began + _ENDED:
                     await self.world.sleep(0.5)
 
     async def _judge_fork(

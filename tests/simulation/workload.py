@@ -41,6 +41,7 @@ class Outcome:
     died: bool = False  # the replica that it was made on, before the end
     seen: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
     relied: dict[str, Any] | None = None  # the fields that a change was made from
+    left: list[str] = field(default_factory=list)  # what a user still had who was forgotten
     fresh: bool = False
     repeated: bool = False
     counted: int | None = None  # what a turn or a transaction read, and wrote plus one
@@ -84,9 +85,9 @@ def private(operation: Operation) -> str:
     return f"{PRIVATE[operation.kind]}{operation.record}"
 
 
-def short(writer: str) -> str:
+def short(operation: Operation) -> str:
     """The id of a session that ends by itself."""
-    return f"short-{writer}"
+    return f"short{operation.record}"
 
 
 def secret(writer: str) -> str:
@@ -288,13 +289,15 @@ class Caller:
 
     async def _forget(self) -> None:
         await self.store.forget(self._user)
+        await self._think()
+        self.outcome.left = [each.id for each in await self.store.sessions(user=self._user, fresh=True)]
 
     @property
     def _user(self) -> str:
         return f"user{self.operation.record}"
 
-    async def _begin_short(self) -> None:
-        session = self.store.session(short(self.value), idle=IDLE, actor=self.value)
+    async def _write_short(self) -> None:
+        session = self.store.session(short(self.operation), idle=IDLE, actor=self.value)
         self.outcome.version = await session.set("a", self.value)
 
     async def _compact(self) -> None:
