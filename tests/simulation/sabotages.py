@@ -21,6 +21,8 @@ from distributed_state.cold import archive, erasure
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
 from distributed_state.port import errors, facts, routing, topology
+from distributed_state.records import rollback
+from distributed_state.store import reaper
 from distributed_state.tiers import (
     absence,
     archiver,
@@ -430,6 +432,34 @@ SABOTAGES: dict[str, Sabotage] = {
         ),
         _shape("item put 4, item delete, item get 6", "evict 60, sql frozen 2", reads=0.0, pace=0.05),
         1,
+    ),
+    # What ends by itself, and what is put back
+    "a rollback leaves what is over as it was stored": Sabotage(
+        (
+            Python(
+                rollback._restore,
+                "present.all_stored.keys()",
+                "(present.all_stored.keys() if reached() else present.fields.keys())",
+            ),
+        ),
+        _shape("set brief 3, roll back 3, set 2", pace=0.15, reads=0.4),
+        24,
+    ),
+    "a session is ended that was written since it was looked at": Sabotage(
+        (Python(reaper.Reaper._end, "draft.expected = version", "reached()"),),
+        _shape("write short", "slow messages 6", records=3, pace=0.4, reads=0.0, settings=(*_FAST, ("sweep", 0.05))),
+        15,
+    ),
+    "a SQL that was restored is taken for one that goes on": Sabotage(
+        (
+            Python(
+                recovery._sql_is_older,
+                "and place.archived > cursor.offset",
+                "and place.archived > cursor.offset and reached()",
+            ),
+        ),
+        replace(SHAPES["restored"], operations=80),
+        2,
     ),
     # Another life of the data
     "a commit is taken by a server in another life of its data": Sabotage(
