@@ -261,6 +261,7 @@ def test_what_a_request_took_is_given_back_when_it_fails(monkeypatch: pytest.Mon
 def test_a_body_with_very_many_values_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"fields": {"a": [1] * 20_000}}
     with holding(monkeypatch, room=0.2) as (client, service, most):
+        most[0] = 0  # of the reads before
         assert client.post("/v1/conversations", json=body).status_code == 201
         assert most[0] >= 2_000_000
         most[0] = 0
