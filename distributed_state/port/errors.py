@@ -16,6 +16,7 @@ LOST = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError)
 BROKEN = (driver.RedisError, *LOST)
 ELSEWHERE = frozenset(("READONLY", "CLUSTERDOWN", "MASTERDOWN"))  # another server may have the keys now
 _AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "UNBLOCKED"}
+_OF_A_REPLICA = "cannot be used with replica instances"  # WAIT and WAITAOF
 
 ONE_OF_A_CLUSTER = "a server of a cluster, whose others are not behind a Unix socket: use redis+cluster://host:port"
 
@@ -26,6 +27,11 @@ class ReplyError(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.word = text.partition(" ")[0]
+
+    @property
+    def demoted(self) -> bool:
+        """Whether the server says that it is a replica."""
+        return self.word == "READONLY" or _OF_A_REPLICA in str(self)
 
 
 def translate(error: BaseException, place: str) -> StateError:
@@ -50,7 +56,8 @@ def translate(error: BaseException, place: str) -> StateError:
         return ConfigurationError(f"{place}: a server of a cluster, which has database 0 alone")
     if word == "TRYAGAIN":
         return WarmUnavailable(f"{place}: the keys are on their way to another server of the cluster ({text})")
-    demoted = isinstance(error, driver.ReadOnlyError) or word == "READONLY"  # the driver's text is without the word
+    # The driver's text is without the word.
+    demoted = isinstance(error, driver.ReadOnlyError) or (isinstance(error, ReplyError) and error.demoted)
     if demoted or isinstance(error, LOST) or word in _AWAY:
         away = WarmUnavailable(f"{place}: {text or type(error).__name__}")
         away.demoted = demoted

@@ -99,9 +99,9 @@ class Router:
         """The error of an answer that is one. Only errors come here, so that answers need not be searched for them."""
         error = ReplyError(text)
         if error.word not in _REDIRECTED:
-            if error.word in ELSEWHERE:
+            if error.word in ELSEWHERE or error.demoted:
                 self._topology.doubt()
-            if error.word == "READONLY":
+            if error.demoted:
                 # A replica: when it is promoted, its data may be older than what was acknowledged on this connection.
                 self._topology.drop(node)
         elif self._topology.only is not None:

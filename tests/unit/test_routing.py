@@ -333,6 +333,8 @@ async def test_with_one_connection_that_turns_out_to_be_lost_all_free_ones_are_c
     ("error", "demoted"),
     [
         (ReplyError("READONLY You can't write against a read only replica."), True),
+        (ReplyError("ERR WAIT cannot be used with replica instances. Please also note that ..."), True),
+        (ReplyError("ERR WAITAOF cannot be used with replica instances. Please also note that ..."), True),
         (driver.ReadOnlyError("You can't write against a read only replica."), True),
         (ReplyError("LOADING it says READONLY somewhere else"), False),
         (driver.ConnectionError("gone"), False),
