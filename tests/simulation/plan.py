@@ -32,7 +32,7 @@ class Shape:
     faults: tuple[tuple[str, int], ...] = ()
     persistence: tuple[str, ...] = ("everysec",)  # one of these
     copies: int = 0  # replicas of each primary
-    watched: bool = False  # by Sentinels
+    watched: tuple[bool, ...] = (False,)  # by Sentinels, one of these
     primaries: tuple[int, ...] = (0,)  # of a cluster, one of these; 0: a server that stands alone
     levels: tuple[str, ...] = ("fsynced", "archived")  # of durable writes
     cancelled: float = 0.05
@@ -184,17 +184,19 @@ FAILOVER = replace(
         ("silence of a server", 1), ("lose messages", 1), ("crash replica", 1), ("evict", 3),
     ),
 )  # fmt: skip
+_LEVELS = ("replicated", "replicated", "replicated:1", "fsynced", "archived")
 ALL = replace(
-    CALM, listens=True, mix=(*WRITES.items(), ("emit", 4)),
+    CALM, listens=True, copies=2, watched=(False, True), levels=_LEVELS, mix=(*WRITES.items(), ("emit", 4)),
     faults=tuple((kind, 1) for kind in (
         "lose messages", "silence", "freeze replica", "freeze server", "crash replica", "power cut", "restart server",
         "evict", "forget scripts", "drop subscribers", "clock jump", "sql away", "sql frozen", "sql loses answers",
-        "disk full",
+        "disk full", "hand over", "crash primary", "freeze primary", "cut off primary", "slow copies", "cut off copy",
+        "sentinel away", "made older",
     )),
 )  # fmt: skip
 SENTINEL = replace(
-    CALM, pace=0.1, copies=2, watched=True, mix=(*WRITES.items(), ("durable", 6)),
-    levels=("replicated", "replicated", "replicated:1", "fsynced", "archived"),
+    CALM, pace=0.1, copies=2, watched=(True,), listens=True, mix=(*WRITES.items(), ("durable", 6), ("emit", 4)),
+    levels=_LEVELS,
     settings=tuple((dict(CALM.settings) | {"retry_for": 8.0}).items()),
     faults=(
         ("crash primary", 1), ("freeze primary", 2), ("cut off primary", 2), ("hand over", 3), ("slow copies", 3),

@@ -82,8 +82,9 @@ class Run:
             lags = tuple(0.05 * (at + 1) for at in range(self.shape.copies))
             settings: dict[str, Any] = {"namespace": "sim", "max_staleness": _STALENESS} | dict(self.shape.settings)
             primaries = self.shape.primaries[self.plan.seed % len(self.shape.primaries)]
+            watched = self.shape.watched[self.plan.seed % len(self.shape.watched)]
             persistence = Persistence(kinds[self.plan.seed % len(kinds)])
-            self.fleet = Fleet(world, persistence, lags, primaries, watched=self.shape.watched, **settings)
+            self.fleet = Fleet(world, persistence, lags, primaries, watched=watched, **settings)
             if self.shape.copies and self.plan.seed % 3 == 0:
                 for node in self.fleet.group.nodes():
                     node.least = 1

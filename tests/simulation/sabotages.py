@@ -205,7 +205,7 @@ _CONFIRMED = _shape(
 _UNHEARD = _shape("transaction 3, set", "restart past a writer 6", operations=40, pace=0.5, reads=0.0, settings=_SLOW)
 _HEARD = _shape("append, set, increment", "restart server 4, power cut 3", operations=80, pace=0.1, settings=_SLOW)
 # Behind Sentinels.
-_WATCHED: dict[str, Any] = {"copies": 2, "watched": True, "operations": 90, "pace": 0.1}
+_WATCHED: dict[str, Any] = {"copies": 2, "watched": (True,), "operations": 90, "pace": 0.1}
 _WATCHED["settings"] = tuple((dict(_SLOW) | {"retry_for": 8.0}).items())
 _REPLACED = _shape(
     "append, set, increment, turn, transaction", "hand over 6, slow copies 3, cut off primary 2", **_WATCHED
