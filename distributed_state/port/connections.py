@@ -242,6 +242,8 @@ class Connections:
         self.topology.look(min(seconds, self.limit))
         if self._watch is not None:
             self._watch.begin()
+            if not self.topology.is_used:
+                self._watch.end()  # it was closed while this look went on
 
     def sentinels(self) -> list[SentinelAnswer]:
         """What each Sentinel says, one after the other; none unless the URL is of Sentinels."""

@@ -106,6 +106,11 @@ class Topology:
             self._gone.remove(drop)
         return not self._gone
 
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody is to be called."""
+        return bool(self._gone)
+
     def inherited(self) -> None:
         """In a forked child: locks that nobody is there to give back are others, and what is known is doubted."""
         self._looking, self._changing = threading.Lock(), threading.Lock()
