@@ -79,6 +79,9 @@ class Listener:
         for at, resync in enumerate(self.got):
             if _is_about(resync, event) and resync.began + EPOCH + wrong >= event.time:
                 before, after = (self._places(part, event.partition, places) for part in (self.got[:at], self.got[at:]))
+                # What was put back may have a later place in SQL than where it was got.
+                got = {each.event.id: _place(each.event) for each in self.got[:at]}
+                before = [min(place, got[id]) for id, place in places.items() if id in got and place in before]
                 if max(before, default=(0, 0, 0)) < places[event.id] < min(after, default=(math.inf, 0, 0)):
                     return True
         return False

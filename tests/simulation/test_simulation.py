@@ -18,7 +18,6 @@ FEWER = {"cluster": 1, "failover": 1, "sentinel": 1}  # of those that take longe
 PARTS = [pytest.param(part, marks=[pytest.mark.wide] if part else []) for part in range(5)]  # in CI 100,000
 # Seeds that found a fault of the product, by what was wrong then. The shapes are as they were.
 FOUND = {
-    "a server that had just become a replica was said to be set up wrongly for replicated writes": ("sentinel", 27),
     "a look that went on while its store was closed listened to Sentinels for good": ("sentinel", 39),
     "a renewal that the end of its turn overtook ended the turn as lost": ("leases", 1),
     "a turn whose answer was lost was refused, as its epoch had ended since": ("restarts", 27),
