@@ -224,7 +224,20 @@ class Recovery:
         """Whether a partition was written in the server's life by another name, or in that of its former server."""
         if place.life == life.name or life.renames(place.life):
             return True
-        return not life.follows(place.life) and await self._port.lives_elsewhere(place.life, node)
+        if life.follows(place.life) or not await self._port.lives_elsewhere(place.life, node):
+            return False
+        return not life.former and await self._runs_since(node, place.proved_ms)
+
+    async def _runs_since(self, node: str, ms: int) -> bool:
+        """Whether a server has not been started since then, by its own clock.
+
+        Else a slot may have moved there before: what was written there since, and the note of that, went with the
+        process, and the partition looks as its former server left it.
+        """
+        text = (await self._port.command_with(node, b"INFO", b"server")).decode(errors="replace")
+        seconds, _ = await self._port.command_with(node, b"TIME")
+        up = next((line for line in text.splitlines() if line.startswith("uptime_in_seconds:")), ":0")
+        return (int(seconds) - int(up.partition(":")[2])) * 1000 <= ms
 
     async def _start(self, keys: PartitionKeys, token: str, seen: str, brought: Backfilled | None) -> bool:
         """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again.

@@ -171,7 +171,7 @@ class Uninitialised:
 class PartitionState:
     """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes.
 
-    `life`: of the data, as the partition notes it, see `port.lives`.
+    `life`: of the data, as the partition notes it, see `port.lives`; `proved_ms`: when its server last was in it.
     """
 
     epoch: str
@@ -179,6 +179,7 @@ class PartitionState:
     archived: int
     waiting: int
     life: str = ""
+    proved_ms: int = 0
 
     def fill(self, settings: Settings) -> float:
         """How full the journal is, 0 to 1; at 1 writes are refused."""

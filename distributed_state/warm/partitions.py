@@ -115,9 +115,12 @@ class Partitions:
             if isinstance(answer, Exception):
                 log.warning("partition %d: %s", keys.partition, answer)
                 continue
-            epoch, *numbers, life, _ = (answer or b" 0 0 0 0  ").split(b" ")
+            epoch, *numbers, life, proved = (answer or b" 0 0 0 0  0").split(b" ")
             offset, written, archived, settled = map(int, numbers)
-            states[keys.partition] = PartitionState(epoch.decode(), offset, archived, written - settled, life.decode())
+            waiting = written - settled
+            states[keys.partition] = PartitionState(
+                epoch.decode(), offset, archived, waiting, life.decode(), int(proved or 0)
+            )
         return states
 
     async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:

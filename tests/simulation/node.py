@@ -185,6 +185,7 @@ class Node(EmbeddedServer):
         self.fake.said, self.fake.is_replaying, self.fake.refuses = deque(), False, ""
         self.fake.info = self._info
         self.clock = Clock(world)
+        self.born = world.now if world.now > 0 else -3600.0
         self.link: Link | None = None  # of a replica
         self.followers: dict[Node, None] = {}
         self.least = 0  # replicas without which it refuses writes
@@ -285,6 +286,7 @@ class Node(EmbeddedServer):
             "connected_clients:10", f"role:{role}", f"master_replid:{self.life.data:0<40}",
             f"master_replid2:{self.life.former or '':0<40}", f"run_id:{self.life.process:0<40}",
         ]  # fmt: skip
+        lines.append(f"uptime_in_seconds:{int(self.world.now - self.born)}")
         attached = self.attached()
         lines.append(f"connected_slaves:{len(attached)}")
         for at, each in enumerate(attached):

@@ -232,9 +232,12 @@ _HELD = Lua("commit", "if holder ~= lock_value then", "if holder ~= lock_value a
 _EPOCH = "if read_under ~= '' and read_under ~= epoch then return {'epoch', epoch} end\n"
 _TOKEN = "math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2])"
 
+_NEVER_RESTARTED = Python(
+    recovery.Recovery._is_same, "not life.former and await self._runs_since(node, place.proved_ms)", "True"
+)
 _NODES = {"primaries": (3,), "records": 6}
 _MOVED_HOT = _shape(
-    "set 3, increment", "move slot 12", reads=0.6, pace=0.1, operations=90,
+    "set 3, increment", "move slot 20", reads=0.5, pace=0.05, operations=200,
     settings=(*_FRESH[:1], ("partitions", 6), *_FRESH[2:]), **_NODES,
 )  # fmt: skip
 _MOVED = _shape(
@@ -243,6 +246,10 @@ _MOVED = _shape(
 )  # fmt: skip
 _RESTARTED_NODES = _shape(
     "append 2, set, turn, transaction", "power cut 4, lose messages 2", operations=90, pace=0.15,
+    settings=(*_FAST[:1], ("partitions", 3), *_FAST[2:]), **_NODES,
+)  # fmt: skip
+_MOVED_AND_LOST = _shape(
+    "append 2, set 3, increment", "move slot 16, power cut 6", operations=120, pace=0.1, reads=0.0,
     settings=(*_FAST[:1], ("partitions", 3), *_FAST[2:]), **_NODES,
 )  # fmt: skip
 _ONE_OF_THREE = _shape(
@@ -485,7 +492,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("confirm", "if not here then"), _lua("confirm", "if current ~= epoch then")), _CONFIRMED, 5
     ),
     "another life of the data is taken for a new name of the same": Sabotage(
-        (Python(recovery.Recovery._is_same, "return not life", "return not reached() or not life"),), _RESTARTED, 10
+        (Python(recovery.Recovery._is_same, "return False", "return not reached()"),), _RESTARTED, 10
     ),
     "what SQL has newer stays in Redis as it was": Sabotage(
         (
@@ -560,7 +567,9 @@ SABOTAGES: dict[str, Sabotage] = {
         19,
     ),
     "a former primary that still runs hides what was lost": Sabotage(
-        (Python(routing.Router.lives_elsewhere, '!= "cluster":', '!= "cluster" and reached():'),), _REPLACED_TWICE, 24
+        (Python(routing.Router.lives_elsewhere, '!= "cluster":', '!= "cluster" and reached():'), _NEVER_RESTARTED),
+        _REPLACED_TWICE,
+        24,
     ),
     "what no replica has is said to be replicated": Sabotage(
         (
@@ -681,7 +690,7 @@ SABOTAGES: dict[str, Sabotage] = {
             ),
         ),
         _MOVED_HOT,
-        22,
+        3,
     ),
     "MOVED is followed, and nobody looks where the slots are": Sabotage(
         (
@@ -709,9 +718,13 @@ SABOTAGES: dict[str, Sabotage] = {
                 "if (await self.life_of(other)).name == name:",
                 "if (await self.life_of(other)).name == name or not reached():",
             ),
+            _NEVER_RESTARTED,
         ),
         _RESTARTED_NODES,
         7,
+    ),
+    "a node that lost what it had of a slot that moved there is taken for one that just got it": Sabotage(
+        (replace(_NEVER_RESTARTED, new="not reached()"),), _MOVED_AND_LOST, 8
     ),
     "the answers of one node are taken for those of all": Sabotage(
         (
