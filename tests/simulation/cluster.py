@@ -28,7 +28,7 @@ NODE_TIMEOUT = 1.0  # seconds: `cluster-node-timeout`
 _REJOINS = 0.5  # seconds for which a node that was started takes no commands yet
 _BEAT = 1.0
 _GOSSIP = 0.2  # seconds between two messages of a node to another, on average
-_KEYLESS = frozenset(b"TIME PING INFO CONFIG WAIT WAITAOF SCRIPT ROLE HELLO".split())
+_KEYLESS = frozenset(b"TIME PING INFO CONFIG WAIT WAITAOF SCRIPT ROLE HELLO SCAN".split())
 _ALL_KEYS = frozenset(b"DEL MGET UNLINK EXISTS".split())
 _SHARD = frozenset(b"SSUBSCRIBE SUNSUBSCRIBE SPUBLISH".split())
 _EVAL = frozenset((b"EVAL", b"EVALSHA"))
@@ -240,7 +240,7 @@ class Member:
                     self.unclaimed.pop(piece, None)
             elif mine == sender.name:
                 self.unclaimed[piece] = None
-        if epoch == self.epoch and sender.id > self.id:
+        if epoch == self.epoch and sender.id > self.id and self.name in self.owners:
             self.epochs[self.name] = max(self.epochs.values()) + 1
             self.cluster.spread(self)
         if before != self.owners:

@@ -724,7 +724,7 @@ SABOTAGES: dict[str, Sabotage] = {
         7,
     ),
     "a node that lost what it had of a slot that moved there is taken for one that just got it": Sabotage(
-        (replace(_NEVER_RESTARTED, new="not reached()"),), _MOVED_AND_LOST, 8
+        (replace(_NEVER_RESTARTED, new="not reached()"),), _MOVED_AND_LOST, 13
     ),
     "the answers of one node are taken for those of all": Sabotage(
         (
