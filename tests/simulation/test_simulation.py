@@ -23,7 +23,7 @@ FOUND = {
     "a turn whose answer was lost was refused, as its epoch had ended since": ("restarts", 27),
     "a read joined another's, whose answer was older than hot may be": ("hot", 6),
     "a field whose time was over came back with a rollback": ("maintained", 1),
-    "sessions no longer ended at a worker none of whose partitions could be reached for a moment": ("cluster", 60),
+    "sessions no longer ended at a worker none of whose partitions could be reached for a moment": ("cluster", 56),
 }
 
 
