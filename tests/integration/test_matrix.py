@@ -182,7 +182,7 @@ def test_a_table_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 def test_a_cell_that_missed_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert running.conclude([Outcome(CELL)], whole=True) == 0
     assert running.conclude([Outcome(CELL), Outcome(CELL, missed=["memory: 1 lost"])], whole=True) == 1
-    assert "1 of 2 cells keep to what is required" in capsys.readouterr().out
+    assert "1 of 2 cells meet the requirements" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_is_no_pass() -> None:

@@ -15,7 +15,7 @@ _ALWAYS = ("--appendfsync", "always")
 _RDB = ("--appendonly", "no", "--save", "1 1")
 _NOTHING = ("--appendonly", "no")
 _ALONE = {"single": "one server has no replica to fail over to"}
-_SAME_EVERYWHERE = "SQL does not know how Redis is deployed: see single"
+_SAME_EVERYWHERE = "this fault does not depend on how Redis is deployed: see single"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ def _no_mount() -> str:
     return "" if may_mount() else "a small file system can only be mounted by root"
 
 
-_BUS = {"cluster": "the cluster's bus goes around the proxies; primary-frozen is the nearest"}
+_BUS = {"cluster": "the cluster bus bypasses the proxies; primary-frozen is the nearest fault"}
 _SQL_ONCE = {"sentinel": _SAME_EVERYWHERE, "cluster": _SAME_EVERYWHERE}
 _ONE_CLOCK = {
-    "sentinel": "the clock of a server matters to its scripts alone: see single",
-    "cluster": "the clock of a server matters to its scripts alone: see single",
+    "sentinel": "a server's clock affects only its scripts: see single",
+    "cluster": "a server's clock affects only its scripts: see single",
 }
 
 _SAME_AS_KILL = dict.fromkeys(
-    ("single", "sentinel", "cluster"), "the same as redis-kill-always: what was confirmed was fsynced before"
+    ("single", "sentinel", "cluster"), "the same as redis-kill-always: confirmed writes are already fsynced"
 )
 _ONE_STORE = dict.fromkeys(("sentinel", "cluster"), "many callers on one store: see single")
 
@@ -88,7 +88,7 @@ FAULTS = (
     Fault("primary-partitioned", warm.partition_primary, failover=True, not_on=_ALONE | _BUS),
     Fault("primary-emptied", warm.empty_primary, same_data=False, not_on=_ALONE),
     Fault("replicaof-older", warm.follow_older, warm.copy_server, same_data=False, not_on={
-        "sentinel": "the Sentinels undo a REPLICAOF by hand", "cluster": "REPLICAOF is refused in cluster mode",
+        "sentinel": "the Sentinels undo a manual REPLICAOF", "cluster": "REPLICAOF is refused in cluster mode",
     }),
     Fault("older-aof", warm.restart_older, warm.copy_files, same_data=False),
     Fault("older-rdb", warm.restart_older, warm.save_and_copy, options=_NOTHING, same_data=False),

@@ -46,7 +46,7 @@ def line(outcome: Outcome) -> str:
 def sums(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """The sums over all cells, and for each level."""
     kept = sum(not each.missed for each in outcomes)
-    yield f"{kept} of {len(outcomes)} cells keep to what is required"
+    yield f"{kept} of {len(outcomes)} cells meet the requirements"
     for level in LEVELS:
         tallies = [each.levels[level] for each in outcomes if level in each.levels]
         if tallies:
@@ -58,7 +58,7 @@ def sums(outcomes: Sequence[Outcome]) -> Iterator[str]:
             shown = ", ".join(f"{count:,} {name}" for name, count in counts.items())
             yield f"{level}: {acknowledged:,} acknowledged, {shown}"
     if causes := sum((tally.causes for each in outcomes for tally in each.levels.values()), Counter()):
-        yield "put aside: " + ", ".join(f"{count:,} because {cause}" for cause, count in causes.most_common(5))
+        yield "set aside: " + ", ".join(f"{count:,} because {cause}" for cause, count in causes.most_common(5))
 
 
 def not_reached(outcomes: Iterable[Outcome]) -> Iterator[str]:
@@ -89,7 +89,7 @@ def markdown(outcomes: Sequence[Outcome], impossible: Sequence[Cell], command: s
         lines += ["", "Missed:", ""]
         lines += [f"- {each.cell.name} on {each.cell.topology}: {_first(each.missed)}" for each in missed]
     if levels := list(not_reached(outcomes)):
-        lines += ["", "Levels that were not there:", "", *(f"- {each}" for each in levels)]
+        lines += ["", "Levels that were not available:", "", *(f"- {each}" for each in levels)]
     if impossible:
         lines += ["", "Combinations that are not run:", ""]
         lines += [f"- {cell.name} on {cell.topology}: {cell.impossible}" for cell in impossible]
