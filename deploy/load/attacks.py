@@ -454,7 +454,7 @@ def main(*only: str) -> None:
             fields(another, "wide", 22, _MEGABYTE)
             for name in "written", *(f"nine{number}" for number in range(NINES)):
                 conversation(another, name, 9, _MEGABYTE)
-        print("| attack | connections | seconds | RSS, MB | `/healthz`, ms | a read, ms | of them failed |")
+        print("| attack | connections | seconds | RSS, MB | `/healthz`, ms | a read, ms | failed |")
         print("|---|---|---|---|---|---|---|")
         for serve in (), ("--mcp",):  # which takes 25 MB by itself
             with Target(options, *serve) as target:
