@@ -39,7 +39,7 @@ def newest(connection: Connection, namespace: str, partition: int | None = None)
 
 @cache
 def _cursors(every: bool) -> Select[Any]:
-    """Made once: that takes longer than to execute it, and it is asked before each read of the past."""
+    """Build the query once: that takes longer than executing it, and each read of the history needs it first."""
     c = tables.cursors.c
     query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == bindparam("namespace"))
     if not every:

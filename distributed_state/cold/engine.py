@@ -50,7 +50,7 @@ class Database:
         self._timeout = timeout
         self._opening = Opening()
         self._patience: Patience | None = None
-        self._here = threading.local()  # `connection`: of the transaction that a thread is in, if that is `one_read`
+        self._here = threading.local()  # `connection`: of the `one_read` that a thread is in
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
@@ -94,7 +94,7 @@ class Database:
 
     @contextmanager
     def one_read(self) -> Iterator[None]:
-        """Inside, what this thread reads is one `long_read`."""
+        """Inside, all reads of this thread belong to one `long_read`."""
         with self.long_read() as self._here.connection:
             try:
                 yield

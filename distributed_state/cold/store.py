@@ -145,7 +145,7 @@ class ColdStore:
             return archive.newest(connection, self.namespace, partition).get(partition)
 
     def read_if(self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T]) -> list[T]:
-        """What this reads, alone in a list; empty if the partition's cursor does not say that it is there."""
+        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment."""
         with self._database.one_read():
             return [read()] if there(self.cursor(partition)) else []
 

@@ -34,7 +34,7 @@ class Flight:
     def __init__(
         self, done: Any, freshness: Freshness | None, open: bool, here: object, body: Body, began: float
     ) -> None:
-        self.began = began  # what it brings may be as old as that
+        self.began = began  # its result may be as old as this
         self.body = body  # of whoever leads it: if that is over before it has landed, it was interrupted
         self.done = done
         self.here = here  # who waits for it: see `Port.here`
@@ -141,7 +141,7 @@ class Hot:
                 self._sweep()
             flights = self._flights.setdefault(text, [])
             flights[:] = [each for each in flights if each.body.there]
-            # An answer that is late is older than hot may be.
+            # The result of an earlier flight may be older than `max_staleness`.
             since = now - self._max_staleness
             shared = (each for each in flights if each.open and each.here in (None, here) and each.began >= since)
             joinable = [] if alone else list(shared)

@@ -128,7 +128,7 @@ class CachedRecord:
 
     @property
     def all_stored(self) -> Mapping[bytes, bytes]:
-        """All fields as they are stored, with those whose time is over."""
+        """All fields as they are stored, including expired ones."""
         return self._stored
 
     def raw(self, name: bytes) -> bytes | None:

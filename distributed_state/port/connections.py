@@ -243,7 +243,7 @@ class Connections:
         if self._watch is not None:
             self._watch.begin()
             if not self.topology.is_used:
-                self._watch.end()  # it was closed while this look went on
+                self._watch.end()  # it was closed during this look
 
     def sentinels(self) -> list[SentinelAnswer]:
         """What each Sentinel says, one after the other; none unless the URL is of Sentinels."""
@@ -260,7 +260,7 @@ class Connections:
         return None
 
     def executor(self, count: int) -> Executor:
-        """What calls `ask` for so many servers at once."""
+        """An executor that calls `ask` for this many servers at once."""
         return threads(count)
 
     def late(self, seconds: float = math.inf) -> None:

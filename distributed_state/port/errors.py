@@ -16,7 +16,7 @@ LOST = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError)
 BROKEN = (driver.RedisError, *LOST)
 ELSEWHERE = frozenset(("READONLY", "CLUSTERDOWN", "MASTERDOWN"))  # another server may have the keys now
 _AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "UNBLOCKED"}
-_OF_A_REPLICA = "cannot be used with replica instances"  # WAIT and WAITAOF
+_OF_A_REPLICA = "cannot be used with replica instances"  # the answer to WAIT and WAITAOF
 
 ONE_OF_A_CLUSTER = "a server of a cluster, whose others are not behind a Unix socket: use redis+cluster://host:port"
 
@@ -56,7 +56,7 @@ def translate(error: BaseException, place: str) -> StateError:
         return ConfigurationError(f"{place}: a server of a cluster, which has database 0 alone")
     if word == "TRYAGAIN":
         return WarmUnavailable(f"{place}: the keys are on their way to another server of the cluster ({text})")
-    # The driver's text is without the word.
+    # The driver removes the error word from its text.
     demoted = isinstance(error, driver.ReadOnlyError) or (isinstance(error, ReplyError) and error.demoted)
     if demoted or isinstance(error, LOST) or word in _AWAY:
         away = WarmUnavailable(f"{place}: {text or type(error).__name__}")

@@ -20,10 +20,10 @@ _NEVER = b"nofailover"
 
 
 def behind_sentinels(seeds: Iterable[str], service: str, primary: str, ask: Callable[..., list[Any]]) -> KnownReplicas:
-    """What the Sentinels know of a primary's replicas, all of them together: one that was restarted knows fewer.
+    """The replicas of a primary that all Sentinels together know: a Sentinel that was restarted knows fewer.
 
-    Those that know of an older failover only are left out. Raises WarmUnavailable if the others name another primary:
-    in what they list then the promoted server is missing. Raises the last error if none answers.
+    Sentinels that know only of an older failover are ignored. Raises WarmUnavailable if the others name another
+    primary, because the promoted server is then missing from their lists. Raises the last error if none answers.
     """
     heard: dict[str, tuple[int, str, list[Any]]] = {}
     last: StateError | None = None

@@ -77,7 +77,7 @@ class Router:
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
         if self._topology.kind != "cluster":
-            return False  # no slot moves there: another server in that life was replaced, and does not know it yet
+            return False  # no slots move: another server in that life was replaced, and does not know it yet
         for other in sorted({*self.nodes(), *self._connections.lives} - {node}):
             try:
                 if (await self.life_of(other)).name == name:

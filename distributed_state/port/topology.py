@@ -54,12 +54,12 @@ def slot_of(key: bytes) -> int:
 
 
 def threads(count: int) -> Executor:
-    """What asks so many servers at once."""
+    """An executor that asks this many servers at once."""
     return ThreadPoolExecutor(max_workers=count, thread_name_prefix="distributed-state-look")
 
 
 class Topology:
-    """Where keys are, as last seen. `ask` asks one server, and so many at once in an executor of `executor`."""
+    """Where keys are, as last seen. `ask` asks one server; `executor(n)` is an executor that asks n servers at once."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Topology:
         """Whether to look before the next command."""
         self.looks = 0
         self._slots: list[str] = []
-        self._owners: list[str] = []  # all that stand there, in order
+        self._owners: list[str] = []  # the servers in `_slots`, in order
         self._known: set[str] = set()  # servers of a cluster, replicas too: any can be asked
         self._by_tag: dict[bytes, str] = {}
         self._epoch = -1  # of the primary that Sentinels named last
@@ -108,7 +108,7 @@ class Topology:
 
     @property
     def is_used(self) -> bool:
-        """Whether anybody is to be called."""
+        """Whether anyone is to be called when a server is gone."""
         return bool(self._gone)
 
     def inherited(self) -> None:
@@ -247,7 +247,7 @@ class Topology:
         self._look_at_cluster({seed})
 
     def _look_at_cluster(self, known: Iterable[str]) -> None:
-        claims: list[tuple[int, int, int, str]] = []  # under which epoch, first and last slot, by whom
+        claims: list[tuple[int, int, int, str]] = []  # epoch, first slot, last slot, owner
         found: set[str] = set()
         views = self._ask_all(known, (b"CLUSTER", b"SLOTS"), (b"CLUSTER", b"NODES"))
         for asked, (slots, nodes) in views.items():
@@ -257,7 +257,7 @@ class Topology:
                 found.update((owner, *(_endpoint(each, asked) for each in replicas)))
                 claims.append((epochs.get(primary[2], 0), first, last, owner))
         owners = [""] * SLOTS
-        for _, first, last, owner in sorted(claims, key=lambda claim: claim[0]):  # the highest epoch comes last
+        for _, first, last, owner in sorted(claims, key=lambda claim: claim[0]):  # the highest epoch wins
             owners[first : last + 1] = [owner] * (last + 1 - first)
         with self._changing:
             self._known = found
@@ -298,7 +298,7 @@ class Topology:
                 if not done:
                     log.debug("%s: no answer from %s", self._where.place, ", ".join(waiting.values()))
                     break
-                for each in [each for each in waiting if each in done]:  # a set has no order
+                for each in [each for each in waiting if each in done]:  # `done` is a set, which has no order
                     node = waiting.pop(each)
                     try:
                         answers[node] = each.result()

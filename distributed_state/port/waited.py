@@ -112,10 +112,10 @@ class Room(Protocol):
     """Room in memory for one answer."""
 
     def take(self, size: int) -> bool:
-        """Count this many bytes that are read of it; False: there is no room for them now."""
+        """Count this many bytes that were read for it; False if there is no room for them now."""
 
     async def wait(self, size: int) -> None:
-        """Wait until there is, and take it."""
+        """Wait until there is room for this many bytes, and take it."""
 
 
 class _Full(Exception):
@@ -124,7 +124,7 @@ class _Full(Exception):
 
 
 _room: ContextVar[Room | None] = ContextVar("distributed_state_room", default=None)
-_counted: ContextVar[Room | None] = ContextVar("distributed_state_counted", default=None)  # inside of `with_room`
+_counted: ContextVar[Room | None] = ContextVar("distributed_state_counted", default=None)  # set inside `with_room`
 
 
 @contextmanager
@@ -137,19 +137,22 @@ def _set(variable: ContextVar[Room | None], room: Room | None) -> Iterator[None]
 
 
 def making_room(room: Room) -> AbstractContextManager[None]:
-    """Inside, there is this room for what is read for an answer."""
+    """Inside, reads for an answer use this room."""
     return _set(_room, room)
 
 
 def room(size: int) -> None:
-    """Count bytes that are read of an answer. Without room for them what reads it ends, and begins again later."""
+    """Count bytes that were read for an answer. If there is no room for them, the read ends and is repeated later."""
     found = _counted.get()
     if found is not None and not found.take(size):
         raise _Full(size)
 
 
 async def with_room(read: Callable[[], Awaitable[T]]) -> T:
-    """What this reads, with room for what it counts. It is called again after a wait, in which nothing is held."""
+    """The result of `read`, with room for the bytes that it counts.
+
+    If there is no room, what was read is dropped, and `read` is called again after a wait.
+    """
     found = _room.get()
     while True:
         try:
@@ -157,7 +160,7 @@ async def with_room(read: Callable[[], Awaitable[T]]) -> T:
                 return await read()
         except _Full as full:
             size = full.size
-        # Here, as the exception holds all that was read.
+        # Outside the `except` block: until it ends, the exception holds everything that was read.
         assert found is not None, "there was no room"
         with queued():
             await found.wait(size)

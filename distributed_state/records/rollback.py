@@ -113,7 +113,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
     # A request that was answered stays answered: forgotten, it would be applied again when its caller repeats it.
     handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
-    # A field whose time is over goes, too: with `#timed`, which goes as nothing at the target ends, it would be back.
+    # Expired fields go too: if the target has none that expire, `#timed` goes, and without it they would be back.
     for name in sorted(present.all_stored.keys() - target.fields.keys() - handled):
         changes.reserved(name, None)
     for name, value in target.fields.items():

@@ -792,7 +792,7 @@ class StateStore:
         finish(self._twin.off(handler))
 
     def ready(self) -> None:
-        """Wait until every handler given to `on` listens: none of them misses what is written afterwards.
+        """Wait until every handler given to `on` listens, so that none of them misses later writes.
 
         Raises WarmUnavailable if that takes longer than `timeout`.
         """

@@ -154,14 +154,14 @@ class Archiver:
             later = True
 
     async def bring(self, partition: int, epoch: str, offset: int, event: str, read: Callable[[], T]) -> T:
-        """As `reach`, then what this reads of SQL if that is there: it may have been restored older meanwhile."""
+        """As `reach`, then the result of `read`, once SQL has it all: SQL may have been restored to an older state."""
 
         def there(cursor: Cursor | None) -> bool:
             return cursor is not None and (cursor.ordinal > count(epoch) or self._covers(cursor, epoch, offset))
 
         while True:
             await self.reach(partition, epoch, offset, event)
-            # In one visit to a thread, and one transaction: two would cost as much as a short read.
+            # One thread call and one transaction for both: a second one would cost as much as a short read.
             found: list[T] = await self._port.sql(self._cold.read_if, partition, there, read)
             if found:
                 return found[0]
@@ -226,7 +226,7 @@ class Archiver:
         return {partition: place.offset - place.archived for partition, place in places.items()}
 
     def is_at(self, partition: int) -> bool:
-        """Whether this replica archives a partition just now."""
+        """Whether this replica is archiving a partition now."""
         return partition in self._driven
 
     # One pass

@@ -218,7 +218,7 @@ class Tiers:
         return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect, **more)
 
     async def listening(self) -> bool:
-        """Wait until every handler listens, so that none misses what is written afterwards; whether all of them do."""
+        """Wait until every handler listens, so that none misses later writes. Returns whether all of them do."""
         until = self.port.monotonic() + min(self.settings.timeout, self.warm.left())
         every = True
         for each in list(self.handlings):
@@ -246,7 +246,7 @@ class Tiers:
         self.branches.noted(kept)
         records = sorted({each.record for each in kept})
         if any(self.archiver.is_at(self.keys.of(Ref.parse(each)).partition) for each in records):
-            # A pass may begin a partition anew, and what is published has to be archived: the pass cannot wait for it.
+            # An archiver pass that began an epoch gets here, too: publishing would wait for that same pass.
             self.port.spawn(partial(self.branches.tell, records), "distributed-state-diverged")
         else:
             await self.branches.tell(records)

@@ -33,7 +33,7 @@ from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.durability import Applied, admit, asked, ensure_durability, ensure_many
 from distributed_state.tiers.items import prove
 from distributed_state.tiers.read import ROUNDS, hydrate, read
-from distributed_state.tiers.read import archived as archived  # as part of a change
+from distributed_state.tiers.read import archived as archived  # re-exported for changes that read SQL
 from distributed_state.tiers.read import reach as reach
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER

@@ -231,7 +231,7 @@ def _nothing() -> None:
 async def archived(
     tiers: Tiers, names: RecordKeys | PartitionKeys, read: Callable[..., T], *arguments: Any, **named: Any
 ) -> T:
-    """What this reads of SQL, once that has everything that the partition holds now. Raises ColdUnavailable."""
+    """The result of `read`, once SQL has everything that the partition holds now. Raises ColdUnavailable."""
     for _ in range(ROUNDS):
         tail = await tiers.warm.partitions.tail(names)
         if tail is not None:

@@ -229,10 +229,10 @@ class Recovery:
         return not life.former and await self._runs_since(node, place.proved_ms)
 
     async def _runs_since(self, node: str, ms: int) -> bool:
-        """Whether a server has not been started since then, by its own clock.
+        """Whether a server has been running since then, by its own clock.
 
-        Else a slot may have moved there before: what was written there since, and the note of that, went with the
-        process, and the partition looks as its former server left it.
+        If it has not, a slot may have moved there before it restarted: later writes, and the note of the move, were
+        lost with the process, and the partition looks as its former server left it.
         """
         text = (await self._port.command_with(node, b"INFO", b"server")).decode(errors="replace")
         seconds, _ = await self._port.command_with(node, b"TIME")

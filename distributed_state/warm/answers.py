@@ -171,7 +171,7 @@ class Uninitialised:
 class PartitionState:
     """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes.
 
-    `life`: of the data, as the partition notes it, see `port.lives`; `proved_ms`: when its server last was in it.
+    `life`: of the data, as the partition notes it, see `port.lives`; `proved_ms`: when the server was last in it.
     """
 
     epoch: str

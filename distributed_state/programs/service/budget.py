@@ -139,7 +139,7 @@ class Budget:
             self._grant()
 
     async def exchange(self, taken: Taken, size: int) -> None:
-        """Have it hold so much, once that is there. Raises HTTPException 503."""
+        """Let it hold this many bytes once they are free. Raises HTTPException 503 if that takes too long."""
         granted = await self.take(taken.party, size)
         self._all.pop(granted)
         self._count(granted.party, -granted.size)
@@ -161,7 +161,7 @@ class Budget:
             del self._parties[party]
 
     def waits(self, party: str, size: int) -> bool:
-        """Whether a request that takes so much would wait."""
+        """Whether a request that takes this many bytes would wait."""
         now = asyncio.get_running_loop().time()
         return size > _SMALL and (self._comes_after(party, now) or not self._fits(party, size))
 
@@ -230,10 +230,10 @@ class Budget:
 
 
 class Growing:
-    """Room for an answer whose size shows while it is read: `copies` of what is read, and `beside` that.
+    """Room for an answer whose size becomes known while it is read: `copies` of the bytes read, plus `beside`.
 
-    If that is more than it has it waits, and holds nothing meanwhile: nobody waits for one that waits. One that is
-    large waits once, for what the largest may take that is answered, up to half of all. What is more is counted.
+    A request that needs more than it holds waits, and holds nothing meanwhile: no request waits for a waiting one. A
+    large answer waits once, for the size of the largest answer, up to half the budget. Any excess is only counted.
     """
 
     def __init__(self, budget: Budget, taken: Taken, beside: int, copies: int, largest: int) -> None:
@@ -244,7 +244,7 @@ class Growing:
         self._enough = min(largest * copies, budget.most // 2)
 
     def take(self, size: int) -> bool:
-        """Have room for this many bytes that are read; False: they are to be let go, and waited for."""
+        """Take room for this many bytes that were read; False: the caller must drop them, and `wait`."""
         taken, wanted = self._taken, size * self._copies + self._beside
         if wanted > taken.size and taken.size < self._enough:
             wanted = self._wanted(size)
@@ -256,7 +256,7 @@ class Growing:
         return True
 
     async def wait(self, size: int) -> None:
-        """Wait for it. Raises HTTPException 503."""
+        """Wait for room for this many bytes that are read. Raises HTTPException 503 if that takes too long."""
         await self._budget.exchange(self._taken, self._wanted(size))
 
     def _wanted(self, size: int) -> int:

@@ -40,7 +40,7 @@ async def _shown(context: RecordContext, page: Page, most: int, fresh: bool) -> 
 
 
 def size_of(entry: CachedRecord, limits: Limits) -> int:
-    """The bytes of a record's fields, which are counted. Raises InvalidValue if they are more than an answer may be."""
+    """Count the bytes of a record's fields and return them. Raises InvalidValue if an answer may not be that large."""
     size = sum(map(len, entry.fields.values()))
     if size > limits.answer:
         raise InvalidValue(f"the fields are {size} bytes, more than {limits.answer}: read them one by one")

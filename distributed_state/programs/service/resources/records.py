@@ -118,9 +118,9 @@ async def look(record: AsyncRecord, scope: Scope, fresh: bool, field: str | None
 async def whole(
     asked: Asked, record: AsyncRecord, scope: Scope, fresh: bool
 ) -> tuple[CachedRecord, Response | None, int]:
-    """The record as it is, the answer if the client has that already, and the bytes of its fields if not.
+    """The current record, the answer if the client has this version already, and else the bytes of its fields.
 
-    Raises InvalidValue if they are more than an answer may be.
+    Raises InvalidValue if the fields are larger than an answer may be.
     """
 
     async def read() -> tuple[CachedRecord, Response | None, int]:
