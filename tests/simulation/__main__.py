@@ -1,7 +1,7 @@
-"""Runs a fleet from seeds: `python -m tests.simulation`.
+"""Run fleets from seeds: `python -m tests.simulation`.
 
-Each run opens a fleet in this process, works on it, harms it, heals it and checks every promise. A run that breaks one
-is made as short as possible, and its seed replays it.
+Each run opens a fleet in this process, works on it, harms it, heals it and checks every promise. If a run breaks a
+promise, its schedule is shortened as far as possible, and its seed replays it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """The exit status: 1 if a promise was broken, 130 after Ctrl-C."""
+    """Return the exit status: 1 if a promise was broken, 130 after Ctrl-C."""
     parser = _parser()
     given = parser.parse_args()
     if given.runs < 1 or (given.operations is not None and given.operations < 1):
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _search(names: list[str], given: argparse.Namespace) -> int:
-    """Search a seed for each of these sabotages; 1 if one is not found."""
+    """Search a seed that finds each of these sabotages; return 1 if one is not found."""
     rows, missed = [], 0
     for name in names:
         found = search(SABOTAGES[name], given.seed, given.runs)

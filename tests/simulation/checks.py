@@ -1,7 +1,7 @@
-"""What must be true of a run. Law: a check compares what clients saw with what the history says, and names the promise.
+"""What must be true of a run. Law: a check compares what clients saw with the history, and names the broken promise.
 
-When all faults have healed, the history of each record is read over the public API: its main line and its branches.
-That is one sequence of changes each, and everything that any client was told must be explained by it.
+When all faults have healed, the history of each record is read through the public API: its main line and its
+branches. Each of these is one sequence of changes, and together they must explain every answer that a client got.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a record holds at a version. `brief`: the field that ends by itself, as if it never did."""
+    """The contents of a record at a version. `brief`: the field that expires, as if it never did."""
 
     fields: dict[str, Any]
-    messages: list[str] | None  # None where some are lost, and named
+    messages: list[str] | None  # None where some are lost, and a repair named them
     items: dict[tuple[str, str], Any]
     brief: str | None = field(default=None, compare=False)
 
     def after(self, change: Change) -> State:
-        """The state behind one change, by what the change says of itself."""
+        """The state after one change, according to the history's record of the change."""
         fields = {key: value for key, value in self.fields.items() if key not in change.deleted} | lasting(change.set)
         items = dict(self.items)
         for key, item in change.items.items():
@@ -73,9 +73,9 @@ def _said(messages: Iterable[Message]) -> list[str]:
 
 
 EMPTY = State({}, [], {})
-_KEPT = 4  # newest changes, of a purge
-_SLOW = 1.0  # seconds: a message and its answer take less than that
-_SLACK = 0.05  # seconds, by which the time of a server may be estimated wrong
+_KEPT = 4  # changes that a purge keeps, the newest ones
+_SLOW = 1.0  # seconds: a message and its answer take less than this together
+_SLACK = 0.05  # seconds by which the time of a server may be misestimated
 _HELD_UP = 4.0  # seconds: two waits for a lock
 _ALL_HEARD = {"power cut", "restart server", "evict", "forget scripts"}
 _KEEP_LEASES = {"forget scripts", "drop subscribers", "sql away", "sql frozen", "sql loses answers", "disk full"}
@@ -83,9 +83,9 @@ _KEEP_LEASES = {"forget scripts", "drop subscribers", "sql away", "sql frozen", 
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """A fault as it happened, from when to when; `who`: the one replica that it befell, "" if all.
+    """A fault, with the time that it lasted. `who`: the one replica that it affected, "" if it affected all.
 
-    `group`: the only servers of a cluster that it befell, by the name of the first.
+    `group`: the name of the first server of the only group of a cluster that it affected.
     """
 
     kind: str
@@ -97,10 +97,10 @@ class Harm:
 
 @dataclass(frozen=True, slots=True)
 class Befell:
-    """What befell a fleet.
+    """What happened to a fleet.
 
-    `losses`: what servers lost, from when to when; `joined`: when each replica was open; `ttl`: of leases;
-    `takeovers`: those losses where a replica took over that had less.
+    `losses`: when servers lost what they wrote, as intervals; `joined`: when each replica was opened; `ttl`: of leases;
+    `takeovers`: the losses that occurred because a replica took over that had less data.
     """
 
     losses: Sequence[tuple[float, float]]
@@ -111,21 +111,21 @@ class Befell:
     takeovers: Sequence[tuple[float, float]] = ()
 
     def is_lost(self, each: Outcome, after: float = 0.0) -> bool:
-        """Whether a server lost what was written, or seen, at that time, or so many seconds after."""
+        """Whether a server lost what was written or read during this operation, or up to `after` seconds later."""
         return _overlaps(each, [(since, until + after) for since, until in self.losses])
 
     def may_miss(self, each: Outcome) -> bool:
-        """Whether what was acknowledged at its level may be missing all the same."""
+        """Whether this write may be missing although it was acknowledged at its level."""
         match each.level:
-            case "fsynced":  # a replica that takes over does not know what the primary's disk has
+            case "fsynced":  # a replica that takes over does not know what is on the primary's disk
                 return _overlaps(each, self.takeovers)
-            case "replicated":  # a primary that comes back with older data makes its replicas as old
+            case "replicated":  # a primary that comes back with older data makes its replicas equally old
                 return _overlaps(each, [loss for loss in self.losses if loss not in self.takeovers])
             case level:
                 return level != "archived"
 
     def was_heard(self, each: Outcome) -> bool:
-        """Whether its writer could say what it remembered, and whoever asked knew of it by what the server kept."""
+        """Whether its writer could report its commits, and recovery knew of the writer by what the server kept."""
         return (
             not each.died
             and all(harm.kind in _ALL_HEARD for harm in self.harms)
@@ -133,7 +133,7 @@ class Befell:
         )
 
     def may_lose_lease(self, each: Outcome) -> bool:
-        """Whether anything happened that may have taken a lease from its holder."""
+        """Whether any fault may have taken a lease from its holder."""
         taking = [harm for harm in self.harms if harm.kind not in _KEEP_LEASES]
         if self.ttl < _SLOW:
             return bool(taking)
@@ -149,43 +149,43 @@ def _overlaps(each: Outcome, times: Sequence[tuple[float, float]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Changes of a record in order, from a version on, with the state behind each; the first stands behind `base`."""
+    """Changes of a record in order, starting at a version, with the state after each. The first one follows `base`."""
 
     name: str
     base: int
     changes: list[Change]
-    states: list[State | None]  # None where a repair brought a later version whole
+    states: list[State | None]  # None where a repair wrote only a later version
 
     @property
     def version(self) -> int:
-        """The last one."""
+        """The last version."""
         return self.base + len(self.states) - 1
 
     def lacks(self, version: int) -> bool:
-        """Whether nobody knows what made a version of this line what it was; 0: any of them."""
+        """Whether it is unknown which change made a version of this line; 0: any of its versions."""
         whole = [change.version for change in self.changes if change.kind == "repair"]
         is_lacking = version in whole or (self.base < version <= self.version and self.state(version) is None)
         return bool(whole) and (not version or is_lacking)
 
     def state(self, version: int) -> State | None:
-        """The state at a version that is of this line, else None."""
+        """The state at a version of this line, or None."""
         at = version - self.base
         return self.states[at] if 0 <= at < len(self.states) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One record when all is over."""
+    """One record at the end of the run."""
 
     id: str
     main: Line
     branches: list[Line]
     version: int
     state: State
-    aside: frozenset[str]  # writers whose commits are in a branch that lacks versions
+    aside: frozenset[str]  # writers with commits in a branch that lacks versions
 
     def lines(self) -> list[Line]:
-        """The main line first."""
+        """All lines, the main line first."""
         return [self.main, *self.branches]
 
 
@@ -198,7 +198,7 @@ def fold(
     main: Line | None,
     whole: Mapping[int, Snapshot | None],
 ) -> Line:
-    """The states behind these changes; a branch begins in the `main` line. `whole`: those that a repair brought."""
+    """The states after these changes; a branch begins in the `main` line. `whole`: states that a repair brought."""
     line = Line(name, base, list(changes), [start])
     state = start
     for change in changes:
@@ -209,7 +209,7 @@ def fold(
         state = state.after(change)
         if change.version in whole:
             brought = whole[change.version]
-            # It sets all fields, or leaves out messages alone.
+            # This change sets all fields, or omits only messages.
             fields = lasting(change.set) if change.set else state.fields
             state = replace(state, fields=fields, messages=None if brought is None else _said(brought.messages))
             if brought is not None and lasting(brought.fields) != fields:
@@ -227,7 +227,7 @@ def fold(
 
 
 async def _came_whole(session: Any, changes: Sequence[Change], *, may_lack: bool) -> dict[int, Snapshot | None]:
-    """The states that a repair brought, None for one of which messages are lost, by version."""
+    """The states that a repair brought, by version; None for a state whose messages are partly lost."""
     found: dict[int, Snapshot | None] = {}
     for change in changes:
         if change.kind == "repair":
@@ -243,9 +243,9 @@ async def _came_whole(session: Any, changes: Sequence[Change], *, may_lack: bool
 async def read(
     store: AsyncStateStore, id: str, writers: Writers, source: State = EMPTY, named: Collection[str] = ()
 ) -> Found:
-    """Everything that is known of a record, forked from `source`. Raises Broken if it contradicts itself.
+    """Read the history of a record, which may be a fork of `source`. Raises Broken if the history contradicts itself.
 
-    `named`: the records of which a repair said that messages are lost.
+    `named`: the records for which a repair reported lost messages.
     """
     session = store.session(id)
     changes = await session.history()
@@ -284,7 +284,7 @@ async def read(
 
 def judge(found: Found, outcomes: Sequence[Outcome], befell: Befell) -> None:
     """Compare what clients saw of one record with its history. Raises Broken."""
-    writes: dict[str, list[Outcome]] = {}  # tries of one request, by its writer
+    writes: dict[str, list[Outcome]] = {}  # the attempts of one request, by its writer
     reads = []
     for each in outcomes:
         if found.id in each.records and each.operation.kind != "emit":
@@ -307,7 +307,7 @@ def judge(found: Found, outcomes: Sequence[Outcome], befell: Befell) -> None:
 
 
 def _places(line: Line) -> dict[str, list[int]]:
-    """The versions of a line by their writer."""
+    """The versions of a line, by writer."""
     places: dict[str, list[int]] = {}
     for change in line.changes:
         places.setdefault(change.actor, []).append(change.version)
@@ -315,7 +315,7 @@ def _places(line: Line) -> dict[str, list[int]]:
 
 
 def _judge_tokens(id: str, main: Line) -> None:
-    """Whoever holds a record later has a greater token."""
+    """Later holders of a record have greater tokens."""
     latest = 0
     for change in main.changes:
         if 0 < change.token < latest:
@@ -347,13 +347,13 @@ def _judge_write(
 
 
 def _judge_loss(found: Found, each: Outcome, places: dict[str, dict[str, list[int]]], befell: Befell) -> None:
-    """Whether what was acknowledged and is not in the main line is where it may be."""
+    """Check that an acknowledged write that is not in the main line is in a permitted place. Raises Broken."""
     if each.operation.kind == "fork":
-        return  # it is another record's change
+        return  # the change is of another record
     if each.operation.kind == "delete record" and _was_deleted(found.main, each.version):
-        return  # by somebody else
+        return  # another writer did it
     if found.main.lacks(each.version):
-        return  # SQL was older by then, and a later version came whole
+        return  # SQL was older at that time, and a repair wrote only a later version
     if not befell.may_miss(each):
         raise Broken("G5", f"{each} was acknowledged as {each.level} and is not in the history of {found.id}")
     if any(each.writer in places[line.name] for line in found.branches) or each.writer in found.aside:
@@ -368,7 +368,7 @@ def _was_deleted(line: Line, version: int) -> bool:
 
 
 def judge_loss(each: Outcome, befell: Befell) -> None:
-    """Whether an acknowledged write may be nowhere: its server lost it, and its writer died. Raises Broken."""
+    """Check that an acknowledged write may be nowhere: its server lost it, and its writer died. Raises Broken."""
     if not each.died:
         raise Broken("G8", f"{each} is neither in a history nor in a branch, and its writer lives")
     if not befell.is_lost(each):
@@ -376,7 +376,7 @@ def judge_loss(each: Outcome, befell: Befell) -> None:
 
 
 def _judge_base(line: Line, version: int, tries: Sequence[Outcome]) -> None:
-    """Whether what a change relied on was so, as one of the tries to make it saw it."""
+    """Check that the state before a change was what at least one attempt to make the change had read. Raises Broken."""
     before = line.state(version - 1)
     wrong = []
     for each in tries:
@@ -394,7 +394,7 @@ def _judge_base(line: Line, version: int, tries: Sequence[Outcome]) -> None:
 
 
 def _judge_order(found: Found, writes: dict[str, list[Outcome]], main: dict[str, list[int]]) -> None:
-    """What was acknowledged before another began is before it. Of several tries any may be the one that counted."""
+    """A write that was acknowledged before another began comes first. Any attempt may be the one that was applied."""
     latest_began, latest = -1.0, None
     for version, writer in sorted((versions[0], writer) for writer, versions in main.items() if writer in writes):
         tries = writes[writer]
@@ -410,7 +410,7 @@ def _judge_order(found: Found, writes: dict[str, list[Outcome]], main: dict[str,
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What reads of one record are compared with. `writes`: the tries of each writer; `main`: its versions."""
+    """The data that reads of one record are compared with. `writes`: attempts by writer; `main`: versions by writer."""
 
     found: Found
     writes: Mapping[str, Sequence[Outcome]]
@@ -418,12 +418,12 @@ class _Reading:
     befell: Befell
 
     def _may_be_lost(self, each: Outcome) -> bool:
-        # A read may see a commit that the server loses later, with the one who wrote it; hot shows it a while longer.
+        # A read may see a commit that the server and its writer lose later; hot shows it for a while longer.
         after = 0.0 if each.fresh else self.befell.staleness
         return bool(self.found.aside) or self.befell.is_lost(each, after)
 
     def judge_fields(self, each: Outcome, version: int, seen: dict[str, Any]) -> None:
-        """Whether all fields were those of the version, and that was new enough."""
+        """Check that all fields belong to the version, and that the version was new enough. Raises Broken."""
         brief, seen = seen.get(BRIEF), lasting(seen)
         states = [(line, line.state(version)) for line in self.found.lines()]
         fits = [(line, state) for line, state in states if state is not None and state.fields == seen]
@@ -434,12 +434,12 @@ class _Reading:
             return
         if not self._may_be_lost(each):
             self._judge_brief(each, brief, [state.brief for _, state in fits])
-        # While two servers take writes, whoever reaches the old one alone reads what that has.
+        # While two servers accept writes, a client that reaches only the old one reads its data.
         if fits[0][0] is self.found.main and not _overlaps(each, self.befell.takeovers):
             self._judge_age(each, version)
 
     def judge_part(self, each: Outcome, seen: dict[str, Any]) -> None:
-        """Whether messages, or an item, were those of a version that was new enough."""
+        """Check that messages, or an item, belong to a version that was new enough. Raises Broken."""
         ((name, value),) = seen.items()
         if name == "messages" and (doubled := [text for text, count in Counter(value).items() if count > 1]):
             raise Broken("G3", f"{each} saw {doubled} twice")
@@ -466,11 +466,11 @@ class _Reading:
                 raise Broken("G10", f"{each} saw version {version}, though {writer} was acknowledged as {at} before")
 
     def _judge_brief(self, each: Outcome, brief: str | None, held: Sequence[str | None]) -> None:
-        """Whether a field that ends by itself was there for as long as it was to be. `held`: what was put there."""
+        """Check that an expiring field was present for exactly its lifetime. `held`: the values that may be there."""
         writer = brief if brief is not None else held[0] if len(held) == 1 else None
         tries = self.writes.get(writer or "", ())
         earliest = min((other.began for other in tries), default=math.inf) + BRIEF_SECONDS
-        # A rollback leaves alone what has ended by the clock of whoever makes it; by another one it may be there.
+        # A rollback leaves fields alone that expired by its caller's clock; by another clock they may still be there.
         if brief is not None and brief not in held and each.ended < earliest - _SLACK:
             raise Broken("G9", f"{each} saw {BRIEF}={brief}, and it was one of {held}")
         if not tries:
@@ -483,16 +483,16 @@ class _Reading:
 
 
 def judge_leases(outcomes: Sequence[Outcome], befell: Befell) -> None:
-    """Nobody loses a lease but by a fault that can take one. Raises Broken."""
+    """A lease is lost only through a fault that can take one. Raises Broken."""
     for each in outcomes:
         if each.error.startswith(("Fenced", "Interrupted")) and not befell.may_lose_lease(each):
             raise Broken("G6", f"{each}, and nothing can have taken it")
 
 
 def judge_spared(outcomes: Sequence[Outcome], homes: Mapping[str, str], harms: Sequence[Harm]) -> None:
-    """Where a fault befell one node of a cluster, those who ask others are not held up. Raises Broken.
+    """A fault of one node of a cluster does not delay the clients of the other nodes. Raises Broken.
 
-    `homes`: at which node each record is, for the whole run.
+    `homes`: the node of each record, for the whole run.
     """
     harmed = {harm.group for harm in harms}
     if "" in harmed:
@@ -506,7 +506,7 @@ def judge_spared(outcomes: Sequence[Outcome], homes: Mapping[str, str], harms: S
 
 
 def judge_versions(given: Iterable[tuple[str, str, int, str]]) -> None:
-    """Within an epoch no version is given twice, if one server has it. `given`: record, epoch, version, event."""
+    """Within an epoch, a single server never assigns a version twice. `given`: record, epoch, version, event."""
     first: dict[tuple[str, str, int], str] = {}
     for record, epoch, version, event in given:
         if first.setdefault((record, epoch, version), event) != event:
@@ -514,7 +514,7 @@ def judge_versions(given: Iterable[tuple[str, str, int, str]]) -> None:
 
 
 def judge_errors(outcomes: Sequence[Outcome]) -> None:
-    """Nobody is told that something is set up wrongly, as nothing is but servers that do not fsync. Raises Broken."""
+    """The only configuration error is that a server does not fsync; no client sees another one. Raises Broken."""
     for each in outcomes:
         if "durability 'fsynced' cannot be kept" not in each.error and each.error.startswith(
             ("ConfigurationError", "NotPermitted")
@@ -523,14 +523,14 @@ def judge_errors(outcomes: Sequence[Outcome]) -> None:
 
 
 def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
-    """Nothing of what was erased is anywhere. `rest`: all that SQL and Redis hold. Raises Broken."""
+    """Erased text is found nowhere. `rest`: everything that SQL and Redis hold. Raises Broken."""
     records: dict[str, list[Outcome]] = {}
     for each in outcomes:
         if each.operation.kind in PRIVATE:
             records.setdefault(private(each.operation), []).append(each)
     for id, tries in records.items():
         for erased in tries:
-            # What began after that is another's.
+            # An operation that ended after the erasure began may have written new data.
             begun = [each for each in tries if each.operation.kind == "keep own" and each.state != REFUSED]
             is_anew = any(each.ended > erased.began for each in begun)
             if erased.state == ACKNOWLEDGED and erased.left and not is_anew:
@@ -540,14 +540,14 @@ def judge_erased(rest: bytes, outcomes: Sequence[Outcome]) -> None:
                 for each in before:
                     if secret(each.writer).encode() in rest:
                         raise Broken("erasure", f"{erased}, and what {each} is still there")
-                # Its name stays in the event that tells of it. Who looks again brings the tombstone back.
+                # The name stays in the event of the erasure. Reading the record again brings back its tombstone.
                 alone = len(before) == len(tries) - 1 and all(each.operation.kind not in ERASURES for each in before)
                 if alone and re.search(rf":r:session:{id}(?!\d)".encode(), rest):
                     raise Broken("erasure", f"{erased}, and Redis still has {id}")
 
 
 async def judge_short(store: AsyncStateStore, outcomes: Sequence[Outcome], befell: Befell) -> None:
-    """Sessions that end by themselves have ended, and not before their time. Raises Broken."""
+    """Sessions with a lifetime have ended, and not too early. Raises Broken."""
     writes = [each for each in outcomes if each.operation.kind == "write short"]
     for id in dict.fromkeys(short(each.operation) for each in writes):
         session = store.session(id)
@@ -568,7 +568,7 @@ async def judge_short(store: AsyncStateStore, outcomes: Sequence[Outcome], befel
 
 
 async def judge_purged(store: AsyncStateStore, found: Found) -> None:
-    """What a purge leaves of a record is what it was. Raises Broken."""
+    """A purge leaves the rest of a record unchanged. Raises Broken."""
     session = store.session(found.id)
     await store.purge(keep_changes=_KEPT)
     changes = await session.history()

@@ -1,11 +1,11 @@
-"""Several primaries that share the slots of a cluster. Law: a node answers by what it was told, which may be old.
+"""Several primaries that share the slots of a cluster. Law: a node answers from its own view, which may be out of date.
 
-Before a node carries a command out it looks at the slots of all its keys, as `getNodeByQuery` of Redis does. Each node
-has a map of its own. Another one's config epoch and slots reach it some time after they changed; the higher epoch wins.
-A slot moves as `redis-cli --cluster reshard` moves it: key by key, and then the target takes it.
+Before a node executes a command, it checks the slots of all its keys, as `getNodeByQuery` of Redis does. Each node
+has its own slot map. It learns another node's config epoch and slots some time after they changed; the higher epoch
+wins. A slot moves as with `redis-cli --cluster reshard`: key by key, and then the target takes the slot.
 
-A primary that the others have not heard of for `cluster-node-timeout` is replaced by a replica. One that was cut off
-from them takes no commands after that time; until then it takes writes that will be lost.
+If the others have received nothing from a primary for `cluster-node-timeout`, a replica replaces it. A primary that
+was cut off from them rejects commands after that time; until then it accepts writes that will be lost.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.simulation.replication import Group
 from tests.simulation.world import World
 
 NODE_TIMEOUT = 1.0  # seconds: `cluster-node-timeout`
-_REJOINS = 0.5  # seconds for which a node that was started takes no commands yet
+_REJOINS = 0.5  # seconds after its start during which a node rejects commands
 _BEAT = 1.0
-_GOSSIP = 0.2  # seconds between two messages of a node to another, on average
+_GOSSIP = 0.2  # average seconds between two messages from one node to another
 _KEYLESS = frozenset(b"TIME PING INFO CONFIG WAIT WAITAOF SCRIPT ROLE HELLO SCAN".split())
 _ALL_KEYS = frozenset(b"DEL MGET UNLINK EXISTS".split())
 _SHARD = frozenset(b"SSUBSCRIBE SUNSUBSCRIBE SPUBLISH".split())
@@ -46,7 +46,7 @@ def keys_of(words: Sequence[bytes]) -> Sequence[bytes]:
 
 
 class Slots:
-    """All slots in pieces, each of which has one owner: an even share for each node, and those that may move."""
+    """All slots in ranges, each with one owner: an equal share for each node, and the slots that may move."""
 
     def __init__(self, nodes: int, single: Iterable[int]) -> None:
         self.single = {slot: nodes + at for at, slot in enumerate(sorted(set(single)))}
@@ -58,11 +58,11 @@ class Slots:
         """Which node has each piece in the beginning."""
 
     def piece(self, slot: int) -> int:
-        """The piece that a slot belongs to."""
+        """The range that a slot belongs to."""
         return self._pieces[bisect.bisect_right(self._starts, slot) - 1]
 
     def spans(self, owners: Sequence[str]) -> list[tuple[int, int, str]]:
-        """First slot, last slot and owner of each stretch that has one."""
+        """First slot, last slot and owner of each range that has an owner."""
         found: list[tuple[int, int, str]] = []
         for at, (start, piece) in enumerate(zip(self._starts, self._pieces, strict=True)):
             end = self._starts[at + 1] - 1 if at + 1 < len(self._starts) else SLOTS - 1
@@ -74,20 +74,20 @@ class Slots:
 
 
 class Member:
-    """What one node knows of its cluster; its file keeps that over a restart. `group`: its primary and replicas."""
+    """One node's view of its cluster; its file keeps that across a restart. `group`: its primary and replicas."""
 
     def __init__(self, cluster: Cluster, node: Node, group: Group) -> None:
         self.cluster, self.node, self.name, self.group = cluster, node, node.name, group
         self.id = sha1(node.name.encode(), usedforsecurity=False).hexdigest()
         self.owners: list[str] = []
-        self.epochs: dict[str, int] = {}  # of all nodes, as last heard of
-        self.unclaimed: dict[int, None] = {}  # pieces that their owner no longer claims
-        self.migrating: dict[int, str] = {}  # slots on their way to another node, and from one
+        self.epochs: dict[str, int] = {}  # of all nodes, as last received
+        self.unclaimed: dict[int, None] = {}  # ranges that their owner no longer claims
+        self.migrating: dict[int, str] = {}  # slots that are moving, with the other node
         self.importing: dict[int, str] = {}
         self.deaf_until = 0.0
         self.serves_from = 0.0
-        self.silences: list[tuple[float, float]] = []  # from when to when the others hear nothing of it
-        self.is_cut_off_until = 0.0  # from the others, while clients may reach it
+        self.silences: list[tuple[float, float]] = []  # intervals during which the others receive nothing from it
+        self.is_cut_off_until = 0.0  # from the other nodes; clients may still reach it
         node.member = self
 
     @property
@@ -96,13 +96,13 @@ class Member:
         return self.epochs[self.name]
 
     def owner(self, slot: int) -> str:
-        """Who has a slot, as far as it knows."""
+        """The owner of a slot, as far as this node knows."""
         return self.owners[self.cluster.slots.piece(slot)]
 
     # Commands
 
     def answer(self, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
-        """The answers to commands that came together over one connection."""
+        """The answers to commands that arrived together on one connection."""
         answers: list[Any] = []
         is_asking = False
         for words in commands:
@@ -119,7 +119,7 @@ class Member:
         return answers
 
     def refusal(self, words: Sequence[bytes], *, is_asking: bool = False) -> ReplyError | None:
-        """Why it does not carry a command out, if it does not."""
+        """The error with which it rejects a command, or None."""
         keys = keys_of(words)
         if not keys:
             return None
@@ -165,13 +165,13 @@ class Member:
         return ReplyError(f"ERR unknown subcommand '{words[1].decode()}'")
 
     def _shard(self, owner: str) -> list[Member]:
-        """The one that has a slot, and its replicas."""
+        """The owner of a slot, and its replicas."""
         members = self.cluster.members
         replicas = [name for name in members[owner].group.names if name != owner and name not in self.owners]
         return [members[name] for name in (owner, *replicas)]
 
     def endpoint(self) -> list[Any]:
-        """Where it is, and its id."""
+        """Its address and id."""
         host, _, port = self.name.rpartition(":")
         return [host.encode(), int(port), self.id.encode()]
 
@@ -188,7 +188,7 @@ class Member:
     # Whether it serves
 
     def falls_silent(self, seconds: float) -> None:
-        """From now on the others hear nothing of it for so long; they may replace it."""
+        """From now on the others receive nothing from it for this many seconds; they may replace it."""
         now = self.node.world.now
         since = next((since for since, until in self.silences if until >= now), now)
         until = max([now + seconds, *(until for _, until in self.silences)])
@@ -196,11 +196,11 @@ class Member:
         self.cluster.watch(self)
 
     def is_silent(self, now: float) -> bool:
-        """Whether the others have not heard of it for so long that they take it for failed."""
+        """Whether the others have received nothing from it for so long that they consider it failed."""
         return any(since + NODE_TIMEOUT <= now < until for since, until in self.silences)
 
     def is_up(self) -> bool:
-        """Whether it takes the cluster for one that serves: it was not just started, and hears enough of the others."""
+        """Whether it considers the cluster up: it has been running for a while, and receives enough from the others."""
         now, members = self.node.world.now, self.cluster.members
         if now < self.serves_from or (self.is_cut_off_until > now and self.is_silent(now)):
             return False
@@ -209,7 +209,7 @@ class Member:
         return 2 * len(silent) < len(primaries) and not (self.cluster.is_whole and silent)
 
     def started(self, node: Node) -> None:
-        """Its process is another one, with what its file had. Keys of slots that others have are taken for imported."""
+        """Continue as a new process with the data of its file. Keys in slots of other nodes mark these slots as importing."""
         self.node, node.member = node, self
         self.rejoins()
         for key in sorted(node.fake.dbs[0]._dict):
@@ -218,17 +218,17 @@ class Member:
                 self.importing.setdefault(slot, self.owner(slot))
 
     def rejoins(self) -> None:
-        """It takes no commands before it has heard of the others."""
+        """Reject commands until it has received messages from the others."""
         self.serves_from = self.node.world.now + _REJOINS
         for group in self.cluster.groups:
             sender = self.cluster.primary(group)
             if sender is not self:
                 self.cluster.send(sender, self, soon=True)
 
-    # What it hears of the others
+    # Messages from the others
 
     def hear(self, sender: Member) -> None:
-        """Take what another node says of itself: its config epoch, and which slots it has."""
+        """Process a message of another node about itself: its config epoch and its slots."""
         before = list(self.owners)
         epoch = self.epochs[sender.name] = sender.epoch
         for piece, owner in enumerate(sender.owners):
@@ -250,14 +250,14 @@ class Member:
                 self.group.attach(self.name, after=self.cluster.world.chance.uniform(0.0, 0.3))
 
     def gave_up(self, before: Sequence[str]) -> None:
-        """End the subscriptions of slots that it had before and has no longer, and drop the keys."""
+        """End the subscriptions of slots that it no longer owns, and delete their keys."""
         if not any(was == self.name != now for was, now in zip(before, self.owners, strict=True)):
             return
         for slot in [slot for slot in self.migrating if self.owner(slot) != self.name]:
             del self.migrating[slot]
         self.node.world.note("gave slots up", self.name)
         if self.group.primary_name != self.name:
-            return  # it was replaced: its subscribers hear nothing of that, and it copies what the new primary has
+            return  # it was replaced: its subscribers are not notified, and it copies the data of the new primary
         self.node.end_subscriptions(lambda channel: self.owner(slot_of(channel)) != self.name)
         if keys := [key for key in sorted(self.node.fake.dbs[0]._dict) if self._was_mine(key, before)]:
             self.node.carry_out([(b"DEL", key) for key in keys])
@@ -267,12 +267,12 @@ class Member:
         return before[piece] == self.name != self.owners[piece]
 
     def keys_in(self, slot: int) -> list[bytes]:
-        """The keys that it holds of a slot."""
+        """The keys of a slot that it holds."""
         return [key for key in self.node.present() if slot_of(key) == slot]
 
 
 class Cluster:
-    """All nodes of it. `is_whole`: none serves while a slot has no node that does."""
+    """All nodes of a cluster. `is_whole`: no node serves while any slot lacks a serving node."""
 
     def __init__(self, world: World, groups: Sequence[Group], single: Iterable[int], *, is_whole: bool) -> None:
         self.world, self.groups, self.is_whole = world, groups, is_whole
@@ -287,7 +287,7 @@ class Cluster:
         self._beat()
 
     def is_sound(self) -> bool:
-        """Whether all primaries serve, all know where all slots are, and none is on its way."""
+        """Whether all primaries serve, all nodes know where all slots are, and no slot is moving."""
         primaries = [self.primary(group) for group in self.groups]
         members = self.members.values()
         return (
@@ -297,41 +297,41 @@ class Cluster:
         )
 
     def tidy(self) -> None:
-        """Drop the keys that came back from old files where others have their slots by now, as an operator does."""
+        """Delete keys that came back from old files although others now own their slots, as an operator does."""
         for member in map(self.primary, self.groups):
             left = [key for key in sorted(member.node.fake.dbs[0]._dict) if member.owner(slot_of(key)) != member.name]
             if left:
                 member.node.carry_out([(b"DEL", key) for key in left])
 
     def primary(self, group: Group) -> Member:
-        """The member that has the slots of a group."""
+        """The member that owns the slots of a group."""
         return self.members[group.primary_name]
 
     def owner(self, slot: int) -> Member:
-        """Who has a slot: of those who say that they do, the one with the highest config epoch."""
+        """The owner of a slot: of the nodes that claim it, the one with the highest config epoch."""
         claims = [each for each in self.members.values() if each.owner(slot) == each.name]
         return max(claims, key=lambda each: each.epoch)
 
     def _beat(self) -> None:
-        """Whatever happens, all say from time to time what they have."""
+        """Regularly let all primaries announce their slots."""
         for group in self.groups:
             self.spread(self.primary(group))
         self.world.after(_BEAT, self._beat)
 
     def spread(self, sender: Member) -> None:
-        """Let the others hear of it, each in its own time."""
+        """Send an announcement to all others; each receives it after its own delay."""
         for other in self.members.values():
             if other is not sender:
                 self.send(sender, other)
 
     def send(self, sender: Member, other: Member, *, soon: bool = False) -> None:
-        """Let one node hear of another."""
+        """Send an announcement from one node to another."""
         way = sender.name, other.name
 
         def arrive() -> None:
             self._on_its_way.pop(way, None)
             if is_apart(sender) or is_apart(other) or other.deaf_until > self.world.now:
-                self.send(sender, other)  # as it says the same again and again
+                self.send(sender, other)  # the sender repeats it again and again
             elif sender.name in sender.owners:
                 other.hear(sender)
 
@@ -342,7 +342,7 @@ class Cluster:
     # A primary is replaced
 
     def cut_off(self, member: Member, seconds: float) -> None:
-        """Let a node hear nothing of the others, and they nothing of it; clients still reach it."""
+        """Cut a node off from the others, in both directions; clients still reach it."""
         self.world.note("cut off", member.name, f"{seconds:.3f}")
         member.is_cut_off_until = max(member.is_cut_off_until, self.world.now + seconds)
         member.group.cut_replicas(member.name)
@@ -358,7 +358,7 @@ class Cluster:
                     member.group.attach(replica.name, after=self.world.chance.uniform(0.0, 0.3))
 
     def watch(self, member: Member) -> None:
-        """Replace a primary once it has been silent for long enough, if most of the others see that."""
+        """Replace a primary once it has been silent for long enough and a majority of the others agree."""
         election = NODE_TIMEOUT + 0.2 + self.world.chance.uniform(0.0, 0.3)
         self.world.after(election, lambda: self._elect(member))
 
@@ -388,7 +388,7 @@ class Cluster:
     # Slots move
 
     async def move(self, slot: int, target: Group, pause: float) -> None:
-        """Move a slot to another group, one key after the other, if nobody moves it; not begun if one is away."""
+        """Move a slot to another group, key by key. Does nothing if it is being moved already, or a primary is away."""
         source = self.owner(slot).group
         if source is target or slot in self.moving or self._is_away(source, target):
             return
@@ -396,7 +396,7 @@ class Cluster:
         world = self.world
         world.note("slot leaves", str(slot), source.primary_name, target.primary_name)
         if left := self.primary(target).keys_in(slot):
-            target.primary.carry_out([(b"DEL", key) for key in left])  # it came back from an old file
+            target.primary.carry_out([(b"DEL", key) for key in left])  # these keys came back from an old file
         try:
             while keys := await self._next(slot, source, target):
                 for key in keys[: world.chance.randint(1, 4)]:
@@ -407,13 +407,13 @@ class Cluster:
             del self.moving[slot]
 
     def _is_away(self, *groups: Group) -> bool:
-        """Whether one of them has no primary that answers, or one that has not heard of its slots yet."""
+        """Whether one of them has no primary that answers, or one that does not know its slots yet."""
         return any(
             is_apart(self.primary(each)) or each.primary_name not in self.primary(each).owners for each in groups
         )
 
     async def _next(self, slot: int, source: Group, target: Group) -> list[bytes]:
-        """The keys that are still to be moved; primaries that replaced others are told that the slot is on its way."""
+        """The keys that remain to be moved; a primary that replaced another is informed that the slot is moving."""
         while self._is_away(source, target):
             await self.world.sleep(0.05)
         self.primary(target).importing[slot] = source.primary_name
@@ -421,7 +421,7 @@ class Cluster:
         return self.primary(source).keys_in(slot)
 
     def _take(self, slot: int, source: Member, target: Member) -> None:
-        """The target has the slot from now on, and the source knows; the others hear of it."""
+        """Give the slot to the target. The source knows at once; the others learn it later."""
         self.world.note("slot has moved", str(slot), source.name, target.name)
         piece = self.slots.piece(slot)
         for each in self.members.values():
@@ -439,17 +439,17 @@ class Cluster:
 
 
 def is_away(node: Node) -> bool:
-    """Whether it answers nobody now."""
+    """Whether it answers no client now."""
     return node.is_down or node.frozen_until > node.world.now
 
 
 def is_apart(member: Member) -> bool:
-    """Whether the other nodes hear nothing of it now."""
+    """Whether the other nodes receive nothing from it now."""
     return is_away(member.node) or member.is_cut_off_until > member.node.world.now
 
 
 def hand_over(key: bytes, source: Node, target: Node) -> None:
-    """MIGRATE: one key with its deadline. What the target has is newer: the source came back from an old file."""
+    """MIGRATE: move one key with its deadline. A key in the target wins: the source came back from an old file."""
     item = source.fake.dbs[0]._dict.get(key)
     if item is None:
         return

@@ -1,4 +1,4 @@
-"""The grounds on which the contract of `Port` is tested: of real servers one a test, both with `--wide`."""
+"""Implementations on which the contract of `Port` is tested. A test runs on one real server, with `--wide` on both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.grounds import REAL, AsyncioGround, BlockingGround, Ground, SimulatedGround
 
-SERVERS = ("valkey", "redis")  # the latter is the oldest supported one
+SERVERS = ("valkey", "redis")  # the second is the oldest supported one
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def ground(request: pytest.FixtureRequest) -> Ground:
-    """One implementation of the port at work."""
+    """One running implementation of the port."""
     kind, server = request.param
     if kind.startswith("simulated"):
         return SimulatedGround(in_thread=kind != "simulated")

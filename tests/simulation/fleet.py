@@ -1,4 +1,4 @@
-"""A fleet in one process: replicas, servers and SQL of one run. Law: the product in it is the product, unchanged."""
+"""A fleet in one process: replicas, servers and SQL of one run. Law: the product runs unchanged."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SERVER = "server:6379"
 
 
 def _nothing(*_: object) -> None:
-    """Look at no globals: that our scripts leave none is tested on real servers, and it takes a tenth of a run."""
+    """Skip the check for global variables: tests with real servers cover it, and it takes a tenth of a run."""
 
 
 class Fleet:
-    """Everything of one run."""
+    """All parts of one run."""
 
     def __init__(
         self, world: World, persistence: Persistence, lags: tuple[float, ...] = (), primaries: int = 0, *,
@@ -50,14 +50,14 @@ class Fleet:
         self._opening: Process | None = None
 
     def _cluster(self) -> Cluster:
-        """Slots may move in which there is something to be moved."""
+        """A cluster; the slots that contain data may move."""
         keys = Keys(self.settings["namespace"], self.settings["partitions"])
         single = [keys.slot(each) for each in range(keys.partitions)] + [slot_of(keys.store), slot_of(keys.archivers)]
         return Cluster(self.world, self.groups, single, is_whole=self.world.seed % 2 == 0)
 
     @staticmethod
     def _names(primaries: int, lags: tuple[float, ...]) -> list[list[str]]:
-        """The servers of each group, its first primary first."""
+        """The names of the servers of each group, its first primary first."""
         if not primaries:
             return [[SERVER, *(f"copy{at}:6379" for at in range(len(lags)))]]
         copies = range(len(lags))
@@ -73,17 +73,17 @@ class Fleet:
 
     @property
     def server(self) -> Node:
-        """The primary; of a cluster the one of the first group."""
+        """The primary; in a cluster, that of the first group."""
         return self.group.primary
 
     def _life(self) -> Life:
         self.lives += 1
-        # Of hexadecimal digits, as the real ones are, and as long as what is kept of INFO.
+        # Hexadecimal digits, as in real ids, and as long as the part of INFO that is kept.
         return Life(f"da7a{self.lives:08}", f"4ace{self.lives:08}", True)
 
     @property
     def url(self) -> str:
-        """What a store is opened with."""
+        """The URL with which a store is opened."""
         if self.sentinels is not None:
             return f"redis+sentinel://{','.join(self.sentinels.all)}/{SERVICE}"
         scheme = "redis" if self.cluster is None else "redis+cluster"
@@ -101,7 +101,7 @@ class Fleet:
         return Task(process, work, f"{process.name}/{name}")
 
     async def open(self, name: str) -> tuple[AsyncStateStore, Process]:
-        """Start a replica. Raises what opening raises."""
+        """Start a replica. Raises the errors of opening a store."""
         process = self._opening = Process(self.world, name)
         store = AsyncStateStore.open(self.url, archive="memory", **self.settings)
         await self.run(process, store.__aenter__(), "open").ended
@@ -127,27 +127,27 @@ class Fleet:
             yield
 
     def is_sound(self) -> bool:
-        """Whether all servers serve, and no slot is on its way."""
+        """Whether all servers serve, and no slot is moving."""
         if any(map(is_away, self.servers)) or (self.sentinels is not None and not self.sentinels.is_settled()):
             return False
         return self.cluster is None or self.cluster.is_sound()
 
     def home(self, text: str) -> str:
-        """Which servers have a record, by the name of the first."""
+        """The name of the first server of the group that has a record."""
         keys = Keys(self.settings["namespace"], self.settings["partitions"])
         assert self.cluster is not None, "else all are of one group"
         return self.cluster.owner(keys.slot(keys.partition_of(text))).group.names[0]
 
     def everything(self) -> bytes:
-        """All that SQL and the servers hold, to be searched.
+        """Everything that SQL and the servers hold, to be searched.
 
-        Without what a recovery gathered and could not take away: that ends by itself within a minute.
+        Data that a recovery collected and could not delete is left out: it expires within a minute.
         """
         kept = [each for server in self.servers for each in server.contents() if b":gathered:" not in each[:100]]
         return self.sql.contents() + b"".join(kept)
 
     def left_over(self) -> list[str]:
-        """Leases and connections that nobody has any more."""
+        """Leases and connections that no longer have an owner."""
         nodes = [node for group in self.groups for node in group.nodes()]
         connections = [f"a connection of {each.process.name}" for node in nodes for each in node.connections]
         keys = [key for server in self.servers for key in server.present() if key.endswith(b":lock")]
@@ -156,7 +156,7 @@ class Fleet:
     # Faults of a server
 
     def freeze_server(self, server: Node, seconds: float) -> None:
-        """Let a server stand still for so long; what it was sent is carried out afterwards."""
+        """Freeze a server for this many seconds; afterwards it executes the commands that it received."""
         self.world.note("server freezes", server.name, f"{seconds:.3f}")
         server.frozen_until = max(server.frozen_until, self.world.now + seconds)
         if server.member is not None:
@@ -172,7 +172,7 @@ class Fleet:
             self.run(self.world.outside, self.cluster.move(slot, target, pause), "move")
 
     def evict(self, server: Node) -> None:
-        """Let a server at its limit of memory drop a key that may be dropped."""
+        """Let a server that has reached its memory limit evict a key that may be evicted."""
         if keys := server.mortal_keys():
             key = self.world.chance.choice(keys)
             self.world.note("evicted", key.decode(errors="replace"))
