@@ -209,7 +209,7 @@ class Member:
         return 2 * len(silent) < len(primaries) and not (self.cluster.is_whole and silent)
 
     def started(self, node: Node) -> None:
-        """Continue as a new process with the data of its file. Keys in slots of other nodes mark these slots as importing."""
+        """Continue as a new process with the data of its file. Slots of other nodes whose keys it has are importing."""
         self.node, node.member = node, self
         self.rejoins()
         for key in sorted(node.fake.dbs[0]._dict):

@@ -1,7 +1,7 @@
-"""Where the contract of `Port` holds: each implementation, with an outside that can be harmed.
+"""The implementations on which the contract of `Port` is tested, each with an environment that can fail.
 
-Law: a test is written once. It is a coroutine that awaits nothing but its port and its ground. asyncio runs it, or the
-simulator's scheduler, or it is stepped by hand as blocking code; then each of its tasks is a thread.
+Law: a test is written once. It is a coroutine that awaits only its port and its ground. It is run by asyncio, by the
+scheduler of the simulator, or step by step as blocking code; in the last case each of its tasks is a thread.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ EMBEDDED, REAL = {"asyncio-embedded", "blocking-embedded"}, {"asyncio", "blockin
 TASKS = {"asyncio-embedded", "asyncio", "simulated"}
 NETWORK = {*REAL, "simulated", "simulated-thread"}
 EVERY = EMBEDDED | NETWORK
-PATIENCE = 30.0  # seconds: whoever waits for an answer for so long has failed
-SEEDS = range(1, 9)  # so many orders of a test's steps
+PATIENCE = 30.0  # seconds: a test whose wait for an answer takes longer has failed
+SEEDS = range(1, 9)  # number of orders in which the steps of a test run
 _LONGEST = 1000.0  # seconds of simulated time
 Test = Callable[..., Coroutine[Any, Any, None]]
 
@@ -56,7 +56,7 @@ def on(kinds: set[str]) -> Callable[[Test], Callable[..., None]]:
 
 
 class Begun(Protocol):
-    """A task or a thread that a test began."""
+    """A task or a thread that a test started."""
 
     def ended(self) -> bool:
         """Whether it has ended."""
@@ -72,19 +72,19 @@ class Begun(Protocol):
 
 
 class Held(Protocol):
-    """Requests that the server has been sent, and does not carry out yet."""
+    """Requests that were sent to the server, which has not executed them yet."""
 
     def arrived(self) -> bool:
-        """Whether they are there."""
+        """Whether they have arrived."""
         ...
 
     def go(self) -> None:
-        """Let it carry them out."""
+        """Let the server execute them."""
         ...
 
 
 class Steps:
-    """Work to be awaited, which counts how often it suspends."""
+    """An awaitable that counts how often the work suspends."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._work, self.count = work, 0
@@ -100,7 +100,7 @@ class Steps:
 
 
 class Ground:
-    """One implementation of the port at work. `suspends`: it is called by tasks, which can be cancelled."""
+    """One running implementation of the port. `suspends`: its callers are tasks, which can be cancelled."""
 
     suspends = True
     has_network = True
@@ -108,23 +108,23 @@ class Ground:
     port: Any
 
     def run(self, test: Test) -> None:
-        """Do a test."""
+        """Run a test."""
         raise NotImplementedError
 
     def open(self, timeout: float = PATIENCE, retry_for: float = 0.0) -> Any:
-        """One more port, closed after the test."""
+        """Open another port, closed after the test."""
         raise NotImplementedError
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run this beside the test."""
+        """Run this concurrently with the test."""
         raise NotImplementedError
 
     async def pause(self) -> None:
-        """Let others run for a moment."""
+        """Let other tasks run for a moment."""
         raise NotImplementedError
 
     def gate(self) -> Any:
-        """What code in a thread may wait for (`wait`) until it is `set`; simulated threads do not run meanwhile."""
+        """An event on which code in a thread may `wait` until it is `set`. Meanwhile simulated threads do not run."""
         return threading.Event()
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -133,7 +133,7 @@ class Ground:
             await self.pause()
 
     async def again(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """What it answers when the server can be reached."""
+        """The result of this call once the server can be reached."""
         while True:
             try:
                 return await call()
@@ -141,7 +141,7 @@ class Ground:
                 await self.pause()
 
     async def in_job(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """What this returns or raises in a thread of the store's own."""
+        """The result or error of this work in one of the store's own threads."""
         found: list[tuple[Any, BaseException | None]] = []
 
         async def job() -> None:
@@ -159,20 +159,20 @@ class Ground:
 
     @property
     def node(self) -> str:
-        """The server."""
+        """The name of the server."""
         (found,) = self.port.nodes()
         return str(found)
 
     def key(self, name: str = "key") -> bytes:
-        """A key of this test's own."""
+        """A key that only this test uses."""
         raise NotImplementedError
 
     def drop(self, port: Any) -> None:
-        """Let a port give its connections up, as if another server had the keys."""
+        """Let a port drop its connections, as if another server had the keys."""
         port._connections.topology.drop(self.node)
 
     def hold(self, needle: bytes, count: int = 1) -> Any:
-        """Let requests that hold these bytes, so many if each has a connection of its own, lie at the server's door."""
+        """Hold requests that contain these bytes before the server; `count` requests if each has its own connection."""
         raise NotImplementedError
 
     def cut(self) -> None:
@@ -180,19 +180,19 @@ class Ground:
         raise NotImplementedError
 
     def mute(self) -> None:
-        """From now on nothing arrives on the present connections, which stay open."""
+        """From now on, present connections stay open but transmit nothing."""
         raise NotImplementedError
 
     def freeze(self) -> None:
-        """Let the server stand still: it takes connections and says nothing."""
+        """Freeze the server: it accepts connections and does not answer."""
         raise NotImplementedError
 
     def thaw(self) -> None:
-        """Let the server go on."""
+        """Let the server continue."""
         raise NotImplementedError
 
     def another_life(self) -> None:
-        """New connections find other data; the present ones go on."""
+        """New connections find other data; present connections continue."""
         raise NotImplementedError
 
 
@@ -200,7 +200,7 @@ class Ground:
 
 
 class HeldByProxy:
-    """Requests that a proxy keeps. `shared`: all stand behind the first, on one connection."""
+    """Requests held by a proxy. `shared`: they share one connection, on which all wait for the first."""
 
     def __init__(self, proxy: Proxy, needle: bytes, count: int, shared: bool) -> None:
         self._delays = [proxy.hold(needle) for _ in range(1 if shared else count)]
@@ -214,7 +214,7 @@ class HeldByProxy:
 
 
 class RealGround(Ground):
-    """The shared port on the embedded server, or on a real one behind a proxy. `other` is another server's URL."""
+    """The shared port on the embedded server, or on a real one behind a proxy. `other`: the URL of another server."""
 
     def __init__(self, url: str | None, other: str = "") -> None:
         self._url, self._other = url, other
@@ -270,12 +270,12 @@ class RealGround(Ground):
     def another_life(self) -> None:
         password = urlsplit(self._url).password
         with redis.Redis.from_url(self._other) as client:
-            client.execute_command("ACL", "SETUSER", "default", f">{password}")  # one more
+            client.execute_command("ACL", "SETUSER", "default", f">{password}")  # an additional password
         self._proxy.lead_to(self._other)
 
 
 class BegunTask:
-    """A task of asyncio's."""
+    """An asyncio task."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self.task = asyncio.create_task(work)
@@ -286,7 +286,7 @@ class BegunTask:
 
 
 class AsyncioGround(RealGround):
-    """Called by tasks of an event loop."""
+    """The port as tasks of an event loop call it."""
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> BegunTask:
         return BegunTask(work)
@@ -296,7 +296,7 @@ class AsyncioGround(RealGround):
 
 
 class BegunThread:
-    """A thread, which nothing cancels."""
+    """A thread, which cannot be cancelled."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._work = work
@@ -325,7 +325,7 @@ class BegunThread:
 
 
 class BlockingGround(RealGround):
-    """Called by blocking code, in any thread."""
+    """The port as blocking code calls it, in any thread."""
 
     suspends = False
 
@@ -343,7 +343,7 @@ class BlockingGround(RealGround):
 
 
 class BegunSimulated:
-    """A task of the scheduler's."""
+    """A task of the scheduler."""
 
     def __init__(self, task: world.Task) -> None:
         self.task = task
@@ -357,7 +357,7 @@ class BegunSimulated:
 
 
 class HeldOnTheWay:
-    """Requests that lie about in the network."""
+    """Requests held in the network."""
 
     def __init__(self, ground: SimulatedGround, needle: bytes, count: int) -> None:
         self._ground, self._count = ground, count
@@ -372,7 +372,7 @@ class HeldOnTheWay:
 
 
 class NoGate:
-    """What a simulated thread would wait for: it runs when its time has come, all at once."""
+    """The gate of a simulated thread, which runs as one step when its time has come."""
 
     def wait(self) -> None: ...
 
@@ -380,7 +380,7 @@ class NoGate:
 
 
 class SimulatedGround(Ground):
-    """The simulated port in a world of its own, in several orders of its steps."""
+    """The simulated port in a world of its own; a test runs with several orders of its steps."""
 
     is_simulated = True
 

@@ -1,9 +1,9 @@
-"""Listeners of events on the replicas of a run, and whether each of them got what it was promised (G6).
+"""Listeners for events on the replicas of a run, and the check that each received what was promised (G6).
 
-Law: a listener notes what it gets in the run, outside its process, so that a crash loses nothing of the note.
+Law: a listener records what it receives outside its process, so that a crash of the process loses no records.
 
-There are handlers, consumers that leave and go on from their position, and members of one group. When all is over, what
-each of them got is compared with the events that SQL has.
+Listeners are handlers, consumers that leave and resume from their position, and members of one group. At the end, the
+events that each received are compared with the events in SQL.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ONE_AT_A_TIME = (
     "forget scripts",
     "clock jump",
     "crash replica",
-)  # these part no member from its own
-Place = tuple[int, int, int]  # partition, which epoch, offset
+)  # these faults separate no member from its own
+Place = tuple[int, int, int]  # partition, number of the epoch, offset
 Losses = Sequence[tuple[float, float]]
 
 
 @dataclass(slots=True)
 class Got:
-    """An event as a listener got it, from when on it handled it, and until when: inf if it was never done."""
+    """An event that a listener received, and when it began and finished handling it; inf: not finished."""
 
     event: Event
     began: float
@@ -53,33 +53,33 @@ class Got:
 
 @dataclass(slots=True)
 class Listener:
-    """One handler, consumer or member. `since`: what is written from then on is for it, by the server's clock."""
+    """One handler, consumer or member. `since`: it must receive events written from then on, by the server's clock."""
 
     name: str
     process: Process
     types: tuple[str, ...]
     group: str = ""
-    returns: bool = False  # it leaves and goes on from its position: what was lost and came again it may get again
+    returns: bool = False  # it resumes from its position: it may receive lost and restored events again
     since: float = math.inf
     got: list[Got] = field(default_factory=list)
 
     def note(self, event: Event) -> Got:
-        """Note that it handles this from now on."""
+        """Record that it begins to handle this event now."""
         got = Got(event, self.process.world.now)
         self.got.append(got)
         self.process.world.note("got", self.name, event.type, event.id)
         return got
 
     def is_for(self, event: Event) -> bool:
-        """Whether it is to get this."""
+        """Whether it must receive this event."""
         return event.time >= self.since and any(fnmatchcase(event.type, each) for each in self.types)
 
     def covers(self, event: Event, places: dict[str, Place], wrong: float) -> bool:
-        """Whether it was told to resync where this event is missing. `wrong`: seconds that clocks may be apart."""
+        """Whether it received a resync in place of this event. `wrong`: seconds by which clocks may differ."""
         for at, resync in enumerate(self.got):
             if _is_about(resync, event) and resync.began + EPOCH + wrong >= event.time:
                 before, after = (self._places(part, event.partition, places) for part in (self.got[:at], self.got[at:]))
-                # What was put back may have a later place in SQL than where it was got.
+                # A restored event may have a later place in SQL than the place at which it was received.
                 got = {each.event.id: _place(each.event) for each in self.got[:at]}
                 before = [min(place, got[id]) for id, place in places.items() if id in got and place in before]
                 if max(before, default=(0, 0, 0)) < places[event.id] < min(after, default=(math.inf, 0, 0)):
@@ -107,10 +107,10 @@ class Listening:
         self.listeners: list[Listener] = []
         self.tasks: list[Task] = []  # of consumers
         self.deaths: dict[str, float] = {}
-        self.events: dict[str, Event] = {}  # that SQL has in the end, by id, in order
+        self.events: dict[str, Event] = {}  # in SQL at the end, by id, in order
         self.places: dict[str, Place] = {}
         self._asked = math.inf
-        self._wrong = 0.0  # seconds that a server's clock is wrong
+        self._wrong = 0.0  # seconds by which a server's clock is wrong
         self._apart = [
             (each.at, each.at + 2 * each.lasts + 0.5)
             for each in faults
@@ -120,14 +120,14 @@ class Listening:
     @staticmethod
     @contextmanager
     def rules() -> Iterator[None]:
-        """Inside, few listeners are enough for one of them to relay events to the others."""
+        """Inside, a few listeners are enough for one of them to relay events to the others."""
         with mock.patch.multiple(event_relay, _WORTH=40.0, _HURRIED=5.0):
             yield
 
-    # What listens
+    # The listeners
 
     async def begin(self, number: int, store: AsyncStateStore, process: Process) -> None:
-        """Listen on a replica, in a task of its process: on which, decides what it listens to."""
+        """Listen on a replica, in a task of its process. The number of the replica decides for what."""
         process.died.calls.append(lambda: self.deaths.update({process.name: self.world.now}))
         made = []
         if number % 3 == 1:
@@ -158,7 +158,7 @@ class Listening:
         listener.since = min(listener.since, max(each.wall() for each in self._clocks()))
 
     def _clocks(self) -> list[Clock]:
-        """Those by which events get their times: of all servers that may be, or become, a primary."""
+        """The clocks that give events their times: those of all servers that are, or may become, a primary."""
         return [node.clock for group in self.fleet.groups for node in group.nodes()]
 
     def _handle(
@@ -186,12 +186,12 @@ class Listening:
         got.ended = self.world.now
 
     async def _member(self, store: AsyncStateStore, listener: Listener) -> None:
-        """Take part in the group, leave it, and take part again."""
+        """Join the group, leave it, and join again."""
         chance = self._chance(listener)
         await self._stretches(listener, lambda: store.events(*listener.types, group=GROUP), chance)
 
     async def _reader(self, store: AsyncStateStore, listener: Listener) -> None:
-        """Get events, and go on later from where it was."""
+        """Receive events, and later resume from the last position."""
         chance = self._chance(listener)
         at: list[str | None] = [None]
 
@@ -207,7 +207,7 @@ class Listening:
         self, listener: Listener, begin: Callable[[], Any], chance: random.Random,
         reached: Callable[[Any], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Handle events as they come, of one consumer after the other, until the store is closed."""
+        """Handle events as they come, with one consumer after the other, until the store is closed."""
         is_open = True
         while is_open:
             try:
@@ -227,10 +227,10 @@ class Listening:
                     return
             await self.world.sleep(chance.uniform(0.0, 0.3))
 
-    # What they were to get
+    # What they had to receive
 
     async def learn(self, store: AsyncStateStore) -> None:
-        """Ask SQL for all events so far."""
+        """Read all events so far from SQL."""
         self._asked = min(each.wall() for each in self._clocks())
         self._wrong = max(abs(each.ahead) for each in self._clocks())
         found: list[Event] = []
@@ -244,7 +244,7 @@ class Listening:
             raise Broken("G3", f"SQL has {len(found)} events under {len(self.events)} ids")
 
     async def catch_up(self, limit: float = 30.0) -> None:
-        """Wait until all who live got what they were to get, but not for ever."""
+        """Wait, within a limit, until all live listeners have received their events."""
         end = self.world.now + limit
         while self.world.now < end and any(self._missed(each) for each in self._lasting()):
             await self.world.sleep(0.25)
@@ -276,10 +276,10 @@ class Listening:
             if not any(_is_about(each, event) and each.began + EPOCH + self._wrong >= event.time for each in resyncs)
         ]
 
-    # What they got
+    # What they received
 
     def judge(self, outcomes: Sequence[Outcome], losses: Losses) -> None:
-        """Compare what all got with what there was. Raises Broken."""
+        """Compare what all listeners received with the events in SQL. Raises Broken."""
         losses = [(since - self._wrong, until + self._wrong) for since, until in losses]
         self._judge_emitted([each for each in outcomes if each.operation.kind == "emit"], losses)
         erased = {f"session:{private(each.operation)}" for each in outcomes if each.operation.kind in PRIVATE}
@@ -316,11 +316,11 @@ class Listening:
                 latest[subject] = each.began, place, each
 
     def _judge_contents(self, listener: Listener, erased: set[str], losses: Losses) -> None:
-        """What it got was written, and is what was written. `erased`: of these SQL need not have any."""
+        """It received only what was written, as it was written. `erased`: subjects whose events SQL may lack."""
         for got in listener.got:
             event = got.event
             if event.type == RESYNC:
-                # An epoch whose start was noted in SQL alone, as the answer was lost, looks like one that was missed.
+                # An epoch whose start was noted only in SQL, because the answer was lost, looks like a missed one.
                 first = [at for at in event.data["partitions"] if self._epochs(at) == {1}]
                 if first and not losses and "trimmed" not in event.data["reason"]:
                     raise Broken("G6", f"{listener.name} was told to resync: {event.data}, and nothing was lost")
@@ -330,7 +330,7 @@ class Listening:
                 is_later = event.time >= self._asked - _SLACK
                 if not is_later and event.subject not in erased and not _was_lost(event, losses):
                     raise Broken("G6", f"{listener.name} got {_shown([event])}, which SQL does not have")
-            # One that tells of a branch, and was lost, tells of the branch as it is when it is written again.
+            # A lost event about a branch describes the branch's later state when it is written again.
             elif _said(kept) != _said(event) and not _was_lost(event, losses):
                 raise Broken("G6", f"{listener.name} got {event}, which was written as {kept}")
 
@@ -338,13 +338,13 @@ class Listening:
         return {epoch for at, epoch, _ in self.places.values() if at == partition}
 
     def _judge_order(self, listener: Listener, losses: Losses) -> None:
-        """Each once, and those of one subject in order, from one resync to the next."""
+        """It received each event once, and those of one subject in order, between two resyncs."""
         seen: dict[str, Event] = {}
         latest: dict[str, Event] = {}
         for got in listener.got:
             event = got.event
             if event.type == RESYNC:
-                # What the server lost may have been written again since, behind what it was before.
+                # An event that the server lost may have been written again, at a later place.
                 latest = {key: each for key, each in latest.items() if not _is_about(got, each)}
                 continue
             by = event.data.get("by", event.id)
@@ -391,14 +391,14 @@ class Listening:
             raise Broken("group", f"nobody was done with {_shown(missed)}")
 
     def _is_explained(self, got: Got, until: float) -> bool:
-        """Whether a member that handled this may have lost its partition without knowing."""
+        """Whether a member that handled this event may have lost its partition without noticing."""
         limit = self.fleet.settings.get("handler_timeout", 60.0)
         return until - got.began >= limit or any(
             since <= until and end >= got.began - _CLAIM for since, end in self._apart
         )
 
     def _is_repeated(self, got: Got, member: Listener, again: float) -> bool:
-        """Whether an event that was handled may be handled again: nobody may have noted that it was."""
+        """Whether an event may be handled again, because its first handling may not have been recorded."""
         died = self.deaths.get(member.process.name, math.inf)
         slow = any(
             each.ended - each.began >= self.fleet.settings.get("handler_timeout", 60.0)
@@ -408,7 +408,7 @@ class Listening:
         return died <= again or slow or self._is_explained(got, again)
 
     def judge_rest(self) -> None:
-        """When all is closed, nobody is subscribed or connected. Raises Broken."""
+        """After everything is closed, no subscription and no connection is left. Raises Broken."""
         nodes = self.fleet.servers
         left = sorted(channel for node in nodes for channel, who in node.fake.ssubscribers.items() if len(who))
         names = sorted(each.process.name for node in nodes for each in node.connections)
@@ -421,7 +421,7 @@ def _is_lost(began: float, ended: float, losses: Losses) -> bool:
 
 
 def _was_lost(event: Event, losses: Losses) -> bool:
-    """Whether the server lost it, as it was got."""
+    """Whether the server lost the event as it was received."""
     return _is_lost(event.time - EPOCH - _SLACK, event.time - EPOCH + _SLACK, losses)
 
 

@@ -1,7 +1,7 @@
-"""What lies between replicas and servers. Law: a connection keeps its order; what overtakes went over another one.
+"""The network between replicas and servers. Law: a connection keeps its order; only another connection can overtake it.
 
-A request and its answer each take a drawn time. A connection may be cut before the server has acted, or after it has;
-a direction may be silent for a while: then messages wait, as TCP repeats them, and arrive if nobody has given up.
+A request and its answer each take a drawn time. A connection may be cut before or after the server has acted. A
+direction may be silent for a while: messages then wait, as TCP retransmits them, and arrive unless the client gave up.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.simulation.node import Node
 from tests.simulation.world import Future, Process, World
 
 TO, FROM = "to", "from"  # the directions, as seen by a replica
-SLOW = 0.002  # how many messages take long
+SLOW = 0.002  # fraction of messages that take long
 _WAITS = (b"WAIT", b"WAITAOF")
 
 
 class Server(Protocol):
-    """What answers: a server, or a Sentinel."""
+    """A peer that answers: a server, or a Sentinel."""
 
     name: str
     frozen_until: float
@@ -37,7 +37,7 @@ class Server(Protocol):
 
 @dataclass(slots=True)
 class Silence:
-    """A direction in which nothing arrives until then; "" is each process, and each node."""
+    """A direction in which nothing arrives until a certain time; "" stands for every process, and for every node."""
 
     process: str
     direction: str
@@ -45,37 +45,37 @@ class Silence:
     node: str = ""
 
     def is_between(self, process: Process, node: Server) -> bool:
-        """Whether it is between these."""
+        """Whether it affects messages between these two."""
         return self.process in ("", process.name) and self.node in ("", node.name)
 
 
 class Network:
-    """The nodes by name, and how well messages travel."""
+    """The nodes by name, and the quality of the network."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.nodes: dict[str, Node] = {}
-        self.loss = 0.0  # of exchanges: half before the server acts, half after
+        self.loss = 0.0  # fraction of exchanges that are lost: half before the server acts, half after
         self.slow = SLOW
         self.silences: list[Silence] = []
-        self.held = b""  # requests that hold these bytes lie about, and what stands behind them
+        self.held = b""  # requests that contain these bytes are held, with those that follow them on the connection
         self.lost = self.exchanges = 0
 
     def delay(self) -> float:
-        """Seconds that one message takes: mostly half a millisecond, at times much longer."""
+        """Seconds that one message takes: usually half a millisecond, sometimes much longer."""
         draw = self.world.chance
         seconds = draw.expovariate(2000)
         return seconds + draw.uniform(0.01, 0.3) if draw.random() < self.slow else seconds
 
     def is_heard(self, process: Process, node: Server) -> bool:
-        """Whether a server would answer a process now."""
+        """Whether a process would get an answer from a server now."""
         now = self.world.now
         if node.is_down or node.frozen_until > now:
             return False
         return not any(each.until > now and each.is_between(process, node) for each in self.silences)
 
     def arrives(self, process: Process, node: Server, direction: str, not_before: float) -> float:
-        """When a message sent now arrives, after all that were sent before on its connection."""
+        """When a message sent now arrives: after all messages sent earlier on its connection."""
         now = self.world.now
         at = max(not_before, now + self.delay())
         for silence in self.silences:
@@ -85,7 +85,7 @@ class Network:
 
 
 class Connection:
-    """One connection of a replica to a server, made in one life of its data."""
+    """One connection of a replica to a server, made in one life of the server's data."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class Connection:
         self._on_error, self._lost = on_error, lost
         self._waiting: deque[Future] = deque()
         self._sent = self._received = 0.0
-        self._is_cut = False  # nothing that is on its way arrives
-        self._inbox: deque[partial[None]] = deque()  # what has arrived, and is not carried out yet
-        self._is_blocked = False  # by a command that waits
-        self._thaws = 0.0  # the end of the server's standstill for which `serve` is due
+        self._is_cut = False  # messages in transit do not arrive
+        self._inbox: deque[partial[None]] = deque()  # arrived, but not executed yet
+        self._is_blocked = False  # by a command that waits, such as WAIT
+        self._thaws = 0.0  # the end of the server's freeze, at which `serve` is due
         self._subscription: Any = None
         node.connections[self] = None
         process.connections.append(self)
@@ -113,7 +113,7 @@ class Connection:
     # Requests
 
     def send(self, commands: Sequence[Any]) -> Future:
-        """The future answers of the server to these. Raises as the real ones for a word that is none."""
+        """The future answers of the server to these commands. Raises like the real one for a word of a wrong type."""
         answer = Future()
         sent = [tuple(map(encode, filled(words, self.life))) for words in commands]
         if self.broken is not None:
@@ -131,12 +131,12 @@ class Connection:
         self._world.at(self._sent, lambda: self._arrive(request))
 
     def _arrive(self, request: partial[None]) -> None:
-        # The kernel of a process that stands still takes it; it is carried out whoever has given up meanwhile.
+        # The kernel of a frozen process accepts the request; it is executed even if its sender has given up meanwhile.
         self._inbox.append(request)
         self.serve()
 
     def serve(self) -> None:
-        """Let the server carry out what has arrived, in order, as far as it does anything now."""
+        """Let the server execute the requests that have arrived, in order, unless it is frozen or down."""
         node, world = self.node, self._world
         while self._inbox and not self._is_blocked:
             if self._is_cut or node.is_down:
@@ -159,7 +159,7 @@ class Connection:
         return any(self.network.held in word for words in commands for word in words)
 
     def _work(self, sent: list[Any], answer: Future, fate: float, answers: list[Any]) -> None:
-        """Carry out what has no answer yet, up to the next command that waits: what stands behind it waits, too."""
+        """Execute the commands without an answer, up to one that waits; the commands after it wait, too."""
         node, world = self.node, self._world
         if fate < 0.5:
             self._cut("request", sent)
@@ -180,7 +180,7 @@ class Connection:
             world.at(self._received, lambda: self._deliver(answers, answer))
 
     def _look(self, sent: list[Any], answer: Future, answers: list[Any], since: float) -> None:
-        """Look whether enough replicas, or the disk, have what was written up to then."""
+        """Check whether enough replicas, or the disk, have everything written up to that time."""
         world, node = self._world, self.node
         if node.is_down or self._is_cut:
             return
@@ -223,7 +223,7 @@ class Connection:
         answer.settle([self._on_error(str(each)) if isinstance(each, Exception) else each for each in answers])
 
     def fail(self, why: str) -> None:
-        """Give it up: whoever waits gets an error. What is on its way may still be carried out."""
+        """Give the connection up: waiters get an error. Requests in transit may still be executed."""
         if self.broken is not None:
             return
         self.broken = why
@@ -233,7 +233,7 @@ class Connection:
             self._waiting.popleft().settle(error=WarmUnavailable(f"{self.node.name}: connection lost: {why}"))
 
     def vanish(self) -> None:
-        """Its process died. What it sent may arrive, or not."""
+        """Its process died. Requests that it sent may or may not arrive."""
         self._is_cut = self._world.chance.random() < 0.5
         self.broken = "the process died"
         self._leave()
@@ -245,7 +245,7 @@ class Connection:
 
 
 class Wire(Connection):
-    """A subscription: a connection on which the server speaks by itself."""
+    """A subscription: a connection on which the server sends messages by itself."""
 
     def __init__(self, network: Network, process: Process, node: Node) -> None:
         super().__init__(network, process, node, RuntimeError)
@@ -283,18 +283,18 @@ class Wire(Connection):
             self._world.server_clock = None
 
     def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
-        """The same, a command for each channel."""
+        """Post one such command for each channel."""
         for channel in channels:
             self.post(kind, channel)
 
     def fail(self, why: str) -> None:
-        """End it; whoever receives gets an error."""
+        """End the subscription; a receiver gets an error."""
         super().fail(why)
         self.arrived.settle()
 
 
 def shown(thing: Any) -> str:
-    """Commands and answers in a line, cut to a length that can be read."""
+    """Commands and answers in one line of readable length."""
     if isinstance(thing, list | tuple):
         parts = [shown(each) for each in thing]
         text = f"[{' '.join(parts)}]"
