@@ -1,9 +1,9 @@
-"""One Redis server of a run. Law: what it holds is what it carried out, and what it can lose is what its log says.
+"""One Redis server of a run. Law: it holds what it executed, and its log decides what it can lose.
 
-The commands are carried out by fakeredis, the scripts are the real ones. Around it are modelled: a log of what was
-written and when, of which a file and each replica have a beginning; so a restart, a power cut or a promotion leaves an
-exact state. A replica is a node, too: it is brought up to what it has when somebody asks, or when it is promoted.
-INFO, ROLE, CONFIG, WAIT and WAITAOF are answered from that.
+fakeredis executes the commands, with the real scripts. This module adds a log of all writes and their times. A file or
+a replica has the first part of this log, so a restart, a power cut or a promotion leaves an exact state. A replica is a
+node, too: it is brought up to date as far as its lag permits when it is read or promoted. INFO, ROLE, CONFIG, WAIT and
+WAITAOF are answered from this state.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ LUA_GLOBALS: dict[str, Callable[[], Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """What a server's file has after it died: "none", "rdb", "everysec" or "always"."""
+    """What is in a server's file after the server died: "none", "rdb", "everysec" or "always"."""
 
     mode: str
-    every: float = 1.0  # seconds between two times that the file is brought up to date
+    every: float = 1.0  # seconds between two updates of the file
 
 
 @dataclass(slots=True)
 class Link:
-    """How a replica follows a primary. `since`: before that it is being brought up, and has what it had before.
+    """How a replica follows a primary. `since`: until then it synchronizes, and has its earlier data.
 
-    `data` is what the primary called its data when the link was made.
+    `data` is the primary's id of its data at the time when the link was made.
     """
 
     source: Node
@@ -63,20 +63,20 @@ class Link:
     since: float
     data: str
     cut_at: float = math.inf
-    floor: float = -math.inf  # what it had reached when its lag changed
+    floor: float = -math.inf  # the time it had reached when its lag changed
 
     def is_up(self, now: float) -> bool:
-        """Whether the primary counts it."""
+        """Whether the primary counts the replica as attached."""
         return self.since <= now < self.cut_at and not self.source.is_down
 
     def reached(self, now: float) -> float:
-        """The time up to which the replica has what the primary wrote; -inf if it never got that far."""
-        # What is on its way is lost when the link is cut, and when the primary dies.
+        """The time up to which the replica has the primary's writes; -inf if it never received any."""
+        # Writes in transit are lost when the link is cut or the primary dies.
         until = min(now, self.cut_at, self.source.died_at)
         return max(self.floor, until - self.lag) if until >= self.since else -math.inf
 
     def slow(self, lag: float, now: float) -> None:
-        """Let it be so far behind from now on, without losing what it has."""
+        """Set the lag from now on, without removing data that the replica has."""
         self.floor, self.lag = self.reached(now), lag
 
 
@@ -86,10 +86,10 @@ _OF_NODE = {b"PUBSUB", b"SPUBLISH", b"INFO"}
 
 
 class Client(EmbeddedClient):
-    """A client whose scripts are compiled once a server, and which leaves it to Lua when to collect garbage.
+    """A client that compiles a script once for each server, and leaves garbage collection to Lua.
 
-    fakeredis compiles, collects and compares all globals at each call, which takes more time than all the rest of a
-    run. That our scripts leave no globals behind is tested on real servers.
+    fakeredis compiles, collects garbage and compares all globals at each call, which takes more time than the rest of a
+    run. Tests with real servers check that our scripts leave no globals behind.
     """
 
     def eval(self, script: bytes, numkeys: int, *rest: bytes) -> Any:
@@ -103,7 +103,7 @@ class Client(EmbeddedClient):
             functions[script] = runtime.compile(script), sha
             vars(server).setdefault("scripts", {})[sha] = script
         function, sha = functions[script]
-        server.script_cache[sha] = script  # also after it was forgotten
+        server.script_cache[sha] = script  # even if the script had been removed from the cache
         server._lua_current_socket[0] = self
         server._lua_set_keys_argv(runtime.table_from(rest[:numkeys]), runtime.table_from(rest[numkeys:]))
         self._script_resp = 2
@@ -121,7 +121,7 @@ class Client(EmbeddedClient):
             if server.refuses and op not in READS:
                 raise SimpleError(server.refuses)
             return self._called(runtime, expected, op, *args)
-        # A real server logs what a script did. This one runs it again, so it must be told the same by the outside.
+        # A real server logs the effects of a script. This one runs it again, so it must get the same answers again.
         said: deque[Any] = server.said
         if server.is_replaying:
             return self._convert_redis_result(runtime, said.popleft())
@@ -150,7 +150,7 @@ class Client(EmbeddedClient):
         return self._convert_redis_result(runtime, result)
 
     def _run_command(self, func: Any, signature: Any, args: list[Any], from_script: bool) -> Any:
-        """As fakeredis' own, without what nobody here asks for: keyspace notifications and checks of its answers."""
+        """Like the method of fakeredis, without unused features: keyspace notifications and checks of answers."""
         items: list[CommandItem] = []
         self._subkey_events = []
         try:
@@ -170,12 +170,12 @@ class Client(EmbeddedClient):
 
 
 def _has_run(words: Sequence[Any], refused: ReplyError) -> bool:
-    """Whether a command that is answered by an error may have changed something: a script up to there."""
+    """Whether a command that returned an error may have changed data, as a script does before it fails."""
     return words[0] in (b"EVAL", b"EVALSHA") and refused.word != "NOSCRIPT"
 
 
 class Node(EmbeddedServer):
-    """A server, called in process. `life` is what INFO says of its data."""
+    """A server, called in process. `life`: the ids that INFO reports for its data and process."""
 
     def __init__(self, world: World, name: str, life: Life, persistence: Persistence) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Node(EmbeddedServer):
         self.born = world.now if world.now > 0 else -3600.0
         self.link: Link | None = None  # of a replica
         self.followers: dict[Node, None] = {}
-        self.least = 0  # replicas without which it refuses writes
+        self.least = 0  # number of replicas without which it rejects writes
         self.is_down = False
         self.died_at = math.inf
         self.frozen_until = 0.0
@@ -198,21 +198,21 @@ class Node(EmbeddedServer):
         self._snapshots: list[tuple[int, bytes]] = []
         self._order: dict[Any, int] = {}
         self._times: list[float] = []
-        self.member: Any = None  # what it knows of its cluster, if it is in one: see cluster.py
+        self.member: Any = None  # its view of its cluster, if it is in one: see cluster.py
 
     # Commands
 
     def answer(self, commands: Sequence[Any]) -> list[Any]:
-        """The answers to what came over a connection."""
+        """The answers to commands that arrived over a connection."""
         answers: list[Any] = (self.carry_out if self.member is None else self.member.answer)(commands)
         return answers
 
     def carry_out(self, commands: Sequence[Any]) -> list[Any]:
-        """The answers to these, an error in its place; of WAIT and WAITAOF the word itself, to be answered later."""
+        """The answers to these commands, or errors in their place; for WAIT and WAITAOF the word: they end later."""
         world, now = self.world, self.world.now
         self.fake.refuses = self._refuses()
         if self.link is not None and self.catch_up():
-            # What it reads is as it was then: by its own clock now, it would end keys that the primary still wrote to.
+            # A replica reads at the time it has reached: now, it would expire keys to which the primary still wrote.
             world.now = self.link.reached(now)
         world.server_clock = self.clock
         try:
@@ -230,7 +230,7 @@ class Node(EmbeddedServer):
             world.now, world.server_clock = now, None
 
     def _refuses(self) -> str:
-        """The error with which it answers a write, "" if it takes one."""
+        """The error with which it rejects a write, or ""."""
         if self.link is not None:
             return _READONLY
         return "NOREPLICAS Not enough good replicas to write." if len(self.attached()) < self.least else ""
@@ -302,7 +302,7 @@ class Node(EmbeddedServer):
         return [each for each in self.followers if each.link is not None and each.link.is_up(now) and not each.is_down]
 
     def replicas_with(self, written: float) -> int:
-        """How many replicas have what was written up to then, as far as it knows."""
+        """How many replicas have what was written up to that time, as far as it knows."""
         now = self.world.now
         return sum(
             each.link is not None and each.link.reached(now) >= written and each.frozen_until <= now
@@ -310,29 +310,29 @@ class Node(EmbeddedServer):
         )
 
     def follow(self, source: Node, lag: float, since: float) -> None:
-        """Be a replica: with what it has until `since`, then so many seconds behind."""
+        """Become a replica: keep the present data until `since`, then follow with this lag in seconds."""
         self.leave()
         self.link = Link(source, lag, since, source.life.data)
         self.life = Life(self.life.data, self.life.process, False, self.life.former)
         source.followers[self] = None
 
     def leave(self) -> None:
-        """Follow nobody, with what it has by now, and under the name that its data has."""
+        """Stop following, with the data it has by now and the id of that data."""
         if (link := self.link) is not None:
             self.catch_up()
             link.source.followers.pop(self, None)
             self.link = None
 
     def promote(self, data: str) -> None:
-        """Be the primary, with what it has by now."""
+        """Become the primary, with the data it has by now."""
         self.leave()
         self.life = Life(data, self.life.process, True, self.life.data)
         for each in list(self.followers):
             assert each.link is not None, "a follower follows"
-            each.follow(self, each.link.lag, self.world.now)  # under the new name
+            each.follow(self, each.link.lag, self.world.now)  # under the new id
 
     def catch_up(self) -> bool:
-        """Have what a replica has by now; False if it never got anything of its primary."""
+        """Update a replica as far as its lag permits; False if it never received anything from its primary."""
         if (link := self.link) is None or (until := link.reached(self.world.now)) < 0:
             return False
         self.life = Life(link.data, self.life.process, False)
@@ -342,11 +342,11 @@ class Node(EmbeddedServer):
     # What is kept elsewhere
 
     def is_on_disk(self, written: float) -> bool:
-        """Whether the file has what was written up to then."""
+        """Whether the file has what was written up to that time."""
         return self.kept_until(self.world.now) >= written
 
     def kept_until(self, now: float) -> float:
-        """The time up to which the file has what was written, should the power fail now."""
+        """The time up to which the file would have the writes if the power failed now."""
         if self.persistence.mode == "always":
             return now
         if self.persistence.mode == "none":
@@ -354,7 +354,7 @@ class Node(EmbeddedServer):
         return now - now % self.persistence.every
 
     def rebuilt(self, until: float, life: Life) -> Node:
-        """Another server with what this one had logged by then: started from its file, or a promoted replica."""
+        """A new server with this one's log up to that time: started from its file, or a promoted replica."""
         made = Node(self.world, self.name, life, self.persistence)
         made.clock = self.clock
         made.least = self.least
@@ -362,11 +362,11 @@ class Node(EmbeddedServer):
         return made
 
     def copy(self, source: Node, until: float) -> None:
-        """Have what another one had logged by then, or more if it had that already."""
+        """Take over another server's log up to that time; if this one already has more of it, keep it."""
         have = len(self.log)
         count = bisect.bisect_right(source._times, until)
         if have and (have > len(source.log) or self.log[-1] is not source.log[have - 1]):
-            have = 0  # another history: all of it is replaced
+            have = 0  # a different history: replace all of it
             self._develop(b"")
             self._snapshots.clear()
         elif have >= count:
@@ -379,7 +379,7 @@ class Node(EmbeddedServer):
         if begin > have:
             self._develop(self._snapshots[-1][1])
         self.log, self._times = source.log[:begin], source._times[:begin]
-        # What stands before the picture may have been the first call of a script.
+        # A script may have been called for the first time before the snapshot.
         known, fake = dict(self.fake.script_cache), vars(self.fake)
         scripts = fake["scripts"] = {**fake.get("scripts", {}), **vars(source.fake).get("scripts", {})}
         self.fake.script_cache.update(scripts)
@@ -393,7 +393,7 @@ class Node(EmbeddedServer):
         self.fake.is_replaying, self.fake.refuses = True, ""
         try:
             for entry in entries:
-                # Scripts ask for TIME, and expiry is by the clock.
+                # Scripts ask for TIME, and expiry depends on the clock.
                 world.now, commands, said, world.server_clock = entry
                 self.fake.said.clear()
                 self.fake.said.extend(said)
@@ -416,18 +416,18 @@ class Node(EmbeddedServer):
             database.schedule_expiry(key, expireat)
 
     def mortal_keys(self) -> list[bytes]:
-        """The keys with a time to live, which a server that is full may evict."""
+        """The keys with a time to live, which a full server may evict."""
         self.catch_up()
         database = self.fake.dbs[0]
         return sorted(key for key, item in database._dict.items() if item.expireat is not None)
 
     def contents(self) -> list[bytes]:
-        """Every key and value, as they are kept."""
+        """Every key and value, as stored."""
         self.catch_up()
         return [pickle.dumps((key, item.value)) for key, item in sorted(self.fake.dbs[0]._dict.items())]
 
     def present(self) -> list[bytes]:
-        """All keys that have not expired, in order."""
+        """All keys that have not expired, in sorted order."""
         self.catch_up()
         keys = sorted(self.fake.dbs[0]._dict)
         return [
@@ -442,14 +442,14 @@ class Node(EmbeddedServer):
         return made
 
     def end_subscriptions(self, is_over: Callable[[bytes], bool]) -> None:
-        """End those to channels of slots that have moved, and say so, as a server of a cluster does."""
+        """End the subscriptions to channels of slots that have moved, and notify the subscribers, as a real node does."""
         for channel in sorted(filter(is_over, self.fake.ssubscribers)):
             listening = self.fake.ssubscribers.get(channel, ())
             for subscription in [each for each in self._order if each._client in listening]:
                 subscription.post(b"SUNSUBSCRIBE", channel)
 
     def deliver(self) -> None:
-        # fakeredis publishes to a set of sockets that is ordered by their addresses in memory.
+        # fakeredis publishes to a set of sockets, whose order depends on their addresses in memory.
         if len(self._outbox) > 1:
             self._outbox = deque(sorted(self._outbox, key=lambda each: self._order[each[0]]))
         super().deliver()

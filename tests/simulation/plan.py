@@ -1,6 +1,6 @@
-"""What happens in a run beside chance: its shape, its operations and its faults. Law: a plan follows from its seed.
+"""The plan of a run, everything but chance: its shape, operations and faults. Law: a plan follows from its seed.
 
-A plan is made before the run, so that what it names can be left out, one by one, until nothing more can be.
+A plan is made before the run, so that its operations and faults can be left out one by one while the failure remains.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Shape:
     persistence: tuple[str, ...] = ("everysec",)  # one of these
     copies: int = 0  # replicas of each primary
     watched: tuple[bool, ...] = (False,)  # by Sentinels, one of these
-    primaries: tuple[int, ...] = (0,)  # of a cluster, one of these; 0: a server that stands alone
+    primaries: tuple[int, ...] = (0,)  # of a cluster, one of these; 0: a single server
     levels: tuple[str, ...] = ("fsynced", "archived")  # of durable writes
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
@@ -48,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong at a time. `who`: which replica, if one; `amount`: what its kind makes of it."""
+    """A fault at a certain time. `who`: the replica, if it affects one; `amount`: its meaning depends on the kind."""
 
     number: int
     kind: str
@@ -60,7 +60,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call of a client. `draw` seeds whatever else it chooses."""
+    """One call of a client. `draw` is the seed of its other choices."""
 
     number: int
     client: int
@@ -72,13 +72,13 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Who wrote what this operation wrote."""
+        """The name under which this operation writes."""
         return f"op{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole run. `left_out`: the operations and faults that do not happen, as "o12" and "f3"."""
+    """A whole run. `left_out`: operations and faults that are skipped, such as "o12" and "f3"."""
 
     seed: int
     shape: Shape
@@ -88,7 +88,7 @@ class Plan:
 
     @classmethod
     def of(cls, seed: int, shape: Shape) -> Plan:
-        """The plan of a seed."""
+        """Return the plan of a seed."""
         chance = random.Random(seed * 7919 + 17)
         kinds = [kind for kind, weight in shape.mix for _ in range(weight)]
         operations = []
@@ -110,12 +110,12 @@ class Plan:
         return cls(seed, shape, tuple(operations), tuple(faults))
 
     def without(self, *names: str) -> Plan:
-        """The same without these operations and faults."""
+        """Return the same plan without these operations and faults."""
         return replace(self, left_out=self.left_out | set(names))
 
     @property
     def names(self) -> list[str]:
-        """All that happens and could be left out."""
+        """All operations and faults that happen and could be left out."""
         found = [f"f{fault.number}" for fault in self.faults] + [f"o{each.number}" for each in self.operations]
         return [name for name in found if name not in self.left_out]
 
@@ -127,7 +127,7 @@ RESTARTS = replace(
     CALM, persistence=("everysec", "everysec", "always", "rdb", "none"),
     faults=(("power cut", 2), ("restart server", 1), ("lose messages", 2), ("crash replica", 1)),
 )  # fmt: skip
-# Answers that come after the time for which requests are remembered.
+# Answers that arrive later than `op_window`.
 LATE = replace(
     CALM, settings=tuple((dict(CALM.settings) | {"op_window": 4.0, "retry_for": 1.0, "timeout": 0.5}).items()),
     faults=(("lose messages", 3), ("freeze server", 3), ("freeze replica", 2), ("evict", 10), ("silence", 2)),
@@ -136,12 +136,12 @@ FULL = replace(CALM, faults=(("evict", 20), ("forget scripts", 2), ("lose messag
 SQL = replace(
     CALM, faults=(("sql away", 2), ("sql frozen", 1), ("sql loses answers", 3), ("disk full", 1), ("evict", 5))
 )
-# Reads that hot may answer, more of them than any other.
+# Mostly reads that hot may answer.
 HOT = replace(
     CALM, replicas=2, clients=16, records=1, operations=120, pace=0.1, reads=0.0, mix=(("get", 6), ("set", 3)),
     faults=(("silence", 12),), settings=tuple((dict(CALM.settings) | {"partitions": 1, "max_staleness": 0.2}).items()),
 )  # fmt: skip
-# What is maintained while it is written: history is packed, SQL is put back as it was, Redis is emptied.
+# Maintenance during writes: history is packed, SQL is restored to an earlier state, Redis is emptied.
 MAINTAINED = replace(
     CALM, pace=0.15, operations=150, mix=(*WRITES.items(), ("compact", 4)),
     settings=tuple((dict(CALM.settings) | {"op_window": 2.0, "retry_for": 0.6, "timeout": 0.4}).items()),

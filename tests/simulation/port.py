@@ -1,7 +1,7 @@
-"""The port of a simulated replica. Law: it keeps the rules of the real ones; one that breaks them invents faults.
+"""The port of a simulated replica. Law: it keeps the rules of the real ports; breaking a rule produces false faults.
 
-A user's task may be cancelled at each await. A thread of the store's own ends only where it waits, once it is asked
-to. SQL and user code in threads go on when the task that waits for them was cancelled.
+A user's task may be cancelled at each await. A thread of the store ends only where it waits, after it was asked to end.
+SQL and user code in threads continue when the task that waits for them is cancelled.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from tests.simulation.network import Connection, Network, Wire
 from tests.simulation.watch import SimulatedWatch
 from tests.simulation.world import Future, Process, RunOver, Task
 
-if TYPE_CHECKING:  # a cold tier needs a fleet, which needs this
+if TYPE_CHECKING:  # a cold tier needs a fleet, which needs this module
     from tests.simulation.fleet import Fleet
 
 _LENT = 4  # threads of a pool, as in port/pools.py
-_INSTANT = 1e-9  # seconds, in which nothing is waited for
+_INSTANT = 1e-9  # seconds, in which no wait takes place
 _PAUSE, _QUICK = 0.06, 1.0  # seconds: see port/topology.py
 
 
 class SimulatedConnections(Connections):
-    """Where the servers of a run are, as one replica sees it."""
+    """The servers of a run, as one replica sees them."""
 
     def __init__(self, fleet: Fleet, process: Process, url: str, timeout: float, *, retry_for: float) -> None:
         super().__init__(url, timeout, retry_for=retry_for)
         self.fleet, self.process = fleet, process
-        self.looking: Future | None = None  # while one does
+        self.looking: Future | None = None  # set during a look
         if self._watch is not None:
-            self._watch = SimulatedWatch(self)  # type: ignore[assignment]  # whose listeners are threads
+            self._watch = SimulatedWatch(self)  # the listeners of the real one are threads
 
     def executor(self, count: int) -> futures.Executor:
         return AtOnce()
@@ -65,13 +65,13 @@ class SimulatedConnections(Connections):
         return answers
 
     async def look_again(self) -> None:
-        """Look, as something says that the keys may be elsewhere."""
+        """Look, because the keys may be elsewhere."""
         self.topology.doubt()
         with suppress(StateError):
             await self.look_later(math.inf)
 
     async def look_later(self, seconds: float) -> None:
-        """Look, which takes a moment; meanwhile others go on with what is known. Raises as `look`."""
+        """Look, which takes a moment; others continue meanwhile with the old topology. Raises as `look`."""
         topology, world = self.topology, self.fleet.world
         end = time.monotonic() + min(seconds, self.limit)
         while self.looking is not None:
@@ -85,7 +85,7 @@ class SimulatedConnections(Connections):
             return
         self.looking = Future()
         try:
-            # It pauses between two looks, which would block, and waits for those that are silent.
+            # The real look pauses between two attempts, which would block here, and waits for silent servers.
             pause = topology._looked + _PAUSE - time.monotonic()
             before = bool(topology.nodes())
             topology.doubted = not before
@@ -98,7 +98,7 @@ class SimulatedConnections(Connections):
             looking.settle()
 
     def _silence(self, end: float) -> float:
-        """Seconds for which those who ask all servers wait for some that do not answer."""
+        """Seconds for which a caller that asks all servers waits for those that do not answer."""
         network = self.fleet.network
         names = self.address.seeds if self.topology.kind == "sentinel" else sorted(self.topology._known)
         nodes = [self.fleet.who_is(name) for name in names]
@@ -110,7 +110,7 @@ class SimulatedConnections(Connections):
 
 
 class AtOnce(futures.Executor):
-    """Does in place of threads what is given to it, at once."""
+    """An executor without threads: it runs each call at once."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> futures.Future[Any]:
         done: futures.Future[Any] = futures.Future()
@@ -122,14 +122,14 @@ class AtOnce(futures.Executor):
 
 
 class Pool:
-    """So many threads, which tasks lend work to: what finds none free waits in order, and is done all the same."""
+    """A pool of threads that run work for tasks. If none is free, the work waits in order, and is always completed."""
 
     def __init__(self, threads: int) -> None:
         self._free = threads
         self._queue: deque[Future] = deque()
 
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What the work returns."""
+        """The result of the work."""
         if self._free:
             self._free -= 1
         else:
@@ -167,7 +167,7 @@ class InContext:
 
 
 class SimulatedPort(Router):
-    """Everything that the core of one replica may ask of the outside."""
+    """The only access of one replica's core to the outside."""
 
     def __init__(self, connections: SimulatedConnections, replica: str = "") -> None:
         super().__init__(connections)
@@ -179,17 +179,17 @@ class SimulatedPort(Router):
         self._shared: dict[tuple[str, str], Connection] = {}  # by server and use
         self._connecting: dict[tuple[str, str], Future] = {}
         self._free: dict[str, list[Connection]] = defaultdict(list)
-        # All, links and those whose handshake goes on too; and those of the life that their server is in.
+        # All connections, including links and those in a handshake; and the life of the data in which each server is.
         self._made: dict[Connection, None] = {}
         self._used: dict[Connection, None] = {}
         self._jobs: list[SimulatedJob] = []
         self._passes, self._starts = Pool(_LENT), Pool(_LENT)
-        self._lent: dict[Future, None] = {}  # what goes on when whoever waits for it has left
+        self._lent: dict[Future, None] = {}  # work that continues although its caller has left
         self._is_closed = self._is_over = self._is_cut = False
-        self._cutting: Future | None = None  # settled when nothing has to be cut any more
+        self._cutting: Future | None = None  # settled when nothing must be cut any longer
         connections.used(self._gone)
 
-    # Who calls
+    # The caller
 
     @property
     def _task(self) -> Task:
@@ -229,7 +229,7 @@ class SimulatedPort(Router):
         self._is_closed = True
         self.ask_all()
         self._connections.unused(self._gone)
-        # What a thread has under way is done first; and who hears a subscription ends it.
+        # The work in progress in threads is completed first; the receiver of a subscription ends it.
         for connection in (*self._shared.values(), *(each for free in self._free.values() for each in free)):
             connection.fail("closed")
         self._free.clear()
@@ -256,22 +256,22 @@ class SimulatedPort(Router):
             account.add(began)
 
     def _gone(self, node: str) -> None:
-        """A server is no longer asked, or is in another life: who waits for its answers gets an error.
+        """A server is no longer used, or is in another life: callers that wait for its answers get an error.
 
-        In another life those that hear it go on, and those that connect will be of that life.
+        In another life, subscriptions continue, and connections in a handshake will belong to the new life.
         """
         for connection in list(self._used if node in self._topology.nodes() else self._made):
             if connection.node.name == node:
                 connection.fail("another server has its keys now")
 
     def _cut(self) -> None:
-        """End every wait of a thread for an answer, for good."""
+        """End every present and future wait of a thread for an answer."""
         self._is_cut = True
         for connection in [each for each in self._made if each not in self._shared.values()]:
             connection.fail("the store is closed")
 
     async def _connect(self, node: str, kind: Callable[..., Connection], seconds: float) -> Connection:
-        """A new connection: the handshake is one exchange, so that INFO may be lost like everything else."""
+        """A new connection. The handshake is one exchange, so INFO may be lost like any other command."""
         server = self._network.nodes[node]
         if self._task.in_thread and self._is_cut:
             raise WarmUnavailable(f"{self._place}: the store is closed, and Redis did not answer")
@@ -303,7 +303,7 @@ class SimulatedPort(Router):
         return made
 
     async def _pipe(self, node: str, use: str, end: float) -> Connection:
-        """The connection that all tasks of a process share; one task makes it, and the others wait for that."""
+        """The connection that all tasks of a process share; one task makes it, and the others wait for it."""
         at = node, use
         while True:
             found = self._shared.get(at)
@@ -329,7 +329,7 @@ class SimulatedPort(Router):
         return lambda *of: Connection(*of, partial(self._refused, node), self._topology.doubt)
 
     async def _within(self, connection: Connection, answer: Future, seconds: float) -> Any:
-        """Wait for an answer on a connection of the caller's own, which is over if it is late."""
+        """Wait for an answer on the caller's own connection, which is closed if the answer is late."""
         if not await self.ends(answer, seconds):
             connection.fail("no answer in time")
         return await answer
@@ -359,7 +359,7 @@ class SimulatedPort(Router):
         return answers
 
     async def _alone(self, node: str, commands: Sequence[Any], left: float, account: Waited | None) -> list[Any]:
-        """Over a connection that the thread takes, uses alone, and puts back."""
+        """Use a connection of the thread's own, taken from a pool and returned to it."""
         free = self._free[node]
         try:
             if free:
@@ -384,7 +384,7 @@ class SimulatedPort(Router):
         return answers
 
     async def _together_with_others(self, use: str, node: str, commands: Sequence[Any], end: float) -> list[Any]:
-        """Over the connection that tasks share; an answer that is late ends it, as later ones could be others'."""
+        """Use the connection that tasks share. A late answer closes it: the next callers could get wrong answers."""
         if self._is_closed:
             raise WarmUnavailable(f"{self._place}: the store was closed meanwhile")
         connection = await self._pipe(node, use, end)
@@ -399,7 +399,7 @@ class SimulatedPort(Router):
         return answers
 
     def _late(self) -> None:
-        """Look whether another server has the keys now, upon which those who wait for this one get an error."""
+        """Look whether another server has the keys now; if so, callers that wait for this one get an error."""
         if not self.process.is_dead and not self._is_closed and self._there.looking is None:
             Task(self.process, self._there.look_again(), f"{self.process.name}/look", in_thread=True)
 
@@ -435,13 +435,13 @@ class SimulatedPort(Router):
     # Waiting
 
     def end_if_stopped(self) -> None:
-        """Raise Stopped in a thread that is asked to end."""
+        """Raise Stopped in a thread that was asked to end."""
         task = self._task
         if task.in_thread and task.asked.done:
             raise Stopped
 
     async def ends(self, future: Future, seconds: float | None, *others: Future) -> bool:
-        """Wait for one of these futures, whoever is asked to end; whether the first was settled within that time."""
+        """Wait for one of these futures, even if asked to end. Return whether the first was settled in time."""
         if not future.done:
             either = Future()
             if seconds is not None and seconds < math.inf:
@@ -457,7 +457,7 @@ class SimulatedPort(Router):
         return future.done
 
     async def wait(self, future: Future, seconds: float | None) -> bool:
-        """Wait for a future; False if it took longer. Raises Stopped in a thread that is asked to end."""
+        """Wait for a future; False if it took longer. Raises Stopped in a thread that was asked to end."""
         self.end_if_stopped()
         task = self._task
         await self.ends(future, seconds, *([task.asked] if task.in_thread else []))
@@ -473,7 +473,7 @@ class SimulatedPort(Router):
         return await self._fleet.sql.run(self.process, call, arguments, self._lend)
 
     def _lend(self, outcome: Future) -> None:
-        """Note what goes on, so that `close` waits for it."""
+        """Register work that continues, so that `close` waits for it."""
         self._lent[outcome] = None
         outcome.calls.append(lambda: self._lent.pop(outcome, None))
 
@@ -528,7 +528,7 @@ class SimulatedPort(Router):
         except asyncio.CancelledError:
             if task.ended.done and isinstance(task.ended.error, asyncio.CancelledError):
                 raise
-            # Whoever is cancelled leaves when the work is done, or after so long.
+            # A caller that is cancelled leaves when the work is done, or after a time limit.
             if await self.ends(task.ended, self._timeout) and task.ended.error is not None:
                 task.blame(task.ended.error)
             raise
@@ -546,7 +546,7 @@ class SimulatedPort(Router):
 
     def ask_all(self) -> None:
         if self._cutting is None:
-            # One that waits for an answer of a server that stands still does not learn that it is to end.
+            # A job that waits for the answer of a frozen server does not notice that it was asked to end.
             cutting = self._cutting = Future()
             account, now = waited.present(), self.monotonic()
             left = self._connections.limit - (account.seconds(now) if account is not None else 0.0)
@@ -575,7 +575,7 @@ class SimulatedPort(Router):
 
 
 class SimulatedJob:
-    """A thread or a task of the store's own."""
+    """A thread or a task of the store."""
 
     def __init__(
         self, port: SimulatedPort, job: Callable[[], Coroutine[Any, Any, None]], name: str, *, in_thread: bool
@@ -585,9 +585,9 @@ class SimulatedJob:
             await job()
 
         self._port = port
-        self._until = math.inf  # it is waited for, once it was asked to end
+        self._until = math.inf  # the end of the time for which its end is awaited
         self._is_asked = False
-        # A thread begins with a context of its own.
+        # A thread starts with a context of its own.
         context = Context() if in_thread else None
         self.task = Task(port.process, run(), f"{port.process.name}/{name}", in_thread=in_thread, context=context)
 
@@ -601,7 +601,7 @@ class SimulatedJob:
             self.task.cancel()
 
     async def stop(self) -> None:
-        """Ask it to end, and wait for that unless it is the caller."""
+        """Ask it to end, and wait until it has ended, unless it is the caller."""
         self.ask()
         if self._port.world.current is self.task:
             return
@@ -612,19 +612,19 @@ class SimulatedJob:
 
 
 class SimulatedSignal:
-    """Wakes whoever waits. Stays set until cleared."""
+    """Wakes all waiters. Stays set until cleared."""
 
     def __init__(self, port: SimulatedPort) -> None:
         self._port, self._set, self._waking = port, False, Future()
 
     def set(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiters."""
         self._set = True
         waking, self._waking = self._waking, Future()
         waking.settle()
 
     def clear(self) -> None:
-        """Let whoever waits from now on wait, also who was woken and has not looked yet."""
+        """Make later waits block; also those of a waiter that was woken but has not checked yet."""
         self._set = False
 
     async def wait(self, seconds: float | None = None) -> bool:
@@ -636,7 +636,7 @@ class SimulatedSignal:
             port.end_if_stopped()
             left = end - port.monotonic()
             if left < _INSTANT:
-                if left > 0:  # time goes on: a caller that computes what is left would go round in a circle
+                if left > 0:  # advance the time: a caller that computes the rest would loop forever
                     await port.ends(Future(), _INSTANT)
                 return self._set
             await port.ends(self._waking, left, *([task.asked] if task.in_thread else []))
@@ -644,7 +644,7 @@ class SimulatedSignal:
 
 
 class SimulatedGuard:
-    """Cancels the task that entered it, and knows its own cancellation from others', as asyncio.timeout does."""
+    """Cancels the task that entered it, and distinguishes its own cancellation from others', like asyncio.timeout."""
 
     def __init__(self, task: Task) -> None:
         self._task: Task | None = None if task.in_thread else task
@@ -652,13 +652,13 @@ class SimulatedGuard:
         self._fired = False
 
     def interrupt(self) -> None:
-        """End the body now."""
+        """Interrupt the body now."""
         if self._task is not None and not self._task.ended.done:
             self._fired = True
             self._task.cancel()
 
     def leave(self, error: BaseException | None) -> bool:
-        """True if `error` is the interruption that this guard caused."""
+        """Return whether `error` is the interruption that this guard caused."""
         task, self._task = self._task, None
         if not self._fired or task is None:
             return False
@@ -667,7 +667,7 @@ class SimulatedGuard:
 
 
 class SimulatedWire:
-    """One subscription, as the port has it."""
+    """One subscription, as seen by the port."""
 
     def __init__(self, port: SimulatedPort, wire: Wire) -> None:
         self._port, self._wire = port, wire
@@ -687,5 +687,5 @@ class SimulatedWire:
             await self._port.wait(wire.arrived, None)
 
     def close(self) -> None:
-        """Drop the connection; whoever receives gets an error."""
+        """Close the connection; a receiver gets an error."""
         self._wire.fail("the link is closed")

@@ -1,7 +1,7 @@
-"""Servers of which one is the primary and the others follow it. Law: who is promoted goes on with what it had.
+"""A primary and the servers that follow it. Law: a promoted server continues with the data that it had.
 
-What the former primary acknowledged and the new one did not have is lost there, until the former one follows, too: so
-long it may take writes, as it does not know that it was replaced.
+Writes that the former primary acknowledged and the new one did not have are lost, until the former primary follows the
+new one: until then it may accept more writes that will be lost, because it does not know that it was replaced.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.simulation.network import Network, Wire
 from tests.simulation.node import Node, Persistence
 from tests.simulation.world import Clock
 
-_AHEAD = 0.02  # seconds that the clock of a replica may be wrong
+_AHEAD = 0.02  # seconds by which the clock of a replica may be wrong
 
 
 @dataclass(slots=True)
 class Loss:
-    """What a server lost: all that it wrote from when to when. `former`: the primary that may still be writing."""
+    """Writes that a server lost: all in this interval. `former`: the primary that may still be writing."""
 
     since: float
     until: float
@@ -30,9 +30,9 @@ class Loss:
 
 
 class Group:
-    """Servers that hold the same, of which the first is the primary in the beginning.
+    """Servers with the same data. The first one is the primary at the start.
 
-    `lags`: how many seconds each of the others is behind; `life`: makes a new name for data and process.
+    `lags`: seconds by which each of the others is behind; `life`: makes a new id for data and process.
     """
 
     def __init__(
@@ -55,26 +55,26 @@ class Group:
 
     @property
     def primary(self) -> Node:
-        """The one that counts, whoever else takes writes."""
+        """The current primary, even if others accept writes."""
         return self.network.nodes[self.primary_name]
 
     def nodes(self) -> list[Node]:
-        """All of them."""
+        """All servers of the group."""
         return [self.network.nodes[name] for name in self.names]
 
     # Who follows whom
 
     @property
     def takeovers(self) -> list[tuple[float, float]]:
-        """What was lost as a replica took over, which had less."""
+        """The intervals of writes that were lost because a replica with less data took over."""
         return [(each.since, each.until) for each in self.losses if each.is_takeover]
 
     def promote(self, name: str) -> None:
-        """Make a replica the primary, with what it has. The former one is not told, nor are other replicas."""
+        """Make a replica the primary, with its present data. The former primary and other replicas are not notified."""
         node, now = self.network.nodes[name], self.world.now
         assert node.link is not None, "a primary needs no promotion"
         since = node.log[-1][0] if node.catch_up() and node.log else -1.0
-        # What the former primary wrote in the moment of the last entry that arrived had arrived, too.
+        # Writes of the former primary at the same time as the last entry that arrived have arrived, too.
         self.losses.append(Loss(since, math.inf, self.primary_name, is_takeover=True))
         self.world.note("promoted", name, f"has what was written up to {since:.3f}")
         node.promote(self._life().data)
@@ -82,9 +82,9 @@ class Group:
         assert not now < since
 
     def attach(self, name: str, *, after: float = 0.0, kills: bool = False) -> None:
-        """Let one follow the primary: it has what that has after so many seconds, and loses what it alone had.
+        """Let a server follow the primary: after `after` seconds it has the primary's data, and lost its own writes.
 
-        `kills`: it ends its clients' connections first, as when a Sentinel tells it to.
+        `kills`: it first closes its clients' connections, as after a command of a Sentinel.
         """
         node, now = self.network.nodes[name], self.world.now
         if node.link is None:
@@ -97,18 +97,18 @@ class Group:
             self.kill_clients(node)
 
     def cut(self, name: str) -> None:
-        """Let a replica hear nothing of its primary from now on."""
+        """Let a replica receive nothing from its primary from now on."""
         link = self.network.nodes[name].link
         if link is not None:
             link.cut_at = min(link.cut_at, self.world.now)
 
     def cut_replicas(self, name: str) -> None:
-        """Let all that follow this one hear nothing of it from now on."""
+        """Let all followers of a server receive nothing from it from now on."""
         for each in self.network.nodes[name].followers:
             self.cut(each.name)
 
     def rename(self) -> None:
-        """Let the primary call its data otherwise, as one that never followed does for its first replica."""
+        """Change the id of the primary's data, as a server does for its first replica if it never followed another."""
         node = self.primary
         if node.life.former or node.is_down:
             return
@@ -118,7 +118,7 @@ class Group:
             self.attach(each.name)
 
     def slow(self, lag: float, seconds: float) -> None:
-        """Let all replicas be so much further behind for a while."""
+        """Let all replicas lag by this much for a while."""
         now = self.world.now
         for each in self.primary.followers:
             if each.link is not None:
@@ -134,7 +134,7 @@ class Group:
                 each.link.slow(self.lags[each.name], self.world.now)
 
     def make_older(self, name: str) -> None:
-        """Make the primary a replica of one that is behind it, and then the primary again; connections stay."""
+        """Make the primary follow a replica that is behind it, and then promote it again; connections stay open."""
         primary, copy = self.primary, self.network.nodes[name]
         if primary.is_down or copy.is_down or not copy.catch_up():
             return
@@ -151,9 +151,9 @@ class Group:
     # Faults of one server
 
     def stop(self, name: str, *, away: float, power_cut: bool) -> bool:
-        """Let a server die, and come back as what it was with what its file has; a power cut takes what was not synced.
+        """Let a server die and restart with the data in its file; a power cut removes what was not synced.
 
-        False if it is down already.
+        Returns False if it is down already.
         """
         old, world = self.network.nodes[name], self.world
         if old.is_down:
@@ -183,12 +183,12 @@ class Group:
             each.follow(made, self.lags[each.name], self.world.now + self.world.chance.uniform(0.0, 0.3))
 
     def kill_clients(self, node: Node) -> None:
-        """Let a server end all connections, as CLIENT KILL does."""
+        """Let a server close all connections, as CLIENT KILL does."""
         for connection in list(node.connections):
             connection.fail("the server closed the connection")
 
     def drop_subscribers(self) -> None:
-        """Let the primary end all subscriptions, as it does with subscribers that are too slow."""
+        """Let the primary close all subscriptions, as it does for slow subscribers."""
         for connection in list(self.primary.connections):
             if isinstance(connection, Wire):
                 connection.fail("the server closed the connection")
