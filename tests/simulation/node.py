@@ -442,7 +442,7 @@ class Node(EmbeddedServer):
         return made
 
     def end_subscriptions(self, is_over: Callable[[bytes], bool]) -> None:
-        """End the subscriptions to channels of slots that have moved, and notify the subscribers, as a real node does."""
+        """End the subscriptions to channels of slots that have moved, and notify subscribers, as a real node does."""
         for channel in sorted(filter(is_over, self.fake.ssubscribers)):
             listening = self.fake.ssubscribers.get(channel, ())
             for subscription in [each for each in self._order if each._client in listening]:

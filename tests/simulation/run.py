@@ -1,4 +1,4 @@
-"""One run: a fleet opened, worked, harmed, healed and judged. Law: a run is a function of its plan."""
+"""One run: a fleet is opened, used, harmed, healed and judged. Law: a run is a function of its plan."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, Caller, Outcome, fo
 from tests.simulation.world import Future, Process, Stalled, Task, World
 
 _LONGEST = 60.0  # seconds of its own time that one operation may take
-_REACHED = 2.5  # and a read, when nothing fails any more
+_REACHED = 2.5  # seconds that a read may take once nothing fails any longer
 _STALENESS = 2.0
-_ENDED = 90.0  # seconds: where Redis lost all, sessions that are to end are looked for once a minute
+_ENDED = 90.0  # seconds: if Redis lost everything, expired sessions are looked for once a minute
 _LONG = {"move slot", "old map", "cut off", "server away", "server stands still"}
 _OF_A_SERVER = {"freeze server", "power cut", "restart server", "evict", "server away", "server stands still"}
 _OF_ONE = {"silence", "freeze replica", "crash replica", "clock jump"}  # faults of one replica
@@ -36,7 +36,7 @@ _OF_ONE = {"silence", "freeze replica", "crash replica", "clock jump"}  # faults
 
 @dataclass(slots=True)
 class Result:
-    """What a run came to. `broken`: the promise that was not kept, "" if all were."""
+    """The result of a run. `broken`: the promise that was broken, "" if none."""
 
     plan: Plan
     digest: str = ""
@@ -49,7 +49,7 @@ class Result:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside: when depends on all that this process did before, and it ends weak references."""
+    """Inside, collect no garbage: collection ends weak references, and its moment depends on the process's past."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -60,7 +60,7 @@ def uncollected() -> Iterator[None]:
 
 
 class Run:
-    """A plan at work."""
+    """Runs a plan."""
 
     def __init__(self, plan: Plan, *, trace: bool = False) -> None:
         self.plan, self.shape = plan, plan.shape
@@ -75,7 +75,7 @@ class Run:
         self._healed = False
 
     def result(self) -> Result:
-        """Do it."""
+        """Run the plan and return the result."""
         world, result = self.world, Result(self.plan)
         with world.rules():
             kinds = self.shape.persistence
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def losses(self) -> list[tuple[float, float]]:
-        """What servers lost, from when to when."""
+        """The intervals in which servers wrote what they lost."""
         return [(each.since, each.until) for group in self.fleet.groups for each in group.losses]
 
     def _befell(self) -> Befell:
@@ -120,7 +120,7 @@ class Run:
         takeovers = [loss for group in self.fleet.groups for loss in group.takeovers]
         return Befell(self.losses, self.harms, self.joined, staleness, self.shape.ttl, takeovers)
 
-    # The way through
+    # The phases of a run
 
     async def _all(self) -> None:
         for _ in range(self.shape.replicas):
@@ -155,11 +155,11 @@ class Run:
         writer = operation.name
         records = [f"s{operation.record}"]
         if operation.kind in PRIVATE or operation.kind in ("write short", "compact"):
-            records = []  # it is about others, which are judged apart
+            records = []  # it affects other records, which are checked separately
         if operation.kind == "batch":
             records.append(f"s{(operation.record + 1) % self.shape.records}")
         if operation.kind == "turn" and self.turns and chance.random() < 0.2:
-            again = chance.choice(self.turns)  # a client that did not hear the answer, or sends everything twice
+            again = chance.choice(self.turns)  # a client that did not get the answer, or sends everything twice
             writer, records = again.writer, list(again.records)
         for attempt in range(3):
             outcome = await self._once(operation, writer, tuple(records))
@@ -189,7 +189,7 @@ class Run:
         return outcome
 
     async def _over(self, task: Task) -> None:
-        """Wait until it has ended, or died. Raises Stalled if neither comes."""
+        """Wait until the task has ended, or its process died. Raises Stalled if neither happens."""
         either = Future()
         task.ended.calls.append(either.settle)
         task.process.died.calls.append(either.settle)
@@ -223,7 +223,7 @@ class Run:
                 fleet.network.slow = 0.02 + 0.2 * fault.amount
                 world.after(2 * fault.lasts, lambda: setattr(fleet.network, "slow", SLOW))
             case "restart past a writer" if who is not None:
-                who.freeze(2.0 + 2 * fault.lasts)  # it does not say what it remembers
+                who.freeze(2.0 + 2 * fault.lasts)  # it does not report its unarchived commits
                 group.stop(server.name, away=0.1, power_cut=True)
             case "silence" if who is not None:
                 direction = TO if fault.amount < 0.5 else FROM
@@ -287,7 +287,7 @@ class Run:
     # The end
 
     async def _heal(self) -> None:
-        """End all faults, and let what they did be repaired."""
+        """End all faults, and wait until their effects have been repaired."""
         world, fleet = self.world, self.fleet
         self._healed = True
         fleet.network.loss = fleet.sql.loss = 0.0
@@ -325,7 +325,7 @@ class Run:
             checks.judge_spared(self.outcomes, homes, self.harms)
         if (
             not self.shape.copies and not self.fleet.sql.is_older
-        ):  # else two servers may have taken writes under one epoch
+        ):  # else two servers may have accepted writes under one epoch
             checks.judge_versions(self.fleet.sql.given())
         if refused := self.fleet.sql.refused():
             raise Broken("archive", f"SQL refused {refused}")
@@ -341,7 +341,7 @@ class Run:
             self.listening.judge_rest()
 
     async def _reach(self) -> None:
-        """Nothing fails any more: every replica finds every record, wherever it is now."""
+        """After all faults have ended, every replica finds every record, wherever it is now."""
 
         async def reach(store: AsyncStateStore, name: str) -> None:
             for at in range(self.shape.records):
@@ -379,7 +379,7 @@ class Run:
         return found
 
     async def _await_ends(self, store: AsyncStateStore) -> None:
-        """Wait until sessions that end by themselves have ended, but not for ever."""
+        """Wait, within a limit, until sessions with a lifetime have ended."""
         began = self.world.now
         for each in self.outcomes:
             if each.operation.kind == "write short" and each.state == ACKNOWLEDGED:
@@ -399,7 +399,7 @@ class Run:
                 raise Broken("G9", f"{each} made {made} of {source}")
 
     async def _close(self) -> None:
-        """Close all, and look for what was left behind."""
+        """Close everything, and check that nothing is left over."""
         for store, process in self.stores:
             if not process.is_dead:
                 closing = self.fleet.run(process, store.close(), "close")

@@ -1,8 +1,8 @@
-"""Proof that the simulator finds things. Law: each guard that this project once lacked is removed, and that is found.
+"""Proof that the simulator finds faults. Law: it finds the removal of each guard that this project once lacked.
 
-A sabotage replaces a piece of a Lua script, or of the source of a Python function, for the length of a run. In place
-of the guard stands `reached()`, which counts that the guard would have acted, and lets it pass: so `if refused then`
-becomes `if refused and reached() then`. A sabotage counts only if its guard was reached.
+A sabotage replaces a piece of a Lua script, or of the source of a Python function, during a run. The guard is replaced
+by a call of `reached()`, which counts the cases in which the guard would have acted, and lets them pass: `if refused
+then` becomes `if refused and reached() then`. A sabotage counts only if its guard was reached.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.simulation.run import Result, Run
 
 
 class Reached:
-    """Counts how often a guard would have acted. Called in its place, it lets pass."""
+    """Counts the cases in which a guard would have acted; called in place of the guard, it lets them pass."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,7 +54,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Lua:
-    """A piece of a script, as it is sent with its includes, and what stands there instead."""
+    """A piece of a script, as sent with its includes, and its replacement."""
 
     script: str
     old: str
@@ -62,14 +62,14 @@ class Lua:
 
     @contextmanager
     def broken(self, reached: Reached) -> Iterator[None]:
-        """Inside, servers are sent the broken script."""
+        """Inside, the broken script is sent to servers."""
         with mock.patch.dict(node.LUA_GLOBALS, reached=reached), sabotage(self.script, self.old, self.new):
             yield
 
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """A piece of a function's source, and what stands there instead, wherever it was imported."""
+    """A piece of a function's source, and its replacement, wherever the function was imported."""
 
     function: Callable[..., Any]
     old: str
@@ -77,7 +77,7 @@ class Python:
 
     @contextmanager
     def broken(self, reached: Reached) -> Iterator[None]:
-        """Inside, the function is the broken one."""
+        """Inside, the function is broken."""
         function: Any = inspect.unwrap(self.function)
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.old) == 1, f"{function.__qualname__} holds {self.old!r} {source.count(self.old)} times"
@@ -99,7 +99,7 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
-    """A guard that is removed. `seed`: a run of the shape in which that is found."""
+    """A guard that is removed. `seed`: a run of the shape that finds the removal."""
 
     guards: Sequence[Lua | Python]
     shape: Shape
@@ -113,13 +113,13 @@ class Sabotage:
             return Run(Plan.of(seed, self.shape)).result()
 
     def control(self, seed: int) -> Result:
-        """The same run with it."""
+        """The same run with the guard."""
         return Run(Plan.of(seed, self.shape)).result()
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What came of looking for a run that finds a sabotage. `result` is the last one; the counts are of all."""
+    """The result of a search for a run that finds a sabotage. `result`: of the last run; the counts: of all runs."""
 
     runs: int
     operations: int
@@ -128,7 +128,7 @@ class Search:
 
 
 def search(sabotaged: Sabotage, first: int, runs: int) -> Search:
-    """Look for the first seed that finds it: broken without the guard, and not with it."""
+    """Search the first seed that finds the sabotage: the run breaks a promise only without the guard."""
     reached, operations = Reached(), 0
     for seed in range(first, first + runs):
         result = sabotaged.run(seed, reached)
@@ -138,14 +138,14 @@ def search(sabotaged: Sabotage, first: int, runs: int) -> Search:
     return Search(seed - first + 1, operations, reached.count, result)
 
 
-# The shapes that aim at them: few operations, dense, many faults of the right kind.
+# The shapes for these sabotages: few operations in a short time, and many faults of the right kind.
 
 _SLOW = (("warm_ttl", 0.5), ("partitions", 1), ("retry_for", 5.0), ("timeout", 1.0), ("archive_every", 1.0))
 _FAST = (("warm_ttl", 0.3), ("partitions", 1), ("retry_for", 5.0), ("timeout", 1.0), ("archive_every", 0.02))
 
 
 def _shape(kinds: str, faults: str = "", **more: Any) -> Shape:
-    """A dense shape of operations and faults that are named with their weights, as in "turn 3, set if equal"."""
+    """A shape with many operations in a short time; operations and faults are given as in "turn 3, set if equal"."""
 
     def counts(text: str) -> tuple[tuple[str, int], ...]:
         parts = [part.strip().rpartition(" ") for part in text.split(",") if part.strip()]
@@ -223,7 +223,7 @@ _COPIED = _shape(
 
 
 def _lua(script: str, guard: str) -> Lua:
-    """A script without a guard, which ends in `then`, `do` or with its line."""
+    """A script without a guard. The guard ends in `then`, `do`, or at the end of its line."""
     condition, _, rest = guard.rpartition(" then")
     return Lua(script, guard, f"{condition} and reached() then{rest}")
 
@@ -334,7 +334,7 @@ SABOTAGES: dict[str, Sabotage] = {
         _shape("set 2, append, increment, delete record"),
         1,
     ),
-    # Writes that are sent again
+    # Writes that are repeated
     "a write whose answer was lost is applied again": Sabotage((_lua("commit", "if at then"),), _LOSSY, 2),
     "the rest of a small record's op ids is not read": Sabotage(
         (Lua("commit", "if ops and #ops == 64 then", "if ops and #ops == 64 and reached() then"),),
@@ -440,7 +440,7 @@ SABOTAGES: dict[str, Sabotage] = {
         _shape("item put 4, item delete, item get 6", "evict 60, sql frozen 2", reads=0.0, pace=0.05),
         1,
     ),
-    # What ends by itself, and what is put back
+    # Expiry, and recovery
     "a rollback leaves what is over as it was stored": Sabotage(
         (
             Python(

@@ -1,7 +1,7 @@
-"""Sentinels that watch the servers of a group. Law: each answers with what it knows, which may be long over.
+"""Sentinels that watch the servers of a group. Law: each answers from its own view, which may be out of date.
 
-They miss a primary that is down, stands still or is cut off from them, have a replica promoted, and make a replica of
-whatever else calls itself a primary once they reach it. Which of them knows of it when is drawn.
+They detect a primary that is down, frozen or cut off from them, promote a replica, and demote any other server that
+calls itself a primary once they reach it. The time at which each Sentinel learns of a failover is drawn.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.simulation.replication import Group
 SERVICE = "main"
 NAMES = tuple(f"sentinel{at}:26379" for at in range(3))
 _QUORUM = 2
-_EVERY = 0.1  # seconds between two looks at the servers
+_EVERY = 0.1  # seconds between two checks of the servers
 _PATIENT = 0.4  # seconds for which a primary may be silent
 
 
 @dataclass(eq=False)
 class Sentinel:
-    """One of them: the failover that it knows of. `listed`: whose replicas it lists, which follows `primary` later."""
+    """A Sentinel and the failover that it knows. `listed`: the primary whose replicas it lists, `primary` later."""
 
     group: Group
     name: str
@@ -32,7 +32,7 @@ class Sentinel:
     listed: str
     epoch: int = 0
     frozen_until = 0.0
-    member = None  # of no cluster
+    member = None  # it is in no cluster
     away_until: float = 0.0
     alone_until: float = 0.0  # cut off from the others, but not from clients
     hears: dict[Callable[[], None], None] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class Sentinels:
         self.group, self.world = group, group.world
         self.all = {name: Sentinel(group, name, group.primary_name, group.primary_name) for name in NAMES}
         self.epoch = 0
-        self.cut_off: dict[str, float] = {}  # servers, from all others and from Sentinels, until when
-        self._missed: float | None = None  # since when the primary is silent
+        self.cut_off: dict[str, float] = {}  # servers cut off from all others and from the Sentinels, until when
+        self._missed: float | None = None  # since when the primary has been silent
         self._electing = False
-        self._due: dict[str, float] = {}  # when a server is told whom to follow
+        self._due: dict[str, float] = {}  # when a server will be told to follow the primary
         self._tick()
 
-    # What they see, and do
+    # What they see and do
 
     def sees(self, node: Node) -> bool:
         """Whether a server answers them."""
@@ -122,7 +122,7 @@ class Sentinels:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Have another server promoted, whatever the primary does. Nothing happens where that cannot be."""
+        """Promote another server, whatever the state of the primary. Does nothing if that is impossible."""
         world, group = self.world, self.group
         voting = [each for each in self.all.values() if max(each.away_until, each.alone_until) <= world.now]
         replicas = [each for each in group.nodes() if each.link is not None and self.sees(each)]
@@ -136,7 +136,7 @@ class Sentinels:
         leader = world.chance.choice(voting)
         for each in self.all.values():
             if each is leader:
-                # It names the new one when that has said that it is one, and lists the replicas of the old one longer.
+                # It names the new primary once that has confirmed its role, and later lists its replicas.
                 world.after(world.chance.uniform(0.0, 0.3), partial(self._learn, each, self.epoch, is_leader=True))
             world.after(world.chance.uniform(0.3, 1.2), partial(self._learn, each, self.epoch))
 
@@ -145,13 +145,13 @@ class Sentinels:
         return node.link.reached(self.world.now), node.name
 
     def _learn(self, sentinel: Sentinel, epoch: int, *, is_leader: bool = False) -> None:
-        """Let one of them know what all agreed on."""
+        """Let one Sentinel learn what all agreed on."""
         world = self.world
         if (later := max(sentinel.away_until, sentinel.alone_until)) > world.now:
             world.at(later, partial(self._learn, sentinel, epoch))
             return
         if epoch != self.epoch:
-            return  # it hears of a later one
+            return  # it will learn of a later one
         sentinel.epoch, sentinel.primary = epoch, self.group.primary_name
         if not is_leader:
             sentinel.listed = sentinel.primary
@@ -171,7 +171,7 @@ class Sentinels:
                 self.group.cut(node.name)
 
     def heal(self) -> None:
-        """End all of it."""
+        """End all cuts and outages."""
         self.cut_off.clear()
         for each in self.all.values():
             each.away_until = each.alone_until = 0.0

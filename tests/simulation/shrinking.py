@@ -1,4 +1,4 @@
-"""Makes the schedule of a failure as short as it can be. Law: what is left out changes nothing of what is kept."""
+"""Shortens the schedule of a failure. Law: leaving an operation or a fault out changes none of the others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.simulation.run import Result, Run
 
 
 def promise(broken: str) -> str:
-    """Which promise a verdict names: a shorter schedule must break the same."""
+    """The promise that a verdict names; a shorter schedule must break the same one."""
     return broken.partition(":")[0]
 
 
 def shrink(result: Result, progress: Callable[[str], None] = lambda _: None) -> Result:
-    """The same failure with as few operations and faults as can be found."""
+    """The same failure, with as few operations and faults as the search can reach."""
     wanted = promise(result.broken)
     best = result
     size = max(1, len(best.plan.names) // 2)
@@ -34,7 +34,7 @@ def shrink(result: Result, progress: Callable[[str], None] = lambda _: None) -> 
 
 
 def shown(plan: Plan) -> list[str]:
-    """What a plan still has, in order of time; the operations as they are begun by their clients."""
+    """The remaining contents of a plan, ordered by time; operations in the order in which clients begin them."""
     faults = [
         f"{each.at:7.3f} s  {each.kind}, for {each.lasts:.3f} s, replica {each.who + 1}, {each.amount:.2f}"
         for each in sorted(plan.faults, key=lambda each: each.at)

@@ -1,6 +1,6 @@
 """The SQL database of a run: the real cold tier on SQLite in memory, called inline, with faults around each call.
 
-Law: a call happens as a whole or not at all, as its transaction does; what may be lost is its answer.
+Law: a call happens as a whole or not at all, like its transaction; only its answer may be lost.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KEPT_ASIDE = ("replaced by", "acknowledged under epoch", RESOLVED)
 class SimulatedSql:
     """One database, for all replicas of a run."""
 
-    # Of the process: statements are compiled once, and the tables are there.
+    # Shared by the process, so that statements are compiled and tables created only once.
     _database: Database | None = None
     _empty: sqlite3.Connection | None = None
     _present: SimulatedSql | None = None
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.loss = 0.0  # of calls: half before they begin, half after they have committed
+        self.loss = 0.0  # fraction of calls that are lost: half before they begin, half after they have committed
         self.away_until = 0.0
         self.frozen_until = 0.0
         self.calls = self.lost = 0
@@ -47,7 +47,7 @@ class SimulatedSql:
             SimulatedSql._empty = self.photograph()
         self.database = SimulatedSql._database
         self.database.away = ""
-        # Another connection: what SQLite has prepared on one does not outlive its database.
+        # A new connection: statements that SQLite prepared on the old one refer to the old database.
         self.database._engine.dispose()
         self._restore(SimulatedSql._empty)
 
@@ -65,7 +65,7 @@ class SimulatedSql:
         photograph.backup(self._raw())
 
     def put_back(self, photograph: sqlite3.Connection) -> None:
-        """Let it be what it was."""
+        """Restore an earlier state of the database."""
         self.world.note("sql is older")
         self.is_older = True
         self._restore(photograph)
@@ -77,14 +77,14 @@ class SimulatedSql:
         return b"\n".join(value if isinstance(value, bytes) else str(value).encode() for row in rows for value in row)
 
     def refused(self) -> list[str]:
-        """What is in quarantine, and was not put there as another epoch had replaced it."""
+        """The rows in quarantine, except those that were quarantined because another epoch had replaced them."""
         q = quarantine.c
         with self.database.read() as connection:
             rows = connection.execute(select(q.record, q.version, q.reason)).all()
         return [f"{row.record} {row.version}: {row.reason}" for row in rows if not row.reason.startswith(_KEPT_ASIDE)]
 
     def given(self) -> list[tuple[str, str, int, str]]:
-        """Each commit that it has: record, epoch, version and event. What is in blocks is left out."""
+        """Each archived commit: record, epoch, version and event. Commits packed into blocks are left out."""
         c, r, b = changes.c, records.c, branches.c
         with self.database.read() as connection:
             rows = connection.execute(select(r.record, c.epoch, c.version, c.event).where(c.record == r.key)).all()
@@ -96,7 +96,7 @@ class SimulatedSql:
         return ColdStore(self.database, namespace, snapshot_every, ExitStack())
 
     def fill_disk(self, seconds: float) -> None:
-        """Let the database grow no more for so long."""
+        """Let the database not grow for this many seconds."""
         raw = self._raw()
         used = raw.execute("PRAGMA page_count").fetchone()[0]
         raw.execute(f"PRAGMA max_page_count = {used}")
@@ -108,7 +108,7 @@ class SimulatedSql:
     async def run(
         self, process: Process, call: Callable[..., Any], arguments: tuple[Any, ...], lend: Callable[[Future], None]
     ) -> Any:
-        """What the call returns, or raises. It goes on when whoever waits for it was cancelled: `lend` gets it."""
+        """The result or error of the call. It continues if its caller is cancelled; then `lend` receives it."""
         self.calls += 1
         outcome = Future()
         lend(outcome)
@@ -144,5 +144,5 @@ class SimulatedSql:
 
 
 def _with_this_clock(raw: Any, _: object) -> None:
-    """SQLite's own clock is the machine's."""
+    """Replace the clock of SQLite, which is the machine's."""
     raw.create_function("julianday", 1, lambda _: (EPOCH + SimulatedSql._present.world.now) / 86400.0 + 2440587.5)

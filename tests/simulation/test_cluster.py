@@ -1,4 +1,4 @@
-"""The model of a cluster: its nodes answer what real ones answer, also while a slot is on its way."""
+"""The cluster model answers as real nodes do, even while a slot is moving."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.simulation.plan import SHAPES, Plan
 from tests.simulation.run import Run
 from tests.simulation.world import World
 
-_KEY, _OTHER, _NEW, _CHANNEL = "{0.0}:a", "{0.0}:b", "{0.0}:c", "{0.0}:news"  # of one slot
+_KEY, _OTHER, _NEW, _CHANNEL = "{0.0}:a", "{0.0}:b", "{0.0}:c", "{0.0}:news"  # all in one slot
 _ELSEWHERE = "{tag-1}:a"
 _SLOT = slot_of(_KEY.encode())
 _BOTH = "return redis.call('MGET', KEYS[1], KEYS[2])"
 
 
 class Simulated:
-    """Three nodes of the model; the first word says which: "source" has the slot, "target" gets it."""
+    """Three simulated nodes. A method names one of them: "source" owns the slot, "target" receives it."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -73,7 +73,7 @@ class Simulated:
 
 
 class Real:
-    """The same of three servers."""
+    """The same with three real servers."""
 
     def __init__(self, kind: str) -> None:
         self._stack = ExitStack()
@@ -100,7 +100,7 @@ class Real:
 
     def heard(self) -> Any:
         first, self._first = self._first, None
-        return first or self._wire.ask("PING")  # whose answer stands behind what was pushed
+        return first or self._wire.ask("PING")  # its answer comes after all messages
 
     def begin(self) -> None:
         begin_move(_SLOT, *self._nodes.values())

@@ -1,4 +1,4 @@
-"""Negative controls: what listeners got is falsified, or a guard of the product is broken, and the checks see it."""
+"""Negative controls: if what listeners received is falsified, or a guard of the product is broken, the checks fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _broken(seed: int) -> str:
 
 
 def _in_the_note(falsify: Callable[[Listener], None], name: str = "/") -> Control:
-    """Falsify what a listener noted, before it is judged."""
+    """Falsify the record of what a listener received, before it is judged."""
     judge = Listening.judge
 
     def judged(self: Listening, *rest: Any) -> None:
@@ -78,7 +78,7 @@ def _without_an_acknowledged_one() -> Any:
 
 @contextmanager
 def _left_subscriptions() -> Iterator[None]:
-    """Listen somewhere where nobody ever leaves."""
+    """Listen on a replica without ever ending the subscription."""
     begin = Listening.begin
 
     async def begun(self: Listening, number: int, store: Any, process: Any) -> None:

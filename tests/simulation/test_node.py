@@ -1,4 +1,4 @@
-"""The model of a server: what its log rebuilds is what it held, and it says of itself what the real ones say."""
+"""The server model: a server rebuilt from its log holds the same data, and reports its state as real servers do."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ READ = {
 
 
 def more(stream: Any) -> tuple[Any, ...]:
-    """What a stream knows beside its entries."""
+    """The properties of a stream besides its entries."""
     return stream.last_item_key(), stream.entries_added, stream.max_deleted_id
 
 
 def content(node: Node) -> dict[bytes, Any]:
-    """All that has not expired: type, value and deadline of each key."""
+    """Type, value and deadline of each key that has not expired."""
     found = {}
     keys = node.present()
     for key in keys:
         (kind,) = node.carry_out([(b"TYPE", key)])
         if kind == b"none":
-            continue  # it expired, and nobody has looked since
+            continue  # it expired, and no command has removed it yet
         read, *rest = READ[kind]
         (value, deadline) = node.carry_out([(read, key, *rest), (b"PEXPIRETIME", key)])
         if kind == b"hash":
@@ -61,12 +61,12 @@ def without_pictures(node: Node, until: float) -> Node:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_server_that_is_rebuilt_from_its_log_holds_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_SNAPSHOT_EVERY", 50)  # more than in other runs
+    monkeypatch.setattr(nodes, "_SNAPSHOT_EVERY", 50)  # more often than in other runs
     run = Run(Plan.of(2, SHAPES[name]))
     most, pictures = 0, 0
 
     def look() -> None:
-        """While the run goes on: later most keys have expired."""
+        """Compare during the run: later most keys have expired."""
         for node in run.fleet.servers:
             if not node.is_down:
                 compare(node)

@@ -1,7 +1,7 @@
-"""What the core may rely on when it asks servers through a `Port`, the real one or the simulated one.
+"""The rules on which the core may rely when it sends commands through a `Port`, the real one or the simulated one.
 
 Law: a test is written once and runs on each of them (see `grounds`). A simulated port that breaks a rule of the real
-one invents faults, and one that keeps a rule that the real one does not have hides them.
+port produces false faults; one that keeps a rule that the real port does not have hides faults.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from distributed_state.port.background import Stopped
 from distributed_state.port.errors import ReplyError
 from tests.simulation.grounds import EVERY, NETWORK, PATIENCE, TASKS, Ground, Steps, on
 
-SHORT = 0.5  # seconds, where an answer that never comes is waited for
+SHORT = 0.5  # seconds, for tests that wait for an answer that never comes
 
 
 def script_of(ground: Ground, text: str, *, living: bool = False) -> Script:
-    """A script that no server knows yet."""
+    """A script that no server has in its cache."""
     script = Script(text, living)
     vars(script)["text"] = f"-- {ground.key().decode()}\n{text}".encode()
     return script
@@ -108,7 +108,7 @@ async def test_everybody_gets_the_answers_to_what_was_asked(ground: Any) -> None
 
 @on(TASKS)
 async def test_commands_of_tasks_are_carried_out_in_the_order_in_which_they_were_sent(ground: Any) -> None:
-    """So nothing is awaited before a command is sent."""
+    """So the port awaits nothing before it sends a command."""
     port, key = ground.port, ground.key()
     sent = []
 
@@ -241,7 +241,7 @@ async def test_a_call_with_a_shorter_limit_than_an_answer_may_take_ends_with_it(
     port = ground.open(timeout=PATIENCE, retry_for=SHORT)
     await port.open()
     ground.freeze()
-    for _ in range(2):  # on a connection that is there, and on one that is to be made
+    for _ in range(2):  # on an existing connection, and on a new one
         began = port.monotonic()
         with waited.call(), pytest.raises(WarmUnavailable):
             await port.command(b"ECHO", b"lost")
@@ -293,7 +293,7 @@ async def test_scripts_run_after_all_that_stand_before_them_whichever_are_known(
     write = script_of(ground, "redis.call('SET', KEYS[1], ARGV[1]) return ARGV[1]")
     read = script_of(ground, "return redis.call('GET', KEYS[1])")
     refuse = script_of(ground, "return redis.error_reply('MINE is an error')")
-    await port.script(read, [key], [])  # so that the second is known and the first is not
+    await port.script(read, [key], [])  # so that the server has the second in its cache, but not the first
     calls = [(write, [key], ["x"]), (read, [key], []), (refuse, [key], []), (write, [key], ["y"]), (read, [key], [])]
     for _ in range(2):
         first, second, refused, *rest = await port.scripts(calls)
@@ -364,7 +364,7 @@ async def test_what_stands_behind_a_command_that_waits_waits_as_well(ground: Any
 
     first = ground.begin(wait("first", b"WAIT", 1, 50))
     await ground.pause()
-    if ground.is_simulated:  # it may be on its way yet
+    if ground.is_simulated:  # it may still be in transit
         await ground.until(lambda: any(each._is_blocked for each in ground.process.connections))
     second = ground.begin(wait("second", b"RPUSH", key, "b"))
     await second.result()
@@ -400,7 +400,7 @@ async def test_connections_of_another_life_are_dropped_and_those_that_listen_go_
     async def listen() -> Any:
         wire = await port.wire(ground.node)
         ground.another_life()
-        other = await port.wire(ground.node)  # which meets it
+        other = await port.wire(ground.node)  # this connection notices the new life
         wire.post(b"PING", b"x")
         answer = await wire.receive()
         wire.close()

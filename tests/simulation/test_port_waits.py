@@ -1,4 +1,4 @@
-"""What the core may rely on when it waits and lets others work: the real port, and the simulated one.
+"""The rules on which the core may rely when it waits and runs work elsewhere: the real port, and the simulated one.
 
 Law: as in `test_port_contract`.
 """
@@ -20,19 +20,19 @@ from distributed_state.port.background import Stopped
 from distributed_state.values.background_replica import REPLICA
 from tests.simulation.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, TASKS, on
 
-SHORT = 0.5  # seconds, where an answer that never comes is waited for
+SHORT = 0.5  # seconds, for tests that wait for an answer that never comes
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
 
 
 class Unlike(StateError):
-    """An error of the store's own kind that nothing but a test raises."""
+    """An error of the store's type that only a test raises."""
 
 
 # Waiting
 
 
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns, which must not suspend for that."""
+    """The result of the work, which must not suspend."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -135,7 +135,7 @@ async def test_what_blocks_goes_on_when_its_caller_is_cancelled(ground: Any, way
         done.append(1)
 
     waiting = ground.begin(getattr(ground.port, way)(work))
-    if not ground.is_simulated:  # there it is done when it has begun
+    if not ground.is_simulated:  # there the work is done as soon as it has begun
         await ground.until(lambda: began)
     await ground.pause()
     waiting.cancel()
@@ -176,7 +176,7 @@ async def test_the_callers_own_cancellation_ends_a_users_coroutine(ground: Any) 
         await waiting.result()
 
 
-# What is finished for a caller
+# Work completed for a caller
 
 
 @on(EVERY)
@@ -502,7 +502,7 @@ async def test_a_guard_that_was_left_interrupts_nobody(ground: Any) -> None:
     assert not left.leave(None)
     left.interrupt()
     late = port.guard()
-    late.interrupt()  # by the body itself, which does not wait any more
+    late.interrupt()  # by the body itself, which no longer waits
     assert not late.leave(None)
     for _ in range(3):
         await port.sleep(0)

@@ -1,4 +1,4 @@
-"""Replicas and promotions: a replica has a beginning of what its primary wrote, and says what a real one says."""
+"""Replicas and promotions: a replica has the first part of its primary's writes, and answers as real ones do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def write(node: Node, *values: int) -> list[Any]:
-    """Push these, each a hundredth of a second after the last."""
+    """Push these values, each a hundredth of a second after the previous one."""
     answers = []
     for value in values:
         node.world.now += 0.01
@@ -36,13 +36,13 @@ def write(node: Node, *values: int) -> list[Any]:
 
 
 def pushed(node: Node) -> list[int]:
-    """What it shows."""
+    """The values that it returns."""
     (found,) = node.carry_out([(b"LRANGE", b"list", 0, -1)])
     return [int(each) for each in found]
 
 
 def wait(fleet: Fleet, wanted: int, within_ms: int) -> Any:
-    """What WAIT answers behind a write on the same connection."""
+    """The answer to WAIT after a write on the same connection."""
     world = fleet.world
     connection = Connection(fleet.network, Process(world, "replica"), fleet.server, ReplyError)
     answer = connection.send([(b"SET", b"key", 1), (b"WAIT", wanted, within_ms)])
@@ -104,7 +104,7 @@ def test_the_one_that_is_promoted_goes_on_with_what_it_had(fleet: Fleet) -> None
     assert pushed(copy)[-1] == 1000
     assert pushed(old)[-1] == 2000, "it does not know"
 
-    # What it alone had is gone when it follows.
+    # Its own writes are lost when it follows the new primary.
     fleet.group.attach(SERVER, after=0.5)
     assert fleet.group.losses[0].until == fleet.world.now
     assert pushed(old)[-1] == 2000
@@ -112,7 +112,7 @@ def test_the_one_that_is_promoted_goes_on_with_what_it_had(fleet: Fleet) -> None
     assert content(old) == content(copy)
     assert pushed(old)[-1] == 1000
     assert lives.read(old.carry_out([lives.INFO])[0]).name == ""
-    # The other one followed the old one, which has its primary's data by now.
+    # The other replica followed the old primary, which has the new primary's data by now.
     assert pushed(fleet.network.nodes[OTHER])[-1] == 1000
     fleet.group.attach(OTHER)
     fleet.world.now += 1
@@ -185,7 +185,7 @@ def test_who_waits_for_replicas_hears_that_the_primary_is_none_any_more(fleet: F
 
 
 def pause(world: World, seconds: float) -> Future:
-    """Settled in so many seconds."""
+    """A future that is settled after this many seconds."""
     future = Future()
     world.after(seconds, future.settle)
     return future

@@ -1,4 +1,4 @@
-"""Each guard that this project once lacked, removed: the simulator finds that, from a seed that is kept."""
+"""The simulator finds the removal of each guard that this project once lacked, from a recorded seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.sabotages import SABOTAGES, Reached, search
 
-RUNS = 30  # a change of the product or of the simulator changes what a seed does: then one of the next finds it
+RUNS = 30  # a change of the product or the simulator changes what a seed does; then one of the next seeds finds it
 
 
 def test_there_are_enough() -> None:
@@ -19,7 +19,7 @@ def test_a_sabotage_is_found(name: str) -> None:
     found = search(sabotage, sabotage.seed, RUNS)
     assert found.reached, "its guard was not reached"
     assert found.result.broken, f"search another seed: python -m tests.simulation --sabotage '{name}' --runs 500"
-    # It is the sabotage that is found.
+    # The sabotage was found, not another fault.
     assert not sabotage.control(found.result.plan.seed).broken
 
 

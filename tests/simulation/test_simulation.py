@@ -1,4 +1,4 @@
-"""Whole fleets in this process, from seeds: every promise holds under every fault that the simulator knows."""
+"""Whole fleets in this process, from seeds: every promise holds under every simulated fault."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.simulation.plan import SHAPES, Plan
 from tests.simulation.run import Run
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 9  # of each shape: about 20,000 operations in all
-FEWER = {"cluster": 1, "failover": 1, "sentinel": 1}  # of those that take longer
+SEEDS = 9  # for each shape: about 20,000 operations in all
+FEWER = {"cluster": 1, "failover": 1, "sentinel": 1}  # for shapes that take longer
 PARTS = [pytest.param(part, marks=[pytest.mark.wide] if part else []) for part in range(5)]  # in CI 100,000
-# Seeds that found a fault of the product, by what was wrong then. The shapes are as they were.
+# Seeds that found a fault of the product, by the fault. The shapes are the same as then.
 FOUND = {
     "a look that went on while its store was closed listened to Sentinels for good": ("sentinel", 39),
     "a renewal that the end of its turn overtook ended the turn as lost": ("leases", 1),
@@ -51,7 +51,7 @@ def test_a_seed_gives_the_same_story_in_every_process() -> None:
         environment = os.environ | {"PYTHONHASHSEED": hashing}
         done = subprocess.run(command, capture_output=True, check=False, env=environment, cwd=ROOT)
         assert done.returncode == 0, done.stderr.decode()
-        *story, _ = done.stdout.splitlines()  # the last line says how long it took
+        *story, _ = done.stdout.splitlines()  # the last line contains the duration
         stories.append(story)
     assert len(stories[0]) > 1000
     assert stories[0] == stories[1] == stories[2]

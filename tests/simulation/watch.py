@@ -1,4 +1,4 @@
-"""How a simulated replica hears of failovers. Law: what Sentinels say is a reason to look, and no more."""
+"""How a simulated replica receives failover messages. Law: a message of a Sentinel is only a reason to look."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from tests.simulation.network import FROM
 from tests.simulation.world import Future, Task
 
-if TYPE_CHECKING:  # which have one
+if TYPE_CHECKING:  # these modules use this one
     from tests.simulation.port import SimulatedConnections
 
-_EVERY = 1.0  # seconds between two attempts to reach one that is away: see port/sentinels.py
+_EVERY = 1.0  # seconds between two attempts to reach a Sentinel that is away: see port/sentinels.py
 
 
 class SimulatedWatch:
-    """Hears all Sentinels say that another server is the primary, and looks then; in place of `SentinelWatch`."""
+    """Looks when any Sentinel publishes that another server is the primary; replaces `SentinelWatch`."""
 
     def __init__(self, connections: SimulatedConnections) -> None:
         self._connections, self._process = connections, connections.process
@@ -55,7 +55,7 @@ class SimulatedWatch:
         sentinel.hears[hear] = None
         try:
             while not stopped.done:
-                # First, too: what was said before it listened, nobody hears.
+                # Look first, too: it receives no messages that were sent before it listened.
                 await self._connections.look_again()
                 await self._is_over(None, stopped, said[0])
                 said[0] = Future()
@@ -63,7 +63,7 @@ class SimulatedWatch:
             sentinel.hears.pop(hear, None)
 
     async def _is_over(self, seconds: float | None, stopped: Future, *others: Future) -> bool:
-        """Wait for one of these, or so long; whether it is to stop."""
+        """Wait for one of these futures, or this long. Return whether the watch must stop."""
         either = Future()
         if seconds is not None:
             self._world.after(seconds, either.settle)

@@ -1,4 +1,4 @@
-"""Faults of servers that Sentinels watch. Law: nothing here decides who is promoted, or when: they do."""
+"""Faults of servers that Sentinels watch. Law: only the Sentinels decide who is promoted, and when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.world import Process
 
 
 def harm(fleet: Fleet, sentinels: Sentinels, fault: Fault, live: Sequence[Process]) -> bool:
-    """Do a fault; False if it is none of these."""
+    """Cause a fault; False if it is not one of these."""
     group, now = fleet.group, fleet.world.now
     primary, long = group.primary, 0.3 + 2 * fault.lasts
     copy = [name for name in group.names if name != primary.name][fault.who % (len(group.names) - 1)]
@@ -52,7 +52,7 @@ def harm(fleet: Fleet, sentinels: Sentinels, fault: Fault, live: Sequence[Proces
 
 
 def _part(fleet: Fleet, every: Sequence[str], process: Process, primary: str, sentinel: str, until: float) -> None:
-    """Put a process on a side: with the primary and one Sentinel, with the others, or with both; at times one way."""
+    """Let a process reach only the primary and one Sentinel, only the others, or both; sometimes in one direction."""
     chance = fleet.world.chance
     side = chance.random()
     ways = chance.choice(((TO,), (FROM,), (TO, FROM), (TO, FROM)))

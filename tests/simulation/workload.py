@@ -1,6 +1,6 @@
-"""What clients do: operations over the public API, and what became of each. Law: whatever is written names its writer.
+"""The operations of clients through the public API, and their outcomes. Law: each write names its writer.
 
-The writer of a change is its `actor`, so the history says of every operation whether it was applied, where, how often.
+The writer of a change is its `actor`, so the history shows whether an operation was applied, where, and how often.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ACKNOWLEDGED, REFUSED, UNKNOWN = "acknowledged", "refused", "unknown"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of an operation. `writer` is its actor; `records` are those that it may have changed.
+    """The outcome of an operation. `writer`: its actor; `records`: those that it may have changed.
 
-    `version`: the one that it was told, 0 if none; `base`: the one that it demanded, or that a lease protected.
-    `seen`: what a read returned: a version and fields.
+    `version`: the one in its answer, 0 if none; `base`: the one that it required, or that a lease protected.
+    `seen`: the version and fields that a read returned.
     """
 
     operation: Operation
@@ -38,14 +38,14 @@ class Outcome:
     version: int = 0
     base: int | None = None
     level: str = "memory"
-    died: bool = False  # the replica that it was made on, before the end
+    died: bool = False  # the replica on which it was made died before the end of the run
     seen: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
-    relied: dict[str, Any] | None = None  # the fields that a change was made from
-    left: list[str] = field(default_factory=list)  # what a user still had who was forgotten
+    relied: dict[str, Any] | None = None  # the fields from which a change was computed
+    left: list[str] = field(default_factory=list)  # records that a forgotten user still had
     fresh: bool = False
     repeated: bool = False
-    counted: int | None = None  # what a turn or a transaction read, and wrote plus one
-    target: int = 0  # the version that a rollback or a fork names
+    counted: int | None = None  # the number that a turn or a transaction read; it wrote this plus one
+    target: int = 0  # the version to which a rollback or a fork refers
 
     @property
     def is_write(self) -> bool:
@@ -61,16 +61,16 @@ class Outcome:
 
 
 def fork_of(outcome: Outcome) -> str:
-    """The id of the record that a fork makes."""
+    """The id of the record that a fork creates."""
     return f"fork-{outcome.writer}"
 
 
-BRIEF = "brief"  # a field that is there for BRIEF_SECONDS only
+BRIEF = "brief"  # a field that expires after BRIEF_SECONDS
 BRIEF_SECONDS = 0.4
 
 
 def lasting(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields without the one that ends by itself."""
+    """Fields without the one that expires."""
     return {key: value for key, value in fields.items() if key != BRIEF}
 
 
@@ -81,17 +81,17 @@ IDLE = 0.6  # seconds until a short session ends
 
 
 def private(operation: Operation) -> str:
-    """The id of a record that is erased now and then, or forgotten with its user."""
+    """The id of a record that may be erased, or forgotten with its user."""
     return f"{PRIVATE[operation.kind]}{operation.record}"
 
 
 def short(operation: Operation) -> str:
-    """The id of a session that ends by itself."""
+    """The id of a session with a lifetime."""
     return f"short{operation.record}"
 
 
 def secret(writer: str) -> str:
-    """What a writer wrote into a record that is erased."""
+    """The text that a writer writes into a record that may be erased."""
     return f"secret of {writer}!"
 
 
@@ -111,7 +111,7 @@ class Caller:
         return self.store.session(id, actor=self.outcome.writer)
 
     async def run(self) -> None:
-        """Do it, and note what became of it."""
+        """Do it, and record the outcome."""
         outcome = self.outcome
         work: Callable[[], Awaitable[None]] = getattr(self, "_" + self.operation.kind.replace(" ", "_"))
         try:
@@ -122,7 +122,7 @@ class Caller:
             if isinstance(error, asyncio.CancelledError):
                 raise
         except StateError as error:
-            # A batch is not atomic, and whoever loses a lease may have written under it.
+            # A batch is not atomic, and a caller that loses a lease may have written under it.
             outcome.state = UNKNOWN if self.operation.kind in ("batch", "locked") else REFUSED
             outcome.error = f"{type(error).__name__}: {error}"[:300]
         finally:
@@ -157,7 +157,7 @@ class Caller:
         self.outcome.version = await self.session.set(self.chance.choice("ab"), self.value)
 
     async def _set_large(self) -> None:
-        """More than is published: who hears of it reads it."""
+        """More than is published: a receiver of the event must read it."""
         self.outcome.version = await self.session.set("c", self.value + "." * 5000)
 
     async def _set_brief(self) -> None:

@@ -1,7 +1,7 @@
-"""The scheduler, the clocks and the processes of one run. Law: nothing here waits for the real world.
+"""The scheduler, the clocks and the processes of one run. Law: nothing here waits for real time or real I/O.
 
-Coroutines are stepped by hand. All that are ready wait in one list, from which the seed picks; when nobody is ready,
-time jumps to the next timer. So a thousand seconds of sleep cost nothing, and every order of steps can happen.
+Coroutines are stepped by hand. All ready tasks are in one list, from which the seed picks. If no task is ready, time
+jumps to the next timer. So a thousand seconds of sleep cost nothing, and every order of steps is possible.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from distributed_state.errors import StateError
 from distributed_state.port.background import Stopped
 from distributed_state.values import chance
 
-EPOCH = 1_700_000_000.0  # seconds since 1970 when a run begins
+EPOCH = 1_700_000_000.0  # seconds since 1970 at the start of a run
 _BUSY = 20_000  # steps within one moment
 real_perf_counter = time.perf_counter
 
 
 class RunOver(BaseException):
-    """Raised at every await of what a run left behind, so that its `finally` blocks reach nobody."""
+    """Raised at every await of code left over from a run, so that its `finally` blocks have no effect."""
 
 
 class Stalled(AssertionError):
-    """Nothing came of an operation: a deadlock, or an end that never comes."""
+    """An operation does not end: a deadlock, or an endless loop."""
 
 
 class Future:
-    """The one thing that the scheduler understands. Whoever awaits it goes on when it is settled."""
+    """The only awaitable of the scheduler. Its waiters continue when it is settled."""
 
     __slots__ = ("calls", "done", "error", "value")
     over = False
@@ -50,7 +50,7 @@ class Future:
         self.calls: list[Callable[[], None]] = []
 
     def settle(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Let all who await it go on with a value, or an error. Only the first settling counts."""
+        """Let all waiters continue with a value, or an error. Only the first call has an effect."""
         if self.done:
             return
         self.done, self.value, self.error = True, value, error
@@ -71,9 +71,9 @@ class Future:
 class Task:
     """A coroutine of one process.
 
-    `in_thread`: it stands for blocking code in a thread of the store's own, which nothing cancels; `asked` is settled
-    when such a thread is asked to end. `context`: what it begins with, by default that of its maker. `is_awaited`: its
-    maker gets what it raises.
+    `in_thread`: it stands for blocking code in a thread of the store, which cannot be cancelled; `asked` is settled
+    when this thread is asked to end. `context`: its initial context, by default a copy of its maker's. `is_awaited`:
+    its maker receives the error that it raises.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Task:
         self._is_awaited = is_awaited
         self.ended = Future()
         self.asked = Future()
-        self.cancelling = 0  # cancellations that nobody took back, as asyncio counts them
+        self.cancelling = 0  # cancellations that were not taken back, as asyncio counts them
         self._world = process.world
         self._context = copy_context() if context is None else context
         self._on: Future | None = None
@@ -100,7 +100,7 @@ class Task:
         self.wake()
 
     def wake(self) -> None:
-        """Step it when the seed says so."""
+        """Let the seed decide when it is stepped."""
         if not self.is_ready and not self.process.is_dead:
             self.is_ready = True
             self._world.ready.append(self)
@@ -145,19 +145,19 @@ class Task:
             self.blame(error)
 
     def blame(self, error: BaseException) -> None:
-        """Nobody gets what it raised: note it, unless it is what a task may end with."""
+        """Record an error that no caller receives, unless a task may end with it."""
         if not isinstance(error, StateError | Stopped | asyncio.CancelledError):
             self._world.failures.append((self.name, error))
 
     def take_back(self) -> None:
-        """Take one cancellation back, as asyncio's `uncancel` does; with the last one what was not raised yet."""
+        """Take one cancellation back, as asyncio's `uncancel`; with the last one, drop what was not raised yet."""
         self.cancelling -= 1
         if self.cancelling == 0:
             self._raising = None
 
 
 class Clock:
-    """What time somebody thinks it is: a wall clock that may be set, and a monotonic one that may run fast or slow."""
+    """The time that a process sees: a wall clock that may be set, and a monotonic one that may run fast or slow."""
 
     def __init__(self, world: World, ahead: float = 0.0, rate: float = 1.0) -> None:
         self._world = world
@@ -173,7 +173,7 @@ class Clock:
 
 
 class Process:
-    """What dies together: the tasks, connections and clocks of one replica."""
+    """The tasks, connections and clock of one replica, which die together."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -186,23 +186,23 @@ class Process:
         self.frozen_until = 0.0
 
     def crash(self) -> None:
-        """Nothing of it runs any more, no `finally` either."""
+        """Nothing of it runs any longer, not even a `finally` block."""
         self.world.note("crash", self.name)
         self.is_dead = True
-        # A coroutine that is collected runs its `finally`: the dead are kept while the run lasts.
+        # A coroutine runs its `finally` when it is collected: keep those of dead processes until the run ends.
         self.world.dead += self.tasks
         for connection in self.connections:
             connection.vanish()
         self.died.settle()
 
     def freeze(self, seconds: float) -> None:
-        """Let nothing of it run for so long, as SIGSTOP does; its messages still arrive."""
+        """Let nothing of it run for this many seconds, as SIGSTOP does; messages to it still arrive."""
         self.world.note("freeze", self.name, f"{seconds:.3f}")
         self.frozen_until = max(self.frozen_until, self.world.now + seconds)
 
 
 class World:
-    """One run: its chance, its time, what is ready and what is due."""
+    """One run: its random generator, its time, and the tasks and timers that are due."""
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.seed = seed
@@ -215,20 +215,20 @@ class World:
         self.lines: list[str] | None = [] if trace else None
         self.steps = 0
         self.current: Task | None = None
-        self.server_clock: Clock | None = None  # while a server works
+        self.server_clock: Clock | None = None  # set while a server executes commands
         self.outside = Process(self, "outside")
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._digest = hashlib.blake2b(digest_size=8)
 
-    # What is due
+    # Timers
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call this in so many seconds."""
+        """Call this in this many seconds."""
         self.at(self.now + max(0.0, seconds), call)
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call this then, after all that is due then already."""
+        """Call this at that time, after all calls already due then."""
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, call))
 
@@ -239,7 +239,7 @@ class World:
         await future
 
     def run_until(self, done: Future, limit: float) -> None:
-        """Run until this is settled. Raises Stalled if it is not, within so many seconds of this run's time."""
+        """Run until this is settled. Raises Stalled if it is not settled within `limit` seconds of simulated time."""
         end = self.now + limit
         ready, timers, draw = self.ready, self._timers, self.chance.random
         moved, steps = self.now, self.steps
@@ -275,10 +275,10 @@ class World:
         task.step()
         self.current = None
 
-    # What is told of it
+    # The trace
 
     def note(self, *words: str, more: Callable[[], str] | None = None) -> None:
-        """Add a line to the story of this run; `more` of it is asked for only where the story is kept."""
+        """Add a line to the trace of this run; `more` is called only if the trace is kept."""
         line = f"{self.now:.6f} {' '.join(words)}"
         self._digest.update(line.encode())
         if self.lines is not None:
@@ -286,14 +286,14 @@ class World:
 
     @property
     def digest(self) -> str:
-        """A name for all that happened so far: equal for equal runs."""
+        """A hash of everything that happened so far: equal for equal runs."""
         return self._digest.hexdigest()
 
-    # In place of this process's own clocks and chance
+    # In place of the process's own clocks and random numbers
 
     @contextmanager
     def rules(self) -> Iterator[None]:
-        """Inside, whoever asks for the time or for chance gets this run's."""
+        """Inside, all code that asks for the time or for random numbers gets those of this run."""
 
         def clock() -> Clock:
             if self.server_clock is not None:
@@ -315,18 +315,18 @@ class World:
             ):
                 stack.enter_context(mock.patch.object(where, name, stand_in))
             stack.enter_context(chance.seeded(self.seed ^ 0x5EED))
-            # Libraries draw from the process's own: tenacity, for how long to wait.
+            # Libraries use the random numbers of the process: tenacity does, to choose how long to wait.
             stack.callback(random.setstate, random.getstate())
             random.seed(self.seed)
             yield
 
     def bury(self) -> None:
-        """End what a run left behind; nothing of it reaches anybody."""
+        """End everything that a run left behind, without effects."""
         Future.over = True
         left = [*self.dead, *(each for process in self.processes for each in process.tasks)]
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # what a `finally` began is never awaited
+                warnings.simplefilter("ignore", RuntimeWarning)  # what a `finally` block began is never awaited
                 for task in left:
                     with suppress(BaseException):
                         task.work.close()
