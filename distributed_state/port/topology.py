@@ -108,7 +108,7 @@ class Topology:
 
     @property
     def is_used(self) -> bool:
-        """Whether anyone is to be called when a server is gone."""
+        """Whether a callback for servers that are gone is registered."""
         return bool(self._gone)
 
     def inherited(self) -> None:

@@ -113,7 +113,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
     # A request that was answered stays answered: forgotten, it would be applied again when its caller repeats it.
     handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
-    # Expired fields go too: if the target has none that expire, `#timed` goes, and without it they would be back.
+    # Expired fields go too: if the target has none that expire, `#timed` goes, and without it they would reappear.
     for name in sorted(present.all_stored.keys() - target.fields.keys() - handled):
         changes.reserved(name, None)
     for name, value in target.fields.items():

@@ -230,7 +230,7 @@ class Budget:
 
 
 class Growing:
-    """Room for an answer whose size becomes known while it is read: `copies` of the bytes read, plus `beside`.
+    """Room for an answer whose size becomes known while it is read: `copies` times the bytes read, plus `beside`.
 
     A request that needs more than it holds waits, and holds nothing meanwhile: no request waits for a waiting one. A
     large answer waits once, for the size of the largest answer, up to half the budget. Any excess is only counted.

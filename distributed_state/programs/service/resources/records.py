@@ -118,7 +118,7 @@ async def look(record: AsyncRecord, scope: Scope, fresh: bool, field: str | None
 async def whole(
     asked: Asked, record: AsyncRecord, scope: Scope, fresh: bool
 ) -> tuple[CachedRecord, Response | None, int]:
-    """The current record, the answer if the client has this version already, and else the bytes of its fields.
+    """The current record; the answer, if the client has this version already; the bytes of its fields, if not.
 
     Raises InvalidValue if the fields are larger than an answer may be.
     """
