@@ -171,7 +171,8 @@ class Uninitialised:
 class PartitionState:
     """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes.
 
-    `life`: of the data, as the partition notes it, see `port.lives`; `proved_ms`: when the server was last in it.
+    `life`: of the data, as the partition notes it, see `port.lives`; `proved_ms`: when a script last
+    asked the server that it still is, by that server's clock (`same_data.lua`).
     """
 
     epoch: str

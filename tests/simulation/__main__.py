@@ -22,7 +22,7 @@ from tests.simulation.shrinking import shown, shrink
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="all", help="the kind of run (default: all faults)")
+    parser.add_argument("--shape", choices=SHAPES, default="all", help="the kind of run (default: all, of most faults)")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first run (default: 1)")
     parser.add_argument("--runs", type=int, default=1, help="how many runs, each with the next seed (default: 1)")
     parser.add_argument("--operations", type=int, help="operations of each run")
