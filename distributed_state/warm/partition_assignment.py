@@ -63,11 +63,15 @@ class PartitionAssignment:
         now = self._port.monotonic()
         pauses = 1.0 if self.mine else self._pauses
         waits = self._waits and not self.mine
+        ends = now + self._seconds
         free = await self._free() if waits else []
         # Who waits says that it is there when hardly two looks are left for that: one may be in vain.
         if not waits or free or self._rounds.due(self._joined_until - 2 * self._seconds / 3 * pauses):
             asked = self.mine or free[:1]
-            kept, members = await self._ask(asked, int(self._ttl_ms * pauses))
+            kept, members, unheard = await self._ask(asked, int(self._ttl_ms * pauses))
+            # The answer alone may have been lost: then nobody else gets what we would no longer count as ours.
+            if unheard and self.mine and now + self._seconds / 2 < self.ends:
+                kept, ends = kept + unheard, self.ends
             self._joined_until = now + self._seconds * pauses
             share, most = self._share(members, pauses) if members else (len(kept), 0)
             if not (waits and self._waits):
@@ -76,7 +80,7 @@ class PartitionAssignment:
             self.mine = kept
             self.excess = kept[share:]
         self._renew_at = now + self._rounds.pause(self._seconds / 3 * (1.0 if self.mine else pauses))
-        self.ends = now + self._seconds
+        self.ends = ends
 
     async def _free(self) -> list[int]:
         """Those of nobody, of as many as one who waits tries. Only looked at: a claim is a script that writes."""
@@ -88,8 +92,10 @@ class PartitionAssignment:
             return []
         return [each for each, holder in zip(tried, holders, strict=True) if holder is None]
 
-    async def _ask(self, partitions: list[int], ttl_ms: int) -> tuple[list[int], int]:
-        """Say that we are a member, and claim these; those that are ours then, and how many members there are.
+    async def _ask(self, partitions: list[int], ttl_ms: int) -> tuple[list[int], int, list[int]]:
+        """Say that we are a member, and claim these.
+
+        Returns those that are ours then, how many members there are, and those of which no answer came.
 
         One server of a cluster has the list of the team. While it is away nothing changes hands: there are 0 members,
         and ours are what we kept.
@@ -97,11 +103,12 @@ class PartitionAssignment:
         joining: Call = JOIN, [self._team], [self.member, ttl_ms]
         *claims, joined = await self._port.scripts([*self._claims(partitions, self._ttl_ms), joining])
         kept = self._ours(partitions, claims)
+        unheard = [each for each, answer in zip(partitions, claims, strict=True) if isinstance(answer, WarmUnavailable)]
         if not isinstance(joined, StateError):
-            return kept, int(joined[1])
+            return kept, int(joined[1]), unheard
         if not kept or not isinstance(joined, WarmUnavailable):
             raise joined
-        return kept, 0
+        return kept, 0, unheard
 
     async def _take(self, partitions: list[int], wanted: int) -> list[int]:
         """Take so many of these that are nobody's; what was taken."""

@@ -10,6 +10,7 @@ import pytest
 import redis
 from below import tiers
 
+from distributed_state.errors import WarmUnavailable
 from distributed_state.warm import partition_assignment
 from distributed_state.warm.partition_assignment import PartitionAssignment
 
@@ -70,6 +71,28 @@ async def test_each_partition_has_one_member_and_none_has_more_than_its_share(op
     team = await looked(opener, members)
     assert team.held() == Counter(range(PARTITIONS))
     assert max(len(each.mine) for each in team.members) <= -(-PARTITIONS // members)
+
+
+async def test_what_was_claimed_again_without_an_answer_is_kept_while_the_claim_before_lasts(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = await looked(opener, 1)
+    (member,) = team.members
+    port = member._port
+    plain = port.scripts
+
+    async def lost(calls: Any) -> Any:
+        _, *others = await plain(calls)
+        return [WarmUnavailable("the answer was lost"), *others]
+
+    monkeypatch.setattr(port, "scripts", lost)
+    ends = member.ends
+    await team.look()
+    assert len(member.mine) == PARTITIONS
+    assert member.ends == ends
+    member.ends = port.monotonic() + 1
+    await team.look()
+    assert len(member.mine) == PARTITIONS - 1
 
 
 async def test_what_a_member_leaves_is_taken_by_those_who_wait(opener: Any) -> None:

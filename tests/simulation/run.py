@@ -22,7 +22,7 @@ from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
 from tests.simulation.replication import Loss
 from tests.simulation.watched import harm
-from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, Caller, Outcome, fork_of, short
+from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, REFUSED, Caller, Outcome, fork_of, short
 from tests.simulation.world import Future, Process, Stalled, Task, World
 
 _LONGEST = 60.0  # seconds of its own time that one operation may take
@@ -382,7 +382,7 @@ class Run:
         """Wait, within a limit, until sessions with a lifetime have ended."""
         began = self.world.now
         for each in self.outcomes:
-            if each.operation.kind == "write short" and each.state == ACKNOWLEDGED:
+            if each.operation.kind == "write short" and each.state != REFUSED:
                 while await store.session(short(each.operation)).exists(fresh=True) and self.world.now < began + _ENDED:
                     await self.world.sleep(0.5)
 
