@@ -259,8 +259,9 @@ async def read(
             branches.append(fold(start, changes, branch.base, f"{id} branch {branch.id}", writers, main, {}))
         else:
             aside |= {change.actor for change in changes}
-    if not main.changes and not branches:
-        main = fold(EMPTY, [], 0, id, writers, None, {})  # a fork that was lost shows nothing of its source
+    if not main.changes:
+        # A fork that was lost, or is in a branch, shows nothing of its source.
+        main = fold(EMPTY, [], 0, id, writers, None, {})
     view = await session.view(fresh=True)
     messages = _said(await session.messages(fresh=True))
     items = {
