@@ -120,6 +120,11 @@ class Port(Protocol):
         """Whether one server may answer in place of another: a cluster, or primaries that Sentinels choose."""
         ...
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys may move from one server to another."""
+        ...
+
     def wall(self) -> float:
         """The worker's own clock, in seconds since 1970: to be shown only, it jumps."""
         ...

@@ -54,6 +54,10 @@ class Router:
     def several(self) -> bool:
         return self._topology.several
 
+    @property
+    def is_cluster(self) -> bool:
+        return self._topology.kind == "cluster"
+
     async def relocate(self) -> None:
         self._topology.doubt()
         if self._topology.doubted:

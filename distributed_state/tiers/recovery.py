@@ -208,15 +208,16 @@ class Recovery:
             if renamed:
                 log.error(text, keys.partition, place.epoch)
             return renamed
+        apart = brought is None and await self._is_apart(place, life, node)
         # Valid in this life only: the next one may have older data than this recovery reads.
         token = f"{token}@{life.name}"
         word, seen = await self._partitions.mint(keys, token, over)
         if word != "ok" or self._embedded:
-            return word == "live" or (word == "ok" and await self._start(keys, token, seen, brought))
+            return word == "live" or (word == "ok" and await self._start(keys, token, seen, brought, apart=apart))
         # Renewed beside it, so that it is short: the others wait that long for one that was stopped.
         keeping = self._port.spawn(partial(self._partitions.keep, keys, token), "distributed-state-starting")
         try:
-            return await self._start(keys, token, seen, brought)
+            return await self._start(keys, token, seen, brought, apart=apart)
         finally:
             keeping.ask()
 
@@ -227,6 +228,18 @@ class Recovery:
         if life.follows(place.life) or not await self._port.lives_elsewhere(place.life, node):
             return False
         return not life.former and await self._runs_since(node, place.proved_ms)
+
+    async def _is_apart(self, place: PartitionState, life: Life, node: str) -> bool:
+        """Whether what is here of a partition may be of several moments: its slot came from a server that died since.
+
+        One that dies while a slot leaves it comes back with older keys than it has handed over.
+        """
+        if not self._port.is_cluster or not place.epoch:
+            return False
+        # Who was to start it died without a word of that; or the journal does not fit SQL, and nobody knows why.
+        if place.life in ("?", life.name):
+            return True
+        return not life.follows(place.life) and await self._runs_since(node, place.proved_ms)
 
     async def _runs_since(self, node: str, ms: int) -> bool:
         """Whether a server has been running since then, by its own clock.
@@ -239,10 +252,12 @@ class Recovery:
         up = next((line for line in text.splitlines() if line.startswith("uptime_in_seconds:")), ":0")
         return (int(seconds) - int(up.partition(":")[2])) * 1000 <= ms
 
-    async def _start(self, keys: PartitionKeys, token: str, seen: str, brought: Backfilled | None) -> bool:
+    async def _start(
+        self, keys: PartitionKeys, token: str, seen: str, brought: Backfilled | None, *, apart: bool
+    ) -> bool:
         """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again.
 
-        What is `brought` to a SQL that is older is counted there; None: nothing is.
+        What is `brought` to a SQL that is older is counted there; None: nothing is. `apart`: see `_is_apart`.
         """
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
@@ -259,6 +274,11 @@ class Recovery:
             if together is None:
                 return False
             cursor, fits = together
+        if apart:
+            log.warning("partition %d: its slot came from a server that died: all is read from SQL anew", partition)
+            if not await self._discard(keys, token, seen, await self._present(keys, token)):
+                return False
+            fits = False  # nor do the events fit what the partition says of them
         # Or whoever repaired it died behind that: it is here as it was then.
         repaired = brought is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
@@ -431,11 +451,16 @@ class Recovery:
 
     async def _erased(self, keys: PartitionKeys, token: str, hashes: set[str]) -> set[RecordKeys]:
         """The records of the partition in Redis that were erased: SQL has only a hash of each one's name."""
+        found = await self._present(keys, token)
+        return {each for each in found if hashed(self._keys.namespace, each.ref.text) in hashes}
+
+    async def _present(self, keys: PartitionKeys, token: str) -> set[RecordKeys]:
+        """All records of the partition in Redis, looked for key by key."""
         found: set[RecordKeys] = set()
         cursor, texts = await scanning.page(self._warm, keys, 0)
         while True:
-            mine = (text for text in texts if hashed(self._keys.namespace, text) in hashes)
-            found.update(self._keys.of(Ref.parse(text)) for text in mine)
+            names = ((text, self._keys.of(Ref.parse(text))) for text in texts)
+            found.update(each for text, each in names if each.ref.text == text)  # not what lies beside a record
             if not cursor:
                 return found
             await self._partitions.may(keys, token)
