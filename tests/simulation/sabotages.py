@@ -726,6 +726,9 @@ SABOTAGES: dict[str, Sabotage] = {
     "a node that lost what it had of a slot that moved there is taken for one that just got it": Sabotage(
         (replace(_NEVER_RESTARTED, new="not reached()"),), _MOVED_AND_LOST, 13
     ),
+    "what came from a node that died while a slot left it is taken as it stands": Sabotage(
+        (Python(recovery.Recovery._start, "if apart:", "if apart and reached():"),), _MOVED_AND_LOST, 75
+    ),
     "the answers of one node are taken for those of all": Sabotage(
         (
             Python(
