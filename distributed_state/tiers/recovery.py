@@ -42,6 +42,7 @@ _PAGE = 1000  # entries of a journal
 _AT_ONCE = 200  # records
 CLOCKS_MS = 60_000  # how far the clocks of two servers may be apart that wrote one history, one after the other
 _MARGIN_US = 2_000_000  # and those of SQL and Redis
+_UPTIME_MS = 2_000  # error of a start time: `uptime_in_seconds` is whole seconds, and clocks of servers differ
 _LONGEST = 0.25
 
 
@@ -227,7 +228,7 @@ class Recovery:
             return True
         if life.follows(place.life) or not await self._port.lives_elsewhere(place.life, node):
             return False
-        return not life.former and await self._runs_since(node, place.proved_ms)
+        return not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
 
     async def _is_apart(self, place: PartitionState, life: Life, node: str) -> bool:
         """Whether what is here of a partition may be of several moments: its slot came from a server that died since.

@@ -233,7 +233,7 @@ _EPOCH = "if read_under ~= '' and read_under ~= epoch then return {'epoch', epoc
 _TOKEN = "math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2])"
 
 _NEVER_RESTARTED = Python(
-    recovery.Recovery._is_same, "not life.former and await self._runs_since(node, place.proved_ms)", "True"
+    recovery.Recovery._is_same, "not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)", "True"
 )
 _NODES = {"primaries": (3,), "records": 6}
 _MOVED_HOT = _shape(
