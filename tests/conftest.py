@@ -27,7 +27,9 @@ import pytest
 from below import server_binary
 from combinations import EVERY, KINDS, QUICK_FILES, Combination, covering, few, quick, shared_out
 from faces import Blocking, in_thread
+from migrated import Replayed
 
+from distributed_state.cold import schema
 from distributed_state.programs.servers import (
     PostgresServer,
     RedisCluster,
@@ -283,6 +285,21 @@ class Pending:
     """A store that the runner opens inside the test's event loop."""
 
     opener: Opener
+
+
+@pytest.fixture(scope="session", autouse=True)
+def replayed_migrations() -> Iterator[Replayed]:
+    """Alembic migrates the first empty database of each dialect; the others get the statements it executed."""
+    with pytest.MonkeyPatch.context() as patched:
+        replayed = Replayed(schema._upgrade)
+        patched.setattr(schema, "_upgrade", replayed)
+        yield replayed
+
+
+@pytest.fixture
+def real_migrations(replayed_migrations: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each database that this test opens is migrated by Alembic."""
+    monkeypatch.setattr(schema, "_upgrade", replayed_migrations.upgrade)
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ Opener = Callable[..., ColdStore]
 # Opening
 
 
-def test_the_migrations_make_the_tables_that_the_code_expects(cold: ColdStore) -> None:
+def test_the_migrations_make_the_tables_that_the_code_expects(real_migrations: None, cold: ColdStore) -> None:
     """Nothing is left for Alembic to change after its own migrations."""
     with cold._database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []

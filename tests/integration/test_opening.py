@@ -23,10 +23,13 @@ import psycopg
 import pytest
 from below import ROOT, everything_in_sql
 from faces import Blocking, in_thread
+from migrated import Replayed
+from sqlalchemy import create_engine, inspect, text
 
 from distributed_state import AsyncStateStore, ColdUnavailable, ConfigurationError, StateStore, WarmUnavailable
 from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
+from distributed_state.cold.store import ColdStore
 from distributed_state.cold.tables import HEAD, metadata
 from distributed_state.port.shared import SharedPort
 
@@ -73,7 +76,7 @@ def complete(archive: str) -> bool:
 @pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=pytest.mark.full)])
 @pytest.mark.parametrize("faces", [("blocking", "blocking"), ("asyncio", "asyncio"), ("asyncio", "blocking")], ids=str)
 async def test_stores_may_be_opened_at_once_in_one_process(
-    faces: tuple[str, ...], rounds: int, new_archives: Callable[[], list[str]]
+    faces: tuple[str, ...], rounds: int, new_archives: Callable[[], list[str]], real_migrations: None
 ) -> None:
     """On new archives: what brings their tables up to date is one for the whole process, and knows no threads."""
 
@@ -90,6 +93,40 @@ async def test_stores_may_be_opened_at_once_in_one_process(
         assert all(map(complete, archives))
 
 
+@pytest.mark.parametrize("cold", ["sqlite", "postgres"])
+def test_a_database_that_a_test_opens_has_the_tables_that_alembic_makes(
+    cold: str, servers: Any, tmp_path: Path, replayed_migrations: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the tests alone Alembic's statements are executed again: each column, index and constraint is there."""
+    layouts = []
+    for upgrade in (replayed_migrations.upgrade, replayed_migrations, replayed_migrations):
+        monkeypatch.setattr(schema, "_upgrade", upgrade)
+        archive = servers.database() if cold == "postgres" else f"sqlite:///{tmp_path}/{len(layouts)}.db"
+        ColdStore.open(archive, "n").close()
+        assert complete(archive)
+        layouts.append(layout(archive))
+    assert layouts[0] == layouts[1] == layouts[2]
+
+
+def layout(archive: str) -> list[Any]:
+    """The tables of a database as they were created."""
+    engine = create_engine(archive)
+    try:
+        with engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                query = "SELECT type, name, sql FROM sqlite_master ORDER BY type, name"
+                return [tuple(row) for row in connection.execute(text(query))]
+            found = inspect(connection)
+            parts = ("columns", "pk_constraint", "indexes", "foreign_keys", "unique_constraints", "check_constraints")
+            return [
+                (table, part, repr(getattr(found, f"get_{part}")(table)))
+                for table in sorted(found.get_table_names())
+                for part in parts
+            ]
+    finally:
+        engine.dispose()
+
+
 async def test_one_store_that_two_tasks_open_at_once_is_open_once(servers: Any, tmp_path: Path, namespace: str) -> None:
     archive = f"sqlite:///{tmp_path}/a.db"
     store = AsyncStateStore.open(servers.redis("valkey").url, archive=archive, namespace=namespace)
@@ -100,7 +137,7 @@ async def test_one_store_that_two_tasks_open_at_once_is_open_once(servers: Any, 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_forked_while_another_thread_opens_may_open_too(tmp_path: Path) -> None:
+def test_a_child_forked_while_another_thread_opens_may_open_too(tmp_path: Path, real_migrations: None) -> None:
     """It inherits no lock that nobody is there to give back."""
     with schema._alembic:
         child = os.fork()

@@ -1,0 +1,48 @@
+"""Brings empty databases to this release's tables by the statements that Alembic executed for the first of them.
+
+Law: only a database at no revision is filled so, and a test can ask for Alembic itself (`real_migrations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, event
+
+from distributed_state.cold import schema
+
+Upgrade = Callable[[Connection], None]
+
+
+class Replayed:
+    """Alembic takes thirty milliseconds for an empty database, and a run of all tests makes thousands of them."""
+
+    def __init__(self, upgrade: Upgrade) -> None:
+        self.upgrade = upgrade
+        self._executed: dict[str, list[str]] = {}
+
+    def __call__(self, connection: Connection) -> None:
+        dialect = connection.dialect.name
+        if schema.revision(connection) is not None:
+            self.upgrade(connection)
+        elif dialect in self._executed:
+            for statement in self._executed[dialect]:
+                connection.exec_driver_sql(statement)
+        else:
+            self._executed[dialect] = self._recorded(connection)
+
+    def _recorded(self, connection: Connection) -> list[str]:
+        executed = list[str]()
+
+        def record(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+            if not statement.startswith(("SELECT", "PRAGMA")):
+                assert not parameters, f"a migration gives parameters, which are not replayed: {statement}"
+                executed.append(statement)
+
+        event.listen(connection, "before_cursor_execute", record)
+        try:
+            self.upgrade(connection)
+        finally:
+            event.remove(connection, "before_cursor_execute", record)
+        return executed
