@@ -65,9 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.default_int_handler)
     # Some images forbid Python to keep what it compiled. The hundreds of processes of a run would compile all anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Each run by default is one of many, and looks at a few examples; a wide run looks at as many as Hypothesis would.
+    examples = 100 if config.option.wide or config.option.full else 30
     # How long an example takes is the machine's affair. A checkout may be read-only: then no example is kept.
     kept = {} if os.access(config.rootpath, os.W_OK) else {"database": None}
-    hypothesis.settings.register_profile("ours", deadline=None, **kept)
+    hypothesis.settings.register_profile("ours", deadline=None, max_examples=examples, **kept)
     hypothesis.settings.load_profile("ours")
     if os.environ.get("CI") == "true" and SYSTEM_REDIS is None:
         raise pytest.UsageError("CI tests the oldest supported server: install the system's redis-server")

@@ -26,7 +26,7 @@ from distributed_state import (
     WorkingMemory,
 )
 
-always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+always = settings(derandomize=True, deadline=None, database=None)
 texts = st.text(max_size=20)
 times = st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(

@@ -19,7 +19,7 @@ from distributed_state import CorruptState, InvalidValue, Message, TooLarge
 from distributed_state.values import codec, encryption, field_ttl
 from distributed_state.values.model import has_pair
 
-always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+always = settings(derandomize=True, deadline=None, database=None)
 
 RECORD = codec.Codec("n", "session:s")
 RING = encryption.KeyRing({"k": bytes(32)})

@@ -10,7 +10,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Op
 from distributed_state.values.model import NEXT
 
-always = settings(derandomize=True, deadline=None, max_examples=300, database=None)
+always = settings(derandomize=True, deadline=None, database=None)
 names = st.sampled_from([b"a", b"b", b"cc", b"#phase", b"#owner"])
 steps = st.one_of(
     st.builds(Op, st.just(b"s"), names, st.binary(max_size=9)),

@@ -14,7 +14,7 @@ from distributed_state import ConfigurationError
 from distributed_state.values.keys import Keys, RecordKeys, tag
 from distributed_state.values.model import SCOPES, Ref
 
-always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+always = settings(derandomize=True, deadline=None, database=None)
 hostile = st.characters(exclude_categories=()) | st.sampled_from("{}:%\0\n*?[]lockwait#")
 refs = st.builds(Ref, st.sampled_from(SCOPES), st.text(hostile, min_size=1, max_size=30))
 

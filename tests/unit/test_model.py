@@ -14,7 +14,7 @@ from distributed_state.values.journal import Op, fold, pack, unpack
 from distributed_state.values.model import MAX_ID_BYTES, NEXT, SCOPES, SEGMENTS, START, Ref, escape, unescape
 from distributed_state.values.results import Event
 
-always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+always = settings(derandomize=True, deadline=None, database=None)
 letters = st.characters(exclude_categories=()) | st.sampled_from("%:0123456789ABCDEFud\0\n\ud800{}")
 texts = st.text(letters, max_size=40)
 

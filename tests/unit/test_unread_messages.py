@@ -104,7 +104,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@settings(derandomize=True, deadline=None, max_examples=80, database=None)
+@settings(derandomize=True, deadline=None, database=None)
 @given(messages)
 def test_it_is_as_one_that_was_read(fields: dict[str, Any]) -> None:
     for name, look in LOOKS.items():
