@@ -272,9 +272,9 @@ class Full:
                 "CREATE TABLE filling (data bytea) TABLESPACE small",
                 "ALTER TABLE filling ALTER data SET STORAGE EXTERNAL",
             )
-            with pytest.raises(psycopg.errors.DiskFull):
+            with pytest.raises(psycopg.errors.DiskFull), psycopg.connect(self.url, autocommit=True) as connection:
                 while True:
-                    self.execute("INSERT INTO filling SELECT decode(repeat('00', 2000), 'hex')")
+                    connection.execute("INSERT INTO filling SELECT decode(repeat('00', 2000), 'hex')")
         else:
             self.execute(*REFUSES.format(FULL, "items", "").strip().rsplit("\n", 1))
 
