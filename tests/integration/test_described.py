@@ -74,6 +74,7 @@ def test_every_operation_answers_as_it_is_described(described: Any) -> None:
     assert ask_all(described, 2) > 70
 
 
+@pytest.mark.wide
 def test_an_answer_that_is_not_as_it_is_described_is_noticed(described: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test before."""
     monkeypatch.setattr(fleet, "asdict", lambda replica: repr(replica))
@@ -141,7 +142,7 @@ def lead(described: Any, examples: int, steps: int) -> set[str]:
 
 
 def test_what_was_made_answers_as_it_is_described(described: Any) -> None:
-    assert lead(described, 6, 6)
+    assert lead(described, 3, 5)
 
 
 def test_an_answer_on_the_way_that_is_not_as_it_is_described_is_noticed(
@@ -152,7 +153,7 @@ def test_an_answer_on_the_way_that_is_not_as_it_is_described_is_noticed(
         conversations, "answer", lambda content, *args, **more: answer(content | {"version": "none"}, *args, **more)
     )
     with pytest.raises(BaseException, match="version"):
-        lead(described, 6, 6)
+        lead(described, 3, 5)
 
 
 @pytest.mark.soak
