@@ -91,6 +91,7 @@ _round = itertools.count()
 @given(id=NAMES, key=KEYS, collection=COLLECTIONS, item=NAMES | st.just(""))
 @example(id="app/user/id", key="a/b", collection="c/d", item="e/f")
 @example(id="..", key="..", collection="..", item="..")
+@example(id="%2F", key="%41", collection="%25", item="%2e")
 @example(id="\ud800", key="\ud800", collection="\ud800", item="\ud800")
 @example(id="x" * 1024, key="ä" * 512, collection="é" * 32, item="日" * 341)
 def test_each_name_is_written_and_read_at_its_path(
@@ -123,6 +124,7 @@ def test_each_name_is_written_and_read_at_its_path(
 @given(id=NAMES, key=KEYS, collection=COLLECTIONS, item=NAMES | st.just(""))
 @example(id="app/user/id", key="a/b", collection="c/d", item="e/f")
 @example(id="..", key="..", collection="..", item="..")
+@example(id="%2F", key="%41", collection="%25", item="%2e")
 @example(id="\ud800", key="\ud800", collection="\ud800", item="\ud800")
 def test_each_name_is_what_it_is_to_the_remote_client(
     client: httpx.Client, id: str, key: str, collection: str, item: str
