@@ -381,6 +381,7 @@ async def test_one_server_has_all_keys(ground: Any) -> None:
     await port.relocate()
     assert port.node_of(b"x") == ground.node
     assert not port.several
+    assert not port.is_cluster
     assert port.replicas(ground.node) is None
     assert port.sentinels() == []
     life = await port.life_of(ground.node)
