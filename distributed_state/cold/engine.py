@@ -93,9 +93,9 @@ class Database:
         return self._around() or self._transaction(self._long_reader, dialects.LONG)
 
     @contextmanager
-    def one_read(self) -> Iterator[None]:
-        """Inside, all reads of this thread belong to one `long_read`."""
-        with self.long_read() as self._here.connection:
+    def one_read(self, *, long: bool = False) -> Iterator[None]:
+        """Inside, all reads of this thread belong to one `read`, or to one `long_read`, and have its limits."""
+        with self.long_read() if long else self.read() as self._here.connection:
             try:
                 yield
             finally:

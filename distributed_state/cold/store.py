@@ -144,9 +144,14 @@ class ColdStore:
         with self._database.read() as connection:
             return archive.newest(connection, self.namespace, partition).get(partition)
 
-    def read_if(self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T]) -> list[T]:
-        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment."""
-        with self._database.one_read():
+    def read_if(
+        self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T], *, long: bool
+    ) -> list[T]:
+        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment.
+
+        With `long` the statements may take as long as those of maintenance.
+        """
+        with self._database.one_read(long=long):
             return [read()] if there(self.cursor(partition)) else []
 
     def cursors(self) -> dict[int, Cursor]:

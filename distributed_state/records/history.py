@@ -63,10 +63,10 @@ async def history(
 async def _rows(
     context: RecordContext, after: int, before: int | None, limit: int | None, most: int | None
 ) -> list[JournalEntry]:
-    first = partial(write_path.archived, context.tiers, context.keys)
+    first = partial(write_path.archived, context.tiers, context.keys, long=True)
     read = partial(context.tiers.cold.history, context.text, before=before)
     if most is None:
-        return await first(read, after=after, limit=limit)
+        return await first(partial(read, after=after, limit=limit))
     found: list[JournalEntry] = []
     size = 0
     while limit is None or len(found) < limit:
@@ -202,7 +202,7 @@ async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> Stat
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     if version >= 2**63:
         raise NotFound(f"{names.ref.text[:200]} has no version {version!r:.80}: no database counts so far")
-    return await write_path.archived(tiers, names, tiers.cold.state_at, names.ref.text, version)
+    return await write_path.archived(tiers, names, partial(tiers.cold.state_at, names.ref.text, version))
 
 
 async def checkpoints(context: RecordContext, page: messages.Page) -> list[Checkpoint]:
@@ -215,5 +215,5 @@ async def named(tiers: Tiers, names: RecordKeys, page: messages.Page = _ALL) -> 
     """The checkpoints, whoever asks."""
     page.checked()
     given = page.after or 0, page.before, page.limit, page.order
-    rows = await write_path.archived(tiers, names, tiers.cold.checkpoints, names.ref.text, *given)
+    rows = await write_path.archived(tiers, names, partial(tiers.cold.checkpoints, names.ref.text, *given))
     return [Checkpoint(label, version, time_ms / 1000) for label, version, time_ms in rows]

@@ -6,6 +6,7 @@ Design: section 28.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from distributed_state.cold.store import ColdStore
@@ -105,8 +106,8 @@ async def timeline(context: RecordContext, before: int | None, limit: int, *, mo
     They are fewer than `limit` where more than `most` bytes would have to be read, and one at least if there is one.
     """
     context.allow("read", None)
-    given = context.tiers.cold, context.text, before, limit, most
-    rows = await write_path.archived(context.tiers, context.keys, _rows, *given)
+    read = partial(_rows, context.tiers.cold, context.text, before, limit, most)
+    rows = await write_path.archived(context.tiers, context.keys, read, long=True)
     found = [_outline(row) for row in rows]
     names = dict.fromkeys(name for each in found for name in (*each.fields, *each.deleted))
     parts = {MESSAGES: any(each.messages for each in found), ITEMS: any(each.items for each in found)}

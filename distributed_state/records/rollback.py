@@ -8,6 +8,8 @@ Design: section 11.
 
 from __future__ import annotations
 
+from functools import partial
+
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
@@ -66,8 +68,8 @@ async def plan(
             raise InvalidValue(f"steps is an int from 1 on, not {steps!r}")
         if steps >= present.version:
             raise NotFound(f"{names.ref.text[:200]}: has had {present.version} commits, {steps} back there is none")
-        given = names.ref.text, present.version, steps
-        version = await write_path.archived(tiers, names, tiers.cold.step_back, *given)
+        back = partial(tiers.cold.step_back, names.ref.text, present.version, steps)
+        version = await write_path.archived(tiers, names, back)
     if label is not None:
         matching = [each.version for each in await history.named(tiers, names) if each.label == label]
         if not matching:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from distributed_state.cold.refusals import Stopped
@@ -153,8 +154,13 @@ class Archiver:
                     await self._port.sleep(0.002)  # another archiver was faster, or is at it
             later = True
 
-    async def bring(self, partition: int, epoch: str, offset: int, event: str, read: Callable[[], T]) -> T:
-        """As `reach`, then the result of `read`, once SQL has it all: SQL may have been restored to an older state."""
+    async def bring(
+        self, partition: int, epoch: str, offset: int, event: str, read: Callable[[], T], *, long: bool
+    ) -> T:
+        """As `reach`, then the result of `read`, once SQL has it all: SQL may have been restored to an older state.
+
+        `long`: see `ColdStore.read_if`.
+        """
 
         def there(cursor: Cursor | None) -> bool:
             return cursor is not None and (cursor.ordinal > count(epoch) or self._covers(cursor, epoch, offset))
@@ -162,7 +168,7 @@ class Archiver:
         while True:
             await self.reach(partition, epoch, offset, event)
             # One thread call and one transaction for both: a second one would cost as much as a short read.
-            found: list[T] = await self._port.sql(self._cold.read_if, partition, there, read)
+            found: list[T] = await self._port.sql(partial(self._cold.read_if, partition, there, read, long=long))
             if found:
                 return found[0]
             self._cursors.pop(partition, None)

@@ -221,20 +221,17 @@ async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> Ca
 
 async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
     """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
-    await archived(tiers, names, _nothing)
+    await archived(tiers, names, lambda: None)
 
 
-def _nothing() -> None:
-    pass
+async def archived(tiers: Tiers, names: RecordKeys | PartitionKeys, read: Callable[[], T], *, long: bool = False) -> T:
+    """The result of `read`, once SQL has everything that the partition holds now. Raises ColdUnavailable.
 
-
-async def archived(
-    tiers: Tiers, names: RecordKeys | PartitionKeys, read: Callable[..., T], *arguments: Any, **named: Any
-) -> T:
-    """The result of `read`, once SQL has everything that the partition holds now. Raises ColdUnavailable."""
+    `long`: for a read of whole pages of history, whose statements may take as long as those of maintenance.
+    """
     for _ in range(ROUNDS):
         tail = await tiers.warm.partitions.tail(names)
         if tail is not None:
-            return await tiers.archiver.bring(names.partition, *tail, partial(read, *arguments, **named))
+            return await tiers.archiver.bring(names.partition, *tail, read, long=long)
         await tiers.start(names.partition)
     raise WarmUnavailable(f"partition {names.partition} does not start")

@@ -63,6 +63,19 @@ def _open_and_register(url: str, n: int) -> tuple[str, int]:
         store.close()
 
 
+def test_a_read_of_the_past_waits_no_longer_than_others(postgres_url: str, opened: Opener) -> None:
+    """Only reads of whole pages of history have the limits of maintenance; both share the cursor's transaction."""
+    cold = opened(postgres_url)
+
+    def limit() -> Any:
+        with cold._database.read() as connection:
+            return connection.execute(text("SHOW statement_timeout")).scalar()
+
+    assert cold.read_if(0, lambda cursor: True, limit, long=False) == [limit()] == ["10s"]
+    assert cold.read_if(0, lambda cursor: True, limit, long=True) == ["10min"]
+    assert cold.read_if(0, lambda cursor: False, limit, long=False) == []
+
+
 def test_without_migrations_an_empty_database_is_refused(tmp_path: Path, postgres_url: str) -> None:
     """The message names the command that helps."""
     for url in ("memory", f"sqlite:///{tmp_path}/empty.db", postgres_url):

@@ -959,7 +959,7 @@ async def test_the_past_is_read_in_one_visit_to_sql_and_only_if_sql_has_it(
     sql, cursor = port.sql, cold.cursor
 
     async def visited(call: Any, *arguments: Any) -> Any:
-        visits.append(getattr(call, "__name__", ""))
+        visits.append(getattr(getattr(call, "func", call), "__name__", ""))
         return await sql(call, *arguments)
 
     with cold._database.one_read(), cold._database.read() as first, cold._database.long_read() as second:
