@@ -43,7 +43,7 @@ def behind_sentinels(seeds: Iterable[str], service: str, primary: str, ask: Call
     promotable, others = set[str](), set[str]()
     for epoch, named_primary, listed in heard.values():
         if epoch == newest and named_primary != primary:
-            raise WarmUnavailable(f"{primary} is no primary any more: Sentinels name {named_primary}")
+            raise WarmUnavailable(f"{primary} is no longer the primary: Sentinels name {named_primary}")
         for each in map(_facts, listed) if epoch == newest else ():
             name = node_name(each[b"ip"].decode(), int(each[b"port"]))
             (others if each.get(b"slave-priority") == b"0" else promotable).add(name)

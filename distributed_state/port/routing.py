@@ -80,7 +80,7 @@ class Router:
         return life
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
-        if self._topology.kind != "cluster":
+        if not self.is_cluster:
             return False  # no slots move: another server in that life was replaced, and does not know it yet
         for other in sorted({*self.nodes(), *self._connections.lives} - {node}):
             try:

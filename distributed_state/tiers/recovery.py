@@ -231,13 +231,13 @@ class Recovery:
         return not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
 
     async def _is_apart(self, place: PartitionState, life: Life, node: str) -> bool:
-        """Whether what is here of a partition may be of several moments: its slot came from a server that died since.
+        """Whether the keys of a partition may be of several moments: its slot came from a server that has ended since.
 
-        One that dies while a slot leaves it comes back with older keys than it has handed over.
+        A server that restarts while a slot leaves it may have older keys than those that it has handed over.
         """
         if not self._port.is_cluster or not place.epoch:
             return False
-        # Who was to start it died without a word of that; or the journal does not fit SQL, and nobody knows why.
+        # A worker that was starting it died, and left no reason; or the journal does not fit SQL for an unknown reason.
         if place.life in ("?", life.name):
             return True
         return not life.follows(place.life) and await self._runs_since(node, place.proved_ms)
@@ -258,7 +258,7 @@ class Recovery:
     ) -> bool:
         """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again.
 
-        What is `brought` to a SQL that is older is counted there; None: nothing is. `apart`: see `_is_apart`.
+        `brought` counts the commits that are brought to an older SQL; None: none are. `apart`: see `_is_apart`.
         """
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
@@ -276,10 +276,10 @@ class Recovery:
                 return False
             cursor, fits = together
         if apart:
-            log.warning("partition %d: its slot came from a server that died: all is read from SQL anew", partition)
+            log.warning("partition %d: its slot came from a server that has ended; its records are in SQL", partition)
             if not await self._discard(keys, token, seen, await self._present(keys, token)):
                 return False
-            fits = False  # nor do the events fit what the partition says of them
+            fits = False  # the stream of events may be of another moment, too
         # Or whoever repaired it died behind that: it is here as it was then.
         repaired = brought is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
@@ -456,12 +456,12 @@ class Recovery:
         return {each for each in found if hashed(self._keys.namespace, each.ref.text) in hashes}
 
     async def _present(self, keys: PartitionKeys, token: str) -> set[RecordKeys]:
-        """All records of the partition in Redis, looked for key by key."""
+        """All records of the partition in Redis, found by scanning its keys."""
         found: set[RecordKeys] = set()
         cursor, texts = await scanning.page(self._warm, keys, 0)
         while True:
             names = ((text, self._keys.of(Ref.parse(text))) for text in texts)
-            found.update(each for text, each in names if each.ref.text == text)  # not what lies beside a record
+            found.update(each for text, each in names if each.ref.text == text)  # other keys have such names too
             if not cursor:
                 return found
             await self._partitions.may(keys, token)

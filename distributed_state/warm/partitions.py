@@ -115,7 +115,7 @@ class Partitions:
             if isinstance(answer, Exception):
                 log.warning("partition %d: %s", keys.partition, answer)
                 continue
-            epoch, *numbers, life, proved = (answer or b" 0 0 0 0  0").split(b" ")
+            epoch, *numbers, life, proved = (answer or b" 0 0 0 0  ").split(b" ")
             offset, written, archived, settled = map(int, numbers)
             waiting = written - settled
             states[keys.partition] = PartitionState(

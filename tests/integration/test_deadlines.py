@@ -98,7 +98,7 @@ async def test_it_ends_in_hot_without_asking(opener: Any) -> None:
 
 
 async def test_a_rollback_does_not_bring_back_what_is_over(store: Any) -> None:
-    """What is stored of it went on living: with the last deadline of the record goes the note that there are any."""
+    """An expired field stays stored: it must go with the marker that the record has expiring fields."""
     session = store.session("s")
     await session.set("a", 1)
     await session.set("otp", 1, ttl=0.1)

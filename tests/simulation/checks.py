@@ -1,4 +1,4 @@
-"""What must be true of a run. Law: a check compares what clients saw with the history, and names the broken promise.
+"""The checks of a run. Law: a check compares what clients saw with the history, and names the broken promise.
 
 When all faults have healed, the history of each record is read through the public API: its main line and its
 branches. Each of these is one sequence of changes, and together they must explain every answer that a client got.

@@ -567,7 +567,10 @@ SABOTAGES: dict[str, Sabotage] = {
         19,
     ),
     "a former primary that still runs hides what was lost": Sabotage(
-        (Python(routing.Router.lives_elsewhere, '!= "cluster":', '!= "cluster" and reached():'), _NEVER_RESTARTED),
+        (
+            Python(routing.Router.lives_elsewhere, "if not self.is_cluster:", "if not self.is_cluster and reached():"),
+            _NEVER_RESTARTED,
+        ),
         _REPLACED_TWICE,
         24,
     ),
