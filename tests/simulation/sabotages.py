@@ -236,6 +236,7 @@ _NEVER_RESTARTED = Python(
     recovery.Recovery._is_same, "not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)", "True"
 )
 _NODES = {"primaries": (3,), "records": 6}
+_SPREAD = (*_FAST[:1], ("partitions", 3), *_FAST[2:])
 _MOVED_HOT = _shape(
     "set 3, increment", "move slot 20", reads=0.5, pace=0.05, operations=200,
     settings=(*_FRESH[:1], ("partitions", 6), *_FRESH[2:]), **_NODES,
@@ -246,11 +247,11 @@ _MOVED = _shape(
 )  # fmt: skip
 _RESTARTED_NODES = _shape(
     "append 2, set, turn, transaction", "power cut 4, lose messages 2", operations=90, pace=0.15,
-    settings=(*_FAST[:1], ("partitions", 3), *_FAST[2:]), **_NODES,
+    settings=_SPREAD, **_NODES,
 )  # fmt: skip
 _MOVED_AND_LOST = _shape(
     "append 2, set 3, increment", "move slot 16, power cut 6", operations=120, pace=0.1, reads=0.0,
-    settings=(*_FAST[:1], ("partitions", 3), *_FAST[2:]), **_NODES,
+    settings=_SPREAD, **_NODES,
 )  # fmt: skip
 _ONE_OF_THREE = _shape(
     "turn 3, locked 3, set", "server stands still 2, server away 1", operations=80, pace=0.1, ttl=0.5,
