@@ -49,7 +49,10 @@ EVERY = tuple(
 )
 # One per face; the servers that a test meets beside it are on the other face.
 EMBEDDED = (Combination("asyncio", "fake", "memory"), Combination("blocking", "fake", "sqlite"))
-SERVERS = tuple(combination for combination in EVERY if combination.fleet)
+FLEETS = tuple(combination for combination in EVERY if combination.fleet)
+# By default one server alone; the contracts and the tests of faults have Sentinels and clusters of their own.
+SINGLE = tuple(combination for combination in FLEETS if combination.warm in KINDS["single"])
+PRODUCTION = tuple(combination for combination in FLEETS if combination.cold == "postgres")
 
 # What `--quick` runs beside the unit tests: what a record does, on the embedded server.
 QUICK_FILES = (
@@ -61,38 +64,28 @@ QUICK_FILES = (
 )
 
 
-def few(name: str, allowed: Sequence[Combination], brief: str | None = None) -> list[Combination]:
-    """One combination, embedded or with servers: as `brief` says, else in turn from test to test."""
+def by_default(name: str, allowed: Sequence[Combination], brief: str | None = None) -> list[Combination]:
+    """One combination, embedded or with a server: as `brief` says, else in turn from test to test."""
     turn = zlib.crc32(name.encode())
-    kinds = [[c for c in kind if c in allowed] for kind in (EMBEDDED, SERVERS)]
+    kinds = [EMBEDDED, SINGLE]
     if brief == "servers" or (brief is None and turn % 2):
         kinds.reverse()
-    return _in_turn(turn // 2, kinds[0] or kinds[1]) or list(allowed[:1])
+    return _first(turn // 2, allowed, *kinds, FLEETS, allowed)
 
 
-def _in_turn(turn: int, kind: Sequence[Combination]) -> list[Combination]:
-    return [kind[turn % len(kind)]] if kind else []
+def wide(name: str, allowed: Sequence[Combination]) -> list[Combination]:
+    """Two combinations: an embedded one, and servers with PostgreSQL, in turn from test to test."""
+    turn = zlib.crc32(name.encode())
+    found = [*_first(turn, allowed, EMBEDDED), *_first(turn, allowed, PRODUCTION, FLEETS)]
+    return found or list(allowed[:1])
 
 
-def parts(combination: Combination) -> frozenset[tuple[int, str]]:
-    """Its values, with their axes."""
-    return frozenset(enumerate(astuple(combination)))
-
-
-def covering(name: str, allowed: Sequence[Combination]) -> list[Combination]:
-    """Few that hold every value which any of `allowed` holds. Which ones changes from test to test.
-
-    So all tests together meet every combination, and each meets every face, server and database.
-    """
-    missing = set[tuple[int, str]]().union(*map(parts, allowed))
-    turn = zlib.crc32(name.encode()) % max(len(allowed), 1)
-    in_turn = [*allowed[turn:], *allowed[:turn]]
-    chosen = []
-    while missing:
-        best = max(in_turn, key=lambda combination: len(parts(combination) & missing))
-        chosen.append(best)
-        missing -= parts(best)
-    return chosen
+def _first(turn: int, allowed: Sequence[Combination], *kinds: Sequence[Combination]) -> list[Combination]:
+    """One of the first kind that has any that is allowed."""
+    for kind in kinds:
+        if found := [combination for combination in kind if combination in allowed]:
+            return [found[turn % len(found)]]
+    return []
 
 
 def shared_out(case: int, combination: int, cases: int, combinations: int) -> bool:

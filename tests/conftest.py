@@ -1,7 +1,7 @@
 """Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
 
 A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one combination of
-face, warm tier and cold tier; with `--wide` on each of these at least once, in other combinations from test to test;
+face, warm tier and cold tier; with `--wide` on two (embedded, and servers with PostgreSQL), in turn from test to test;
 with `--full` on the whole product, with `--quick` on one that needs no server.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 import hypothesis
 import pytest
 from below import server_binary
-from combinations import EVERY, KINDS, QUICK_FILES, Combination, covering, few, quick, shared_out
+from combinations import EVERY, KINDS, QUICK_FILES, Combination, by_default, quick, shared_out, wide
 from faces import Blocking, in_thread
 from migrated import Replayed
 
@@ -50,7 +50,7 @@ APART = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="unit tests and the core on the embedded server: no process")
-    parser.addoption("--wide", action="store_true", help="each face, server and database at least once a test")
+    parser.addoption("--wide", action="store_true", help="each test embedded, and on servers with PostgreSQL")
     parser.addoption("--full", action="store_true", help="the whole product of faces and backends, and many rounds")
     parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
     parser.addoption("--browser", action="store_true", help="the tests of pages alone, in a browser")
@@ -86,34 +86,46 @@ def pytest_report_header() -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What a test meets beyond a default run is marked `wide`: `--wide -m wide` runs what a default run has not run."""
     if "combination" in metafunc.fixturenames:
-        metafunc.parametrize("combination", _chosen(metafunc.definition), ids=str)
+        first, chosen = _chosen(metafunc.definition)
+        metafunc.parametrize("combination", _marked(chosen, first), ids=str)
     chosen_here = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
     given = [n for n in ("redis_url", "archive_url") if n in metafunc.fixturenames and n not in chosen_here]
     if given:
         metafunc.parametrize(given, _servers_of(metafunc.definition, given), indirect=True)
 
 
-def _chosen(test: pytest.Function) -> Sequence[Combination]:
+def _marked(chosen: Sequence[Combination], first: Sequence[Combination]) -> list[Any]:
+    """As `parametrize` takes them, where each is one argument."""
+    return [each if each in first else pytest.param(each, marks=pytest.mark.wide) for each in chosen]
+
+
+def _chosen(test: pytest.Function) -> tuple[Sequence[Combination], Sequence[Combination]]:
+    """The combinations of a default run, and those of this one."""
     allowed = tuple(combination for combination in EVERY if _wanted(combination, test))
-    if test.config.option.full:
-        return allowed
-    if test.config.option.wide:
-        return covering(test.name, allowed)
-    if test.config.option.quick:
-        return quick(test.name, allowed) or few(test.name, allowed, "servers")  # the latter is left out below
     brief = test.get_closest_marker("brief")
-    return few(test.name, allowed, None if brief is None else (*brief.args, "embedded")[0])
+    first = by_default(test.name, allowed, None if brief is None else (*brief.args, "embedded")[0])
+    if test.config.option.full:
+        return first, allowed
+    if test.config.option.wide:
+        return first, wide(test.name, allowed)
+    if test.config.option.quick:
+        return first, quick(test.name, allowed) or first  # the latter is left out below
+    return first, first
 
 
-def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[tuple[str, ...]]:
+def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[Any]:
     """Each database; the servers change in turn with them, or with the test's name if no database is asked for."""
     every = {"redis_url": ("valkey", "redis"), "archive_url": ("postgres", "sqlite")}
-    if test.config.option.wide or test.config.option.full:
-        return list(itertools.product(*(every[name] for name in fixtures)))
     if fixtures == ["redis_url"]:
-        return [(every["redis_url"][zlib.crc32(test.name.encode()) % 2],)]
-    return list(zip(*(every[name] for name in fixtures), strict=True))
+        first = [(every["redis_url"][zlib.crc32(test.name.encode()) % 2],)]
+    else:
+        first = list(zip(*(every[name] for name in fixtures), strict=True))
+    if not (test.config.option.wide or test.config.option.full):
+        return first
+    product = itertools.product(*(every[name] for name in fixtures))
+    return [each if each in first else pytest.param(*each, marks=pytest.mark.wide) for each in product]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

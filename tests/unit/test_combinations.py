@@ -9,54 +9,58 @@ import pytest
 from combinations import (
     EMBEDDED,
     EVERY,
+    FLEETS,
+    PRODUCTION,
     QUICK_FILES,
-    SERVERS,
-    WARM,
-    Combination,
-    covering,
-    few,
-    parts,
+    SINGLE,
+    by_default,
     quick,
     shared_out,
+    wide,
 )
 
 NAMES = [f"test_{number}" for number in range(300)]
-FLEETS = tuple(combination for combination in EVERY if combination.fleet)
 BLOCKING = tuple(combination for combination in EVERY if combination.face == "blocking")
+CLUSTERS = tuple(
+    combination for combination in FLEETS if combination.warm == "cluster" and combination.cold == "sqlite"
+)
 
 
-@pytest.mark.parametrize("allowed", [EVERY, FLEETS, BLOCKING, EVERY[:1], ()])
-def test_wide_meets_each_face_server_and_database(allowed: tuple[Combination, ...]) -> None:
-    for name in NAMES:
-        chosen = covering(name, allowed)
-        assert set(chosen) <= set(allowed)
-        assert set().union(*map(parts, chosen)) == set().union(*map(parts, allowed))
-        assert len(set(chosen)) == len(chosen)
-    assert {each for name in NAMES for each in covering(name, allowed)} == set(allowed), "all tests meet all"
+def test_a_wide_run_meets_the_embedded_store_and_servers_with_postgresql() -> None:
+    found = [wide(name, EVERY) for name in NAMES]
+    assert {len(each) for each in found} == {2}
+    assert {embedded for embedded, _ in found} == set(EMBEDDED)
+    assert {servers for _, servers in found} == set(PRODUCTION), "each kind of server, on both faces"
 
 
-def test_wide_is_no_more_than_there_are_servers() -> None:
-    assert {len(covering(name, EVERY)) for name in NAMES} <= {len(WARM), len(WARM) + 1}
+def test_a_wide_run_keeps_to_what_a_test_allows() -> None:
+    assert {tuple(wide(name, BLOCKING)) for name in NAMES} == {
+        (EMBEDDED[1], each) for each in PRODUCTION if each.face == "blocking"
+    }
+    assert {tuple(wide(name, FLEETS)) for name in NAMES} == {(each,) for each in PRODUCTION}
+    assert {tuple(wide(name, CLUSTERS)) for name in NAMES} == {(each,) for each in CLUSTERS}
+    assert wide("test_0", ()) == []
 
 
-def test_by_default_a_test_meets_an_embedded_store_or_servers_in_turn() -> None:
-    found = [few(name, EVERY) for name in NAMES]
+def test_by_default_a_test_meets_an_embedded_store_or_one_server_in_turn() -> None:
+    found = [by_default(name, EVERY) for name in NAMES]
     assert {len(one) for one in found} == {1}
-    assert {each for (each,) in found} == {*EMBEDDED, *SERVERS}, "each kind of server, both faces and databases"
+    assert {each for (each,) in found} == {*EMBEDDED, *SINGLE}, "each server, both faces and databases"
 
 
 def test_on_one_face_tests_still_meet_both() -> None:
-    assert {each for name in NAMES for each in few(name, BLOCKING)} == set(BLOCKING) & {*EMBEDDED, *SERVERS}
+    assert {each for name in NAMES for each in by_default(name, BLOCKING)} == set(BLOCKING) & {*EMBEDDED, *SINGLE}
 
 
-def test_by_default_a_fleets_test_meets_one_kind_of_servers_in_turn() -> None:
-    assert {tuple(few(name, FLEETS)) for name in NAMES} == {(each,) for each in SERVERS}
+def test_by_default_a_fleets_test_meets_one_server_in_turn() -> None:
+    assert {tuple(by_default(name, FLEETS)) for name in NAMES} == {(each,) for each in SINGLE}
+    assert {tuple(by_default(name, CLUSTERS)) for name in NAMES} == {(each,) for each in CLUSTERS}
 
 
 def test_a_brief_test_meets_one() -> None:
-    assert {tuple(few(name, EVERY, "servers")) for name in NAMES} == {(each,) for each in SERVERS}
-    assert {tuple(few(name, EVERY, "embedded")) for name in NAMES} == {(each,) for each in EMBEDDED}
-    assert {tuple(few(name, FLEETS, "embedded")) for name in NAMES} == {(each,) for each in SERVERS}
+    assert {tuple(by_default(name, EVERY, "servers")) for name in NAMES} == {(each,) for each in SINGLE}
+    assert {tuple(by_default(name, EVERY, "embedded")) for name in NAMES} == {(each,) for each in EMBEDDED}
+    assert {tuple(by_default(name, FLEETS, "embedded")) for name in NAMES} == {(each,) for each in SINGLE}
 
 
 def test_a_quick_test_needs_no_server() -> None:
@@ -66,7 +70,7 @@ def test_a_quick_test_needs_no_server() -> None:
 
 @pytest.mark.parametrize("allowed", list(itertools.combinations(EVERY, 1)), ids=str)
 def test_no_test_is_left_out_by_default(allowed: tuple[object, ...]) -> None:
-    assert few("test_0", allowed) == list(allowed)  # type: ignore[arg-type]  # one of them
+    assert by_default("test_0", allowed) == wide("test_0", allowed) == list(allowed)  # type: ignore[arg-type]  # one of them
 
 
 def test_the_files_of_the_core_are_there() -> None:
