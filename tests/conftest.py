@@ -15,7 +15,7 @@ import shutil
 import signal
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +27,12 @@ import pytest
 from below import server_binary
 from combinations import EVERY, KINDS, QUICK_FILES, Combination, by_default, quick, shared_out, wide
 from faces import Blocking, in_thread
+from journals import Journal
 from migrated import Replayed
+from no_waiting import refused
 
 from distributed_state.cold import schema
+from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import (
     PostgresServer,
     RedisCluster,
@@ -43,9 +46,10 @@ from distributed_state.programs.servers import (
 
 SYSTEM_REDIS = shutil.which("redis-server")
 MODES = ("quick", "wide", "full")
-APART = {
-    name: Path(__file__).parent / name for name in ("frameworks", "browser", "docs")
-}  # each with an option of its name
+APART = {  # folders that only their own options ask for
+    name: Path(__file__).parent / folder
+    for name, folder in {"frameworks": "frameworks", "browser": "browser", "docs": "site"}.items()
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -139,8 +143,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
             return None if config.getoption(name) else True
     if any(map(config.getoption, APART)) and collection_path.suffix == ".py":
         return True
-    elsewhere = collection_path.suffix == ".py" and collection_path.parent.name != "unit"
-    return True if config.option.quick and elsewhere and collection_path.name not in QUICK_FILES else None
+    if not config.option.quick or collection_path.suffix != ".py" or collection_path.name in QUICK_FILES:
+        return None
+    return None if "pytest.mark.unit" in collection_path.read_text() else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -176,7 +181,7 @@ def _spread(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
 
 def _is_quick(item: pytest.Item) -> bool:
     """Whether this test needs no server and is of the core."""
-    if item.path.parent.name == "unit":
+    if item.get_closest_marker("unit"):
         return True
     given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return item.path.name in QUICK_FILES and "combination" in given and bool(given["combination"].quick)
@@ -301,6 +306,16 @@ class Pending:
     opener: Opener
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that is marked `unit` starts no process and does not wait."""
+    if request.node.get_closest_marker("unit") is None:
+        yield
+    else:
+        with refused(monkeypatch):
+            yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def replayed_migrations() -> Iterator[Replayed]:
     """Alembic migrates the first empty database of each dialect; the others get the statements it executed."""
@@ -364,3 +379,43 @@ def opener(combination: Combination, servers: Servers, request: pytest.FixtureRe
 def store(opener: Opener) -> Any:
     """An open store, closed after the test."""
     return Pending(opener)
+
+
+# The cold tier without Redis, on each database.
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("shared_database"))
+    return "memory" if request.param == "memory" else f"sqlite:///{tmp_path}/cold.db"
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., ColdStore]]:
+    stores: list[ColdStore] = []
+
+    def opens(url: str, namespace: str = "", **options: Any) -> ColdStore:
+        stores.append(ColdStore.open(url, namespace or f"n{uuid.uuid4().hex[:12]}", **options))
+        return stores[-1]
+
+    yield opens
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def cold(url: str, opened: Callable[..., ColdStore]) -> ColdStore:
+    return opened(url, snapshot_every=10)
+
+
+@pytest.fixture
+def journal(cold: ColdStore) -> Journal:
+    return Journal(cold)
+
+
+@pytest.fixture
+def database_of_its_own(opener: Opener, servers: Servers) -> None:
+    """Search is switched on for a whole database: other tests share theirs."""
+    if opener.cold == "postgres":
+        opener.archive = servers.database()

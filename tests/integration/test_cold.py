@@ -229,9 +229,9 @@ def test_a_locked_sqlite_file_is_unavailable_after_the_wait(tmp_path: Path, open
     assert store.mint(0, None)
 
 
-def test_prepared_statements_can_be_switched_off(shared_postgres: str, opened: Opener) -> None:
+def test_prepared_statements_can_be_switched_off(shared_database: str, opened: Opener) -> None:
     """PgBouncer in transaction mode gives each transaction another server connection."""
-    store = opened(shared_postgres + "?prepare_threshold=none")
+    store = opened(shared_database + "?prepare_threshold=none")
     with store._database.read() as connection:
         assert connection.connection.driver_connection.prepare_threshold is None  # type: ignore[union-attr]
 

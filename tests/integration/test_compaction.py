@@ -17,8 +17,9 @@ from distributed_state.errors import CorruptState, NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment, State
 from distributed_state.values.model import RESTORED, SEGMENTS
-from tests.integration.conftest import Opener
 from tests.journals import Journal, put, rows, statements
+
+Opener = Callable[..., ColdStore]
 
 LATER = 10**12
 RECORDS = ("session:a", "session:b", "session:c", "session:d")

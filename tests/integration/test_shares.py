@@ -17,8 +17,9 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, pack, unpack
 from distributed_state.values.model import DELETED, ITEMS, NEXT, PARENT, RESTORED, SEGMENTS
-from tests.integration.conftest import Opener
 from tests.journals import Journal, Step, rows
+
+Opener = Callable[..., ColdStore]
 
 LATER = 10**12
 RECORDS = tuple(f"session:{name}" for name in "abcdef")

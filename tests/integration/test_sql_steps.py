@@ -17,8 +17,9 @@ from distributed_state.cold.item_reading import Range
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
 from distributed_state.values.model import ITEMS
-from tests.integration.conftest import Opener
 from tests.journals import Journal, put
+
+Opener = Callable[..., ColdStore]
 
 FEW, MANY = 5, 50
 ASKED = "session:asked"

@@ -1,0 +1,64 @@
+"""What surrounds the package: workflows, hooks and forms name what is there, and the same checks everywhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
+CI = (ROOT / ".ci" / "run").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def read(path: str) -> dict[str, Any]:
+    """A file of YAML; GitHub's `on` is YAML's True."""
+    document: dict[Any, Any] = yaml.safe_load((ROOT / path).read_text())
+    return {("on" if key is True else key): value for key, value in document.items()}
+
+
+def steps(workflow: str) -> str:
+    """All that a workflow runs, one command a line."""
+    jobs = read(f".github/workflows/{workflow}.yml")["jobs"].values()
+    return "\n".join(step["run"] for job in jobs for step in job["steps"] if "run" in step)
+
+
+def test_the_workflow_runs_all_checks_on_each_python_that_the_package_names() -> None:
+    pythons = read(".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]["python"]
+    named = [each.rsplit(" ", 1)[1] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    assert set(named) <= set(pythons)
+    assert f">={pythons[0]}" == PROJECT["requires-python"]
+    assert "bash .ci/run" in steps("ci")
+
+
+def test_a_release_is_checked_before_it_is_published_and_only_then_may_publish() -> None:
+    jobs = read(".github/workflows/release.yml")["jobs"]
+    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["permissions"]["id-token"] == "write"
+    assert "permissions" not in jobs["build"]  # the workflow's own: read
+    order = [steps("release").index(each) for each in ("bash .ci/run", "python -m build", "twine check --strict")]
+    assert order == sorted(order)
+
+
+def test_hooks_run_what_ci_runs() -> None:
+    """A commit that its hooks let pass is not refused by a linter later."""
+    hooks = {hook["id"]: hook["entry"] for repo in read(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
+    for hook in ("mypy", "blocking-face"):
+        assert hooks[hook] in CI
+    for hook, command in (("ruff-check", "ruff check"), ("ruff-format", "ruff format")):
+        assert command in hooks[hook]
+        assert command in CI
+
+
+@pytest.mark.parametrize("form", ["bug", "idea", "lost"])
+def test_a_form_asks_something_that_must_be_answered(form: str) -> None:
+    body = read(f".github/ISSUE_TEMPLATE/{form}.yml")["body"]
+    assert any(field.get("validations", {}).get("required") for field in body)
+    ids = [field["id"] for field in body if "id" in field]
+    assert len(ids) == len(set(ids))
