@@ -114,7 +114,9 @@ CONTROLS: dict[str, tuple[str, int, Control]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", CONTROLS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.wide] if at % 3 else []) for at, what in enumerate(CONTROLS)]
+)
 def test_a_fault_is_seen(what: str) -> None:
     promise, seed, control = CONTROLS[what]
     with control():

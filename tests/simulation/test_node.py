@@ -59,7 +59,10 @@ def without_pictures(node: Node, until: float) -> Node:
         node._snapshots[:] = pictures
 
 
-@pytest.mark.parametrize("name", SHAPES)
+BRIEF = {"calm", "all", "cluster"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in BRIEF else [pytest.mark.wide]) for n in SHAPES])
 def test_a_server_that_is_rebuilt_from_its_log_holds_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "_SNAPSHOT_EVERY", 50)  # more often than in other runs
     run = Run(Plan.of(2, SHAPES[name]))
