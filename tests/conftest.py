@@ -8,6 +8,7 @@ with `--full` on the whole product, with `--quick` on one that needs no server.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import os
@@ -16,9 +17,10 @@ import signal
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,23 @@ def pytest_configure(config: pytest.Config) -> None:
         left_out = ["soak"] if config.option.full else ["soak", "full"]
         left_out += [] if config.option.full or config.option.wide else ["wide"]
         config.option.markexpr = " and ".join(f"not {mark}" for mark in left_out)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each process of a run compiles a part of the test files; it finds the others compiled when it collects them.
+
+    pytest rewrites the assertions of a file before it compiles it. In a fresh checkout that takes longer than the rest
+    of the collection, and each process would do it for all files.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return
+    here = Path(__file__).parent
+    files = [path for path in sorted(here.rglob("test_*.py")) if not pytest_ignore_collect(path, session.config)]
+    number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    for path in files[number::count]:
+        with suppress(Exception):  # it is reported when the file is collected
+            import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
 
 
 def pytest_report_header() -> str:
@@ -158,6 +177,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = set(map(id, chosen))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = chosen
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look again and again at all that was collected and imported."""
+    gc.collect()
+    gc.freeze()
 
 
 def _spread(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
@@ -286,6 +311,8 @@ class Opener:
         from distributed_state import AsyncStateStore, StateStore
 
         given = {"url": self.url, "archive": self.archive, "namespace": self.namespace} | settings
+        if self.warm == "fake":
+            given.setdefault("partitions", 8)  # the embedded server executes scripts for each when a store opens
         if self.face == "asyncio":
             store: Any = await AsyncStateStore.open(given.pop("url"), **given)
         else:
