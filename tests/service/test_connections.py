@@ -70,7 +70,6 @@ async def test_a_connection_that_is_lost_leaves_nothing_to_the_garbage_collector
             protocol.data_received(request)
         if request in (GET, POST):
             await answered(transport)
-        gc.collect()
         gc.disable()
         try:
             seen = weakref.ref(protocol)

@@ -61,7 +61,8 @@ def until_refused(port: int, seen: Counter[str], busy: threading.Barrier) -> Non
                 seen[repr(error)] += 1
 
 
-@pytest.mark.parametrize("round", range(3))
+@pytest.mark.parametrize("round", [0, *(pytest.param(each, marks=pytest.mark.full) for each in (1, 2))])
+@pytest.mark.wide
 def test_a_worker_that_ends_under_load_loses_no_connection(tmp_path: Path, round: int) -> None:
     many = 12
     seen, busy = Counter[str](), threading.Barrier(many + 1)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
+from distributed_state.programs.service import rates as rates_module
+from distributed_state.programs.service import traffic as traffic_module
 from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
@@ -129,12 +131,13 @@ def test_nothing_is_counted_by_default() -> None:
     assert rates.headers(A) == {}
 
 
-def test_who_asked_nothing_for_longest_is_forgotten() -> None:
+def test_who_asked_nothing_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates_module, "_TENANTS", 300)
     rates = Rates(Limits(tenant_requests=0.1), Clock())
-    for number in range(10_001):
+    for number in range(301):
         rates.ask(Caller(actor=str(number)))
     rates.ask(Caller(actor="0"))
-    refused(rates, Caller(actor="10000"))
+    refused(rates, Caller(actor="300"))
 
 
 class Counted:
@@ -251,13 +254,15 @@ def test_a_tenant_within_another_has_no_more_than_its_own() -> None:
     refused(rates, beside)
 
 
-def test_whatever_tokens_are_made_so_many_buckets_are_kept() -> None:
+def test_whatever_tokens_are_made_so_many_buckets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in rates_module, traffic_module:
+        monkeypatch.setattr(module, "_TENANTS", 300)
     rates = Rates(Limits(tenant_requests=10**6), Clock())
-    for caller in within(15_000):
+    for caller in within(450):
         rates.ask(caller)
-    assert len(rates) <= 10_000
+    assert len(rates) <= 300
     assert rates.traffic.busiest(1)[0].prefix == "a:"
-    assert rates.traffic.busiest(1)[0].requests == 15_000
+    assert rates.traffic.busiest(1)[0].requests == 450
 
 
 def test_tenants_within_a_tenant_have_its_places_together() -> None:

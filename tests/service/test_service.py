@@ -25,11 +25,13 @@ import pytest
 from below import ROOT, hidden, until
 from below import Worker as Dying
 from proxy import Proxy
+from serving import served
 from typer.testing import CliRunner
 
 from distributed_state import StateStore
 from distributed_state.programs.cli import shell
 from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
+from distributed_state.programs.service import Limits, Service
 from distributed_state.values import access_tokens
 from distributed_state.warm.scripts import COMMIT
 
@@ -79,8 +81,7 @@ class Worker:
 
     def figure(self, name: str) -> float:
         """What /metrics says."""
-        lines = self.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        return figure(self.http, name)
 
     def __enter__(self) -> Worker:
         return self
@@ -90,6 +91,12 @@ class Worker:
             self.http.close()
         self.process.kill()
         self.process.communicate()
+
+
+def figure(client: httpx.Client, name: str) -> float:
+    """What /metrics says of one series, or of all that have this name."""
+    lines = [line.rpartition(" ") for line in client.get("/metrics").text.splitlines()]
+    return sum(float(value) for series, _, value in lines if name in (series, series.split("{")[0]))
 
 
 @pytest.fixture
@@ -127,7 +134,7 @@ HI = {"role": "user", "content": "hi"}
 # Conversations
 
 
-@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@pytest.mark.parametrize("kind", ["redis", pytest.param("valkey", marks=pytest.mark.wide)])
 def test_a_conversation_is_begun_led_read_listed_and_deleted(servers: Any, kind: str, namespace: str) -> None:
     with Worker(*_options(servers.redis(kind).url, servers.database(), namespace)).ready() as worker:
         fields = {"nights": 3, "large": 12345678901234567890123, "odd": "\udc80\x00", "deep": [[]]}
@@ -320,20 +327,20 @@ def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(w
 
 
 def test_a_repeated_request_is_answered_as_the_first_was(options: tuple[str, ...]) -> None:
-    """By another worker too, and if both come at once."""
-    with Worker(*options).ready() as one, Worker(*options).ready() as other:
-        one.post("/v1/conversations", id="c")
-        turn = {"request_id": "r1", "messages": [HI], "event": "new_task"}
-        first = one.post("/v1/conversations/c/turns", **turn).json()
-        one.post("/v1/conversations/c/turns", messages=[HI])
-        again = other.post("/v1/conversations/c/turns", **turn).json()
-        assert again == first | {"repeated": True}
+    """By another replica too, and if both are asked at once."""
+    place = options[1::2]
+    with served(*place, service=Service()) as one, served(*place, service=Service()) as other:
+
+        def turn(at: httpx.Client, **given: Any) -> Any:
+            return at.post("/v1/conversations/c/turns", json={"messages": [HI]} | given).json()
+
+        one.post("/v1/conversations", json={"id": "c"})
+        first = turn(one, request_id="r1", event="new_task")
+        turn(one)
+        assert turn(other, request_id="r1", event="new_task") == first | {"repeated": True}
         with ThreadPoolExecutor(8) as pool:
-            asked = [
-                pool.submit(each.post, "/v1/conversations/c/turns", request_id="r2", messages=[HI])
-                for each in (one, other) * 4
-            ]
-            answers = [each.result().json() for each in asked]
+            asked = [pool.submit(turn, each, request_id="r2") for each in (one, other) * 4]
+            answers = [each.result() for each in asked]
         assert sorted(each.pop("repeated") for each in answers) == [False] + [True] * 7
         assert all(each == answers[0] for each in answers)
         assert len(other.get("/v1/conversations/c", params={"fresh": "true"}).json()["messages"]) == 3
@@ -360,24 +367,16 @@ def test_a_turn_whose_users_part_is_missing_is_to_be_repeated(options: tuple[str
         assert (store.user("u1").get("visits"), store.session("c").version(fresh=True)) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        None,
-        {"version": "two"},
-        *(pytest.param(each, marks=pytest.mark.wide) for each in ("Booked", 7, [1], {"city": "Oslo"})),
-    ],
-    ids=repr,
-)
-def test_a_request_that_the_library_answered_has_the_outcome_it_left(options: tuple[str, ...], outcome: Any) -> None:
+def test_a_request_that_the_library_answered_has_the_outcome_it_left(options: tuple[str, ...]) -> None:
     """Which need not be as the service's own are."""
-    with Worker(*options).ready() as worker, store_of(options) as store:
-        with store.session("c").turn(request_id="r") as turn:
-            turn.append(HI)
-            turn.outcome = outcome
-        response = worker.post("/v1/conversations/c/turns", request_id="r", messages=[HI])
-        assert response.status_code == 200
-        assert response.json() == {"version": 1, "repeated": True, "outcome": outcome}
+    with served(*options[1::2], service=Service()) as client, store_of(options) as store:
+        for at, outcome in enumerate([None, {"version": "two"}, "Booked", 7, [1], {"city": "Oslo"}]):
+            with store.session(f"c{at}").turn(request_id="r") as turn:
+                turn.append(HI)
+                turn.outcome = outcome
+            response = client.post(f"/v1/conversations/c{at}/turns", json={"request_id": "r", "messages": [HI]})
+            assert response.status_code == 200
+            assert response.json() == {"version": 1, "repeated": True, "outcome": outcome}
 
 
 @pytest.mark.wide
@@ -409,12 +408,12 @@ def test_requests_are_logged_only_if_asked_for(options: tuple[str, ...]) -> None
 
 
 def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str, ...]) -> None:
-    more = ("--busy", "0.3", "--max-requests", "1", "--max-streams", "0")
-    with Worker(*options, *more).ready() as worker, store_of(options) as store:
-        worker.post("/v1/conversations", id="c")
-        with store.session("c").lock(), waiting_turn(worker) as turn:
+    service = Service(Limits(busy=0.3, requests=1, streams=0))
+    with served(*options[1::2], service=service) as client, store_of(options) as store:
+        client.post("/v1/conversations", json={"id": "c"})
+        with store.session("c").lock(), waiting_turn(client) as turn:
             while not turn.done():
-                refused = worker.get("/v1/conversations/c")
+                refused = client.get("/v1/conversations/c")
                 if refused.status_code == 429:
                     assert (refused.json()["error"], refused.headers["retry-after"]) == ("TooManyRequests", "1")
                     break
@@ -422,26 +421,27 @@ def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str
         assert said(locked) == (423, "LockTimeout")
         assert locked.headers["retry-after"] == "1"
         assert refused.status_code == 429
-        assert said(worker.get("/v1/events")) == (429, "TooManyRequests")
+        assert said(client.get("/v1/events")) == (429, "TooManyRequests")
 
 
 @contextmanager
-def waiting_turn(worker: Worker, **given: Any) -> Iterator[Future[httpx.Response]]:
+def waiting_turn(client: httpx.Client, **given: Any) -> Iterator[Future[httpx.Response]]:
     """A turn that is under way, if its conversation is locked."""
+    url = client.base_url.join("/v1/conversations/c/turns")
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(
-            httpx.post, f"{worker.url}/v1/conversations/c/turns", json={"messages": [HI]} | given, timeout=30
-        )
-        wait_for(lambda: asked.done() or worker.figure("distributed_state_http_requests_running") >= 1)
+        asked = pool.submit(httpx.post, url, json={"messages": [HI]} | given, timeout=30)
+        wait_for(lambda: asked.done() or figure(client, "distributed_state_http_requests_running") >= 1)
         yield asked
 
 
-def test_figures_are_told(worker: Worker) -> None:
-    worker.post("/v1/conversations", id="c")
-    text = worker.get("/metrics").text
-    assert 'distributed_state_http_requests_total{method="POST",route="/v1/conversations",status="201"} 1.0' in text
-    assert "distributed_state_hot_hits" in text
-    assert worker.get("/metrics").headers["content-type"].startswith("text/plain")
+def test_figures_are_told(shared: Worker) -> None:
+    made = 'distributed_state_http_requests_total{method="POST",route="/v1/conversations",status="201"}'
+    before = figure(shared.http, made)
+    shared.post("/v1/conversations")
+    assert figure(shared.http, made) == before + 1
+    found = shared.get("/metrics")
+    assert "distributed_state_hot_hits" in found.text
+    assert found.headers["content-type"].startswith("text/plain")
 
 
 # Beginning and end
@@ -452,7 +452,7 @@ def test_a_conversation_whose_worker_died_mid_turn_is_free_soon(options: tuple[s
     with Proxy(options[1]) as proxy, Worker("--url", proxy.url, *options[2:]).ready() as worker:
         worker.post("/v1/conversations", id="c")
         loss = proxy.lose(COMMIT.sha)
-        with waiting_turn(worker, request_id="r") as turn:
+        with waiting_turn(worker.http, request_id="r") as turn:
             assert loss.happened.wait(20)
             worker.process.kill()
         assert turn.exception() is not None
@@ -469,7 +469,7 @@ def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], numbe
     with Worker(*options, "--notice", "0.5").ready() as worker, store_of(options) as store:
         worker.post("/v1/conversations", id="c")
         lock = store.session("c").lock()
-        with lock, waiting_turn(worker, request_id="r") as turn:
+        with lock, waiting_turn(worker.http, request_id="r") as turn:
             worker.process.send_signal(number)
             leaving = wait_for(lambda: (got := worker.get("/readyz")).status_code == 503 and got)
             assert leaving.json() == {"status": "draining"}
@@ -487,10 +487,11 @@ def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], numbe
         assert [each.id for each in store.replicas()] == [store.replica], "it said that it leaves"
 
 
+@pytest.mark.wide
 def test_a_turn_that_does_not_end_is_given_up_and_changes_nothing(options: tuple[str, ...]) -> None:
     with Worker(*options, "--notice", "0", "--drain", "0.3").ready() as worker, store_of(options) as store:
         worker.post("/v1/conversations", id="c")
-        with store.session("c").lock(), waiting_turn(worker) as turn:
+        with store.session("c").lock(), waiting_turn(worker.http) as turn:
             assert worker.end() == 0
             answer = turn.result()
         assert said(answer) == (503, "Unavailable")
@@ -786,14 +787,14 @@ def test_a_reader_that_says_nothing_of_where_it_was_misses_some(worker: Worker, 
         assert (forgetful.numbers, faithful.numbers) == ([3], [2, 3])
 
 
-def test_events_are_cloud_events_of_the_types_asked_for(worker: Worker) -> None:
-    reader = Reader(worker.url, types="conversation.*,session.phase")
-    worker.post("/v1/conversations", id="c")
-    worker.post("/v1/conversations/c/turns", event="new_task")
-    worker.http.delete("/v1/conversations/c")
+def test_events_are_cloud_events_of_the_types_asked_for(shared: Worker) -> None:
+    reader = Reader(shared.url, types="conversation.*,session.phase")
+    shared.post("/v1/conversations", id="cloud")
+    shared.post("/v1/conversations/cloud/turns", event="new_task")
+    shared.http.delete("/v1/conversations/cloud")
     wait_for(lambda: len(reader.events) == 3)
     assert [type for _, type, _ in reader.events] == ["conversation.created", "session.phase", "conversation.deleted"]
-    assert all(data["specversion"] == "1.0" and data["subject"] == "session:c" for *_, data in reader.events)
+    assert all(data["specversion"] == "1.0" and data["subject"] == "session:cloud" for *_, data in reader.events)
 
 
 @pytest.mark.wide
