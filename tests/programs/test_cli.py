@@ -113,48 +113,49 @@ def test_bytes_are_written_as_they_are_and_left_out_of_json(run: Run, archive: s
     assert run("get", "copy", "photo").out == "café"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("get", "nobody"), "there is no session 'nobody'"),
-        (("get", "nobody", "a"), "there is no session 'nobody'"),
-        (("history", "nobody"), "there is no session 'nobody'"),
-        (("set", "s", "a", "Alice"), "'Alice' is not JSON"),
-        (("set", "s", "#v", "1"), "reserved"),
-        (("set", "", "a", "1"), "non-empty"),
-        (("get", "s", "--scope", "galaxy"), "scope 'galaxy' is none of session, user, app, task"),
-        (("delete", "nobody"), "nothing to delete"),
-        (("fork", "nobody", "f"), "there is nothing to fork"),
-        (("fork", "nobody", "f", "--branch", "1-x"), "no branch '1-x'; it has none"),
-        (("branches", "nobody"), "write it as session/nobody"),
-        (("branches", "galaxy/nobody"), "scope 'galaxy' is none of"),
-        (("import", "/no/such/file"), "No such file"),
-        (("export", "nobody"), "nobody"),
-        (("replay", "/no/such/file"), "No such file"),
-        (("replay", "--in-process", "--kill", "1"), "leave out --kill"),
-        (("send", "new-conversation", "nobody", "--clear"), "there is no session 'nobody'"),
-        (("send", "switch", "nobody"), "there is no session 'nobody'"),
-        (("send", "delete", "nobody"), "nothing to delete"),
-        (("send", "event", "resync"), "a word like 'mail.sent'"),
-        (("send", "event", "a.b", "--data", "[1]"), "--data is a JSON object"),
-        (("send", "event", "a.b", "--data", "{"), "--data '{' is not JSON"),
-        (("send", "activate", "notes", "--client", "\x07"), "printable"),
-        (("tail", "a["), "'conversation.deleted', 'conversation.*' or '*'"),
-        (("tail", "--since", "yesterday"), "--since is an age"),
-        (("tail", "--since", "0=x@y"), "position"),
-        (("--namespace", "a:b", "get", "s"), "namespace"),
-        (("--url", "http://host", "get", "s"), "redis://"),
-        (("--url", "redis://127.0.0.1:1", "set", "s", "n", "1"), "127.0.0.1:1"),
-        (("--url", "redis://127.0.0.1:1", "get", "s"), "there is no namespace 'default' in sqlite"),
-    ],
+ERRORS = (
+    # First, as a command that opens the embedded store makes its namespace.
+    (("--url", "redis://127.0.0.1:1", "get", "s"), "there is no namespace 'default' in sqlite"),
+    (("get", "nobody"), "there is no session 'nobody'"),
+    (("get", "nobody", "a"), "there is no session 'nobody'"),
+    (("history", "nobody"), "there is no session 'nobody'"),
+    (("set", "s", "a", "Alice"), "'Alice' is not JSON"),
+    (("set", "s", "#v", "1"), "reserved"),
+    (("set", "", "a", "1"), "non-empty"),
+    (("get", "s", "--scope", "galaxy"), "scope 'galaxy' is none of session, user, app, task"),
+    (("delete", "nobody"), "nothing to delete"),
+    (("fork", "nobody", "f"), "there is nothing to fork"),
+    (("fork", "nobody", "f", "--branch", "1-x"), "no branch '1-x'; it has none"),
+    (("branches", "nobody"), "write it as session/nobody"),
+    (("branches", "galaxy/nobody"), "scope 'galaxy' is none of"),
+    (("import", "/no/such/file"), "No such file"),
+    (("export", "nobody"), "nobody"),
+    (("replay", "/no/such/file"), "No such file"),
+    (("replay", "--in-process", "--kill", "1"), "leave out --kill"),
+    (("send", "new-conversation", "nobody", "--clear"), "there is no session 'nobody'"),
+    (("send", "switch", "nobody"), "there is no session 'nobody'"),
+    (("send", "delete", "nobody"), "nothing to delete"),
+    (("send", "event", "resync"), "a word like 'mail.sent'"),
+    (("send", "event", "a.b", "--data", "[1]"), "--data is a JSON object"),
+    (("send", "event", "a.b", "--data", "{"), "--data '{' is not JSON"),
+    (("send", "activate", "notes", "--client", "\x07"), "printable"),
+    (("tail", "a["), "'conversation.deleted', 'conversation.*' or '*'"),
+    (("tail", "--since", "yesterday"), "--since is an age"),
+    (("tail", "--since", "0=x@y"), "position"),
+    (("--namespace", "a:b", "get", "s"), "namespace"),
+    (("--url", "http://host", "get", "s"), "redis://"),
+    (("--url", "redis://127.0.0.1:1", "set", "s", "n", "1"), "127.0.0.1:1"),
 )
-def test_an_error_is_one_line_on_stderr(run: Run, words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+
+
+def test_an_error_is_one_line_on_stderr(run: Run, tmp_path: Path) -> None:
     (tmp_path / "archive.db").touch()  # else there is no store, which is another error
-    done = run(*words)
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: ")
-    assert said in done.err
-    assert lines(done.err) == 1
+    for words, said in ERRORS:
+        done = run(*words)
+        assert (done.code, done.out) == (1, ""), words
+        assert done.err.startswith("error: "), words
+        assert said in done.err, words
+        assert lines(done.err) == 1, words
 
 
 @pytest.mark.parametrize("words", [("inspect", "--url", "x"), ("adopt", "openai", "x", "--archive", "y")])
@@ -364,15 +365,13 @@ def test_deleting_and_forgetting(run: Run, archive: str) -> None:
     assert run("forget", "nobody", "--yes").out == "0 records removed\n"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("get", "c1"), ("sessions",), ("doctor",), ("audit",), ("replicas",), ("export", "--all"), ("search", "x")],
-)
-def test_who_only_reads_makes_no_store(words: tuple[str, ...], tmp_path: Path, run: Run) -> None:
-    done = run(*words)
-    assert done.code == 1
-    assert "there is no store in" in done.err
-    assert not [*tmp_path.iterdir()]
+def test_who_only_reads_makes_no_store(tmp_path: Path, run: Run) -> None:
+    reading = ("get", "c1"), ("sessions",), ("doctor",), ("audit",), ("replicas",), ("export", "--all"), ("search", "x")
+    for words in reading:
+        done = run(*words)
+        assert done.code == 1, words
+        assert "there is no store in" in done.err, words
+        assert not [*tmp_path.iterdir()], words
     assert run("set", "c1", "n", "1").code == 0
     assert run("get", "c1").code == 0, "there is one now"
 
@@ -461,16 +460,16 @@ def test_the_environment_names_the_store(run: Run, monkeypatch: pytest.MonkeyPat
     assert "debug, info, warning, error, critical" in wrong.err
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_command_explains_itself(run: Run, command: str) -> None:
-    done = run(*command.split(), "--help")
-    assert done.code == 0
-    if command == "send":
-        assert all(f" {name.removeprefix('send ')} " in done.out for name in COMMANDS if name.startswith("send "))
-    elif command:
-        assert "Example: distributed-state" in " ".join(done.out.split())
-    else:
-        assert all(f" {name} " in done.out for name in COMMANDS if " " not in name)
+def test_every_command_explains_itself(run: Run) -> None:
+    for command in ("", *COMMANDS):
+        done = run(*command.split(), "--help")
+        assert done.code == 0, command
+        if command == "send":
+            assert all(f" {name.removeprefix('send ')} " in done.out for name in COMMANDS if name.startswith("send "))
+        elif command:
+            assert "Example: distributed-state" in " ".join(done.out.split()), command
+        else:
+            assert all(f" {name} " in done.out for name in COMMANDS if " " not in name)
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -482,7 +481,7 @@ def start(*words: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.wide)])
 def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str, number: signal.Signals) -> None:
     url = servers.redis("valkey").url  # type: ignore[attr-defined]  # the fixture's class is conftest's own
     namespace = f"cli-{os.getpid()}-{number.value}"
@@ -563,7 +562,7 @@ def test_tests_of_ctrl_c_pass_in_a_background_job_of_a_script(tmp_path: Path) ->
     """A shell starts such a job with SIGINT ignored, and so does this test."""
     chosen = (
         f"{__file__}::test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word",
-        str(Path(__file__).with_name("test_opening.py")) + "::test_an_interrupted_opening_leaves_nothing_open",
+        f"{Path(__file__).parent.parent}/store/test_opening.py::test_an_interrupted_opening_leaves_nothing_open",
     )
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t")]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

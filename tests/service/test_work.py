@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
@@ -19,6 +20,7 @@ import pytest
 from below import until
 from serving import served
 
+from distributed_state import StateStore
 from distributed_state.errors import Unavailable, WarmUnavailable
 from distributed_state.port import waited
 from distributed_state.port.shared import SharedPort
@@ -198,14 +200,14 @@ def read_at_once(client: httpx.Client, many: int) -> list[int]:
 
 def test_readers_of_a_large_conversation_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with holding(monkeypatch) as (client, _, most):
-        assert read_at_once(client, 24) == [200] * 24
+        assert read_at_once(client, 8) == [200] * 8
         assert most[0] <= ROOM
 
 
 def test_without_a_budget_they_would_all_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "_fits", lambda *_: True)
     with holding(monkeypatch) as (client, _, most):
-        assert read_at_once(client, 24) == [200] * 24
+        assert read_at_once(client, 8) == [200] * 8
         assert most[0] > ROOM
 
 
@@ -272,7 +274,9 @@ def test_a_body_with_very_many_values_waits_for_room(monkeypatch: pytest.MonkeyP
         assert soon(lambda: service.budget.held == 0)
 
 
-def test_unread_streams_of_events_buffer_little_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_streams_of_events_buffer_little_and_lose_nothing(
+    servers: Any, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = [0]
     counted = Buffered.count
 
@@ -281,20 +285,26 @@ def test_unread_streams_of_events_buffer_little_and_lose_nothing(monkeypatch: py
         held[0] = max(held[0], self._budget.buffered)
 
     monkeypatch.setattr(Buffered, "count", count)
-    with holding(monkeypatch, slow=60, leaving=60) as (client, service, _):
+    service = Service(Limits(in_flight=ROOM, slow=60, leaving=60))
+    url, archive, many, size = servers.redis("valkey").url, f"sqlite:///{tmp_path}/a.db", 150, 3_000
+    with (
+        served(url, archive, namespace, service=service) as client,
+        StateStore.open(url, archive=archive, namespace=namespace) as store,
+    ):
         connections = unread(client, "/v1/events", 8)
         assert soon(lambda: len(service._hearers) == 8)
-        client.post("/v1/conversations", json={"id": "e", "fields": {"n": 0}})
-        for at in range(320):
-            client.post("/v1/conversations/e/checkpoints", json={"label": f"{at:0190}"}).raise_for_status()
-        # Each may have 16 more of 400 bytes when all of them together have a quarter.
-        assert ROOM // 8 < held[0] <= ROOM // 4 + 8 * 16 * 1_000
+        for n in range(many):
+            store.emit("a.b", {"n": n, "text": "x" * size}, subject="s")
+        # Each may have 16 more when all of them together have a quarter.
+        assert soon(lambda: held[0] > ROOM // 8)
         connections[0].settimeout(20)
         text = b""
-        while b'"version":321' not in text:
+        while b'"n":%d,' % (many - 1) not in text:
             text += connections[0].recv(65536)
-        for at in range(1, 322):
-            assert b'"version":%d' % at in text, "none is missing"
+        for n in range(many):
+            assert b'"n":%d,' % n in text, "none is missing"
+        most = ROOM // 4 + 8 * 16 * (size + 1_000)
+        assert held[0] <= most < 8 * many * size // 2
         for each in connections:
             each.close()
         assert soon(lambda: service.budget.buffered == 0)
@@ -318,7 +328,7 @@ class Kept(bytes):
 
 def test_a_history_that_turns_out_large_holds_nothing_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is known of these answers, and what was guessed of them is given back before they are read."""
-    held, many = list[int](), 16
+    held, many = list[int](), 6
     read, wait = SharedPort.sql, Growing.wait
 
     async def sql(self: SharedPort, function: Any, *arguments: Any) -> Any:
