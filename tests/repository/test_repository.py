@@ -13,6 +13,7 @@ import yaml
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
+APART = {"frameworks", "browser", "site"}  # stages of their own
 CI = (ROOT / ".ci" / "run").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -34,7 +35,21 @@ def test_the_workflow_runs_all_checks_on_each_python_that_the_package_names() ->
     named = [each.rsplit(" ", 1)[1] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
     assert set(named) <= set(pythons)
     assert f">={pythons[0]}" == PROJECT["requires-python"]
-    assert "bash .ci/run" in steps("ci")
+    assert "bash .ci/run ${{ matrix.stages }}" in steps("ci")
+
+
+def test_the_workflow_runs_all_stages() -> None:
+    stages = read(".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]["stages"]
+    known = re.search(r"^\[ \$# -gt 0 \] \|\| stages=\((.*)\)$", CI, re.MULTILINE)
+    assert known
+    assert sorted(" ".join(stages).split()) == sorted(known[1].split())
+
+
+def test_the_nightly_workflow_runs_every_test_on_every_server() -> None:
+    assert ".venv/bin/pytest --full tests/${{ matrix.folder }}" in steps("nightly")
+    folders = read(".github/workflows/nightly.yml")["jobs"]["full"]["strategy"]["matrix"]["folder"]
+    found = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")} - set(APART)
+    assert set(folders) == found
 
 
 def test_a_release_is_checked_before_it_is_published_and_only_then_may_publish() -> None:
