@@ -158,7 +158,7 @@ class Port(Protocol):
         ...
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
-        """Whether another server than this one is a primary in the life of that name."""
+        """Whether another server than this one is a primary in the life of that name, and was not replaced."""
         ...
 
     async def relocate(self) -> None:

@@ -82,13 +82,16 @@ class Router:
     async def lives_elsewhere(self, name: str, node: str) -> bool:
         if not self.is_cluster:
             return False  # no slots move: another server in that life was replaced, and does not know it yet
+        lives = False
         for other in sorted({*self.nodes(), *self._connections.lives} - {node}):
             try:
-                if (await self.life_of(other)).name == name:
-                    return True
+                life = await self.life_of(other)
             except StateError:
                 continue  # it is away, and says nothing
-        return False
+            if life.follows(name):
+                return False  # its replica was promoted, perhaps with older data
+            lives = lives or life.name == name
+        return lives
 
     def known_life(self, node: str) -> str:
         return lives.EMBEDDED.name if self._embedded is not None else self._connections.lives.get(node, "")

@@ -196,7 +196,8 @@ class Recovery:
             await self._port.relocate()
             raise WarmUnavailable(f"{node} is a replica")
         place = (await self._warm.partitions.states([keys]))[keys.partition]
-        if place.epoch and place.epoch != over and await self._is_same(place, life, node):
+        elsewhere = await self._is_elsewhere(place, life, node)
+        if place.epoch and place.epoch != over and await self._is_same(place, life, node, elsewhere=elsewhere):
             return place.life == life.name or await self._partitions.rename(keys, place.epoch, place.life)
         # Before the right is asked for: from then on nobody can write, and SQL may be away.
         cursor = await self._port.sql(self._cold.cursor, keys.partition)
@@ -209,7 +210,8 @@ class Recovery:
             if renamed:
                 log.error(text, keys.partition, place.epoch)
             return renamed
-        apart = brought is None and await self._is_apart(place, life, node)
+        apart = brought is None and cursor is not None
+        apart = apart and await self._is_apart(place, life, node, elsewhere=elsewhere)
         # Valid in this life only: the next one may have older data than this recovery reads.
         token = f"{token}@{life.name}"
         word, seen = await self._partitions.mint(keys, token, over)
@@ -222,23 +224,30 @@ class Recovery:
         finally:
             keeping.ask()
 
-    async def _is_same(self, place: PartitionState, life: Life, node: str) -> bool:
+    async def _is_elsewhere(self, place: PartitionState, life: Life, node: str) -> bool:
+        """Whether the life in which a partition was written goes on at another server."""
+        is_here = place.life in ("", "?", life.name) or life.renames(place.life) or life.follows(place.life)
+        return not is_here and await self._port.lives_elsewhere(place.life, node)
+
+    async def _is_same(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
         """Whether a partition was written in the server's life by another name, or in that of its former server."""
         if place.life == life.name or life.renames(place.life):
             return True
-        if life.follows(place.life) or not await self._port.lives_elsewhere(place.life, node):
+        if not elsewhere:
             return False
         return not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
 
-    async def _is_apart(self, place: PartitionState, life: Life, node: str) -> bool:
-        """Whether the keys of a partition may be of several moments: its slot came from a server that has ended since.
+    async def _is_apart(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
+        """Whether the keys of a partition may be of several moments: a server ended while its slot was moving here.
 
-        A server that restarts while a slot leaves it may have older keys than those that it has handed over.
+        The former server may have restarted with older keys than those that it had handed over, or this one may have
+        lost keys that it was handed.
         """
-        if not self._port.is_cluster or not place.epoch:
+        if not self._port.is_cluster:
             return False
-        # A worker that was starting it died, and left no reason; or the journal does not fit SQL for an unknown reason.
-        if place.life in ("?", life.name):
+        # Its slot has been moving since its epoch began, or its meta was lost, perhaps alone. Or a worker that was
+        # starting it died, and left no reason; or the journal does not fit SQL for an unknown reason.
+        if elsewhere or not place.proved_ms or place.life in ("?", life.name):
             return True
         return not life.follows(place.life) and await self._runs_since(node, place.proved_ms)
 
@@ -276,8 +285,10 @@ class Recovery:
                 return False
             cursor, fits = together
         if apart:
-            log.warning("partition %d: its slot came from a server that has ended; its records are in SQL", partition)
-            if not await self._discard(keys, token, seen, await self._present(keys, token)):
+            if mixed := await self._present(keys, token):
+                text = "partition %d: a server ended while its slot was moving; %d records leave Redis, and are in SQL"
+                log.warning(text, partition, len(mixed))
+            if not await self._discard(keys, token, seen, mixed):
                 return False
             fits = False  # the stream of events may be of another moment, too
         # Or whoever repaired it died behind that: it is here as it was then.

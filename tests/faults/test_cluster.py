@@ -210,6 +210,48 @@ async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(face: s
         await store.close()
 
 
+@KIND
+async def test_a_partition_is_noted_whole_only_where_its_slot_is_not_leaving(kind: str, place: Any) -> None:
+    with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
+        store = await opened("asyncio", cluster.url, archiver=False, beat=0.0, **place)
+        await store.session("s").set("a", 1)
+        partitions, keys = core(store).tiers().warm.partitions, core(store).keys
+        partition = keys.partition(keys.of(Ref("session", "s")).partition)
+
+        async def advances() -> bool:
+            """Whether a script that the node executes, in the first epoch, notes the partition."""
+            before = (await partitions.states([partition]))[partition.partition].proved_ms
+            wait_for(0.05)
+            (epoch, *_) = await partitions.tail(partition)
+            assert epoch.startswith("1-")
+            return bool((await partitions.states([partition]))[partition.partition].proved_ms > before)
+
+        assert await advances()
+        with on_its_way(cluster, slot(store, "s"), 0):
+            assert not await advances()
+        await store.session("s").set("a", 2)
+        assert await advances()
+        await store.close()
+
+
+async def test_a_partition_whose_journal_is_newer_than_the_rest_is_recovered(place: Any) -> None:
+    """As after a restart of the node that it was moved from, or to."""
+    with redis_cluster(replicas=0) as cluster:
+        store = await opened("asyncio", cluster.url, archiver=False, **place)
+        session = store.session("s")
+        await session.set("a", 1)
+        meta = core(store).keys.of(Ref("session", "s")).meta.decode()
+        node = cluster.primary_of(slot(store, "s"))
+        before = node.ask("HGET", meta, "journal")
+        await session.set("a", 2)
+        wait_for(0.05)
+        node.ask("HSET", meta, "journal", before)
+        assert await session.set("a", 3) == 3
+        assert [change.version for change in await session.history()] == [1, 2, 3]
+        assert node.ask("HGET", meta, "epoch").startswith("2-")
+        await store.close()
+
+
 @pytest.mark.wide
 @KIND
 @pytest.mark.timeout(240)

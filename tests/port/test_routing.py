@@ -14,6 +14,7 @@ from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.port import Script, Words, callers, topology
 from distributed_state.port.addresses import read_address
 from distributed_state.port.errors import ReplyError, translate
+from distributed_state.port.facts import Life
 from distributed_state.port.lives import Packer
 from distributed_state.port.routing import Router
 from distributed_state.port.shared import SharedPort
@@ -261,6 +262,26 @@ def test_a_script_that_the_target_of_a_slot_does_not_know_is_brought_there() -> 
     assert asyncio.run(port.script(ONE, [KEYS[A]], [])) == b"done"
     loaded.clear()
     assert asyncio.run(port.scripts([(ONE, [KEYS[A]], []), (ONE, [KEYS[A]], [])])) == [b"done", b"done"]
+
+
+async def test_a_life_goes_on_elsewhere_unless_a_replica_was_promoted_in_its_place() -> None:
+    lives = {A: Life("here", "1", True), B: Life("there", "2", True), C: Life("other", "3", True)}
+
+    class Asked(Played):
+        async def life_of(self, node: str) -> Life:
+            if lives[node].data == "away":
+                raise WarmUnavailable(node)
+            return lives[node]
+
+    router = Asked()
+    await router.look()
+    router._topology.kind = "cluster"
+    assert await router.lives_elsewhere("there/2", A)
+    assert not await router.lives_elsewhere("here/1", A), "only there"
+    lives[C] = Life("away", "3", True)
+    assert await router.lives_elsewhere("there/2", A)
+    lives[C] = Life("new", "4", True, former="there")
+    assert not await router.lives_elsewhere("there/2", A)
 
 
 def test_an_error_of_a_script_is_ours() -> None:

@@ -144,6 +144,12 @@ class Member:
             return None
         return None if owner == self.name else ReplyError(f"MOVED {slot} {owner}")
 
+    def lacks(self, words: Sequence[bytes]) -> bool:
+        """Whether a script may not execute this command: its slot leaves, and not all of its keys are here."""
+        keys = keys_of(words)
+        present = self.node.fake.dbs[0]
+        return any(slot_of(key) in self.migrating and key not in present for key in keys)
+
     def _said(self, words: Sequence[bytes]) -> Any:
         slots, cluster = self.cluster.slots, self.cluster
         match words[1]:

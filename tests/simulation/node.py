@@ -39,6 +39,7 @@ _SNAPSHOT_EVERY = 150  # entries of the log
 _NOW = {b"INFO", b"CONFIG", b"ROLE", b"WAIT", b"WAITAOF"}
 _SCRIPTS = (b"EVAL", b"EVALSHA")
 _READONLY = "READONLY You can't write against a read only replica."
+_NOT_LOCAL = "ERR Script attempted to access a non local key in a cluster node"
 LUA_GLOBALS: dict[str, Callable[[], Any]] = {}
 """What a broken script may call beside what Redis offers: see sabotages.py."""
 
@@ -117,12 +118,21 @@ class Client(EmbeddedClient):
 
     def _lua_redis_call(self, runtime: Any, expected: Any, op: bytes, *args: Any) -> Any:
         server: Any = self._server
+        server.calls += 1
+        # A real server logs the effects of a script. This one runs it again, so it must get the same answers again.
+        said: deque[Any] = server.said
         if op not in _OF_NODE:
             if server.refuses and op not in READS:
                 raise SimpleError(server.refuses)
+            if server.is_replaying:
+                lacks = bool(said) and said[0] == (server.calls,)
+                if lacks:
+                    said.popleft()
+            elif lacks := server.lacks(op, args):
+                said.append((server.calls,))
+            if lacks:
+                raise SimpleError(_NOT_LOCAL)
             return self._called(runtime, expected, op, *args)
-        # A real server logs the effects of a script. This one runs it again, so it must get the same answers again.
-        said: deque[Any] = server.said
         if server.is_replaying:
             return self._convert_redis_result(runtime, said.popleft())
         if op == b"INFO":
@@ -182,8 +192,8 @@ class Node(EmbeddedServer):
         self._client = Client
         self.world, self.name, self.life = world, name, life
         self.persistence = persistence
-        self.fake.said, self.fake.is_replaying, self.fake.refuses = deque(), False, ""
-        self.fake.info = self._info
+        self.fake.said, self.fake.calls, self.fake.is_replaying, self.fake.refuses = deque(), 0, False, ""
+        self.fake.info, self.fake.lacks = self._info, self._lacks
         self.clock = Clock(world)
         self.born = world.now if world.now > 0 else -3600.0
         self.link: Link | None = None  # of a replica
@@ -239,6 +249,7 @@ class Node(EmbeddedServer):
         if not commands:
             return []
         said = self.fake.said
+        self.fake.calls = 0
         if not self.fake.is_replaying:
             said.clear()
         answers = self.exchange(commands)
@@ -249,6 +260,10 @@ class Node(EmbeddedServer):
         if writes and not self.fake.is_replaying and not self.fake.refuses:
             self._note((self.world.now, writes, tuple(said), self.clock))
         return answers
+
+    def _lacks(self, op: bytes, args: Sequence[Any]) -> bool:
+        """Whether a script may not name these keys, as their slot leaves this node and not all of them are here."""
+        return self.member is not None and bool(self.member.migrating) and self.member.lacks((op, *args))
 
     def _note(self, entry: tuple[float, list[Any], tuple[Any, ...], Clock]) -> None:
         self.log.append(entry)

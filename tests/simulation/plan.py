@@ -184,6 +184,12 @@ FAILOVER = replace(
         ("silence of a server", 1), ("lose messages", 1), ("crash replica", 1), ("evict", 3),
     ),
 )  # fmt: skip
+# Slots move while nodes restart without their last writes.
+MOVED = replace(
+    CALM, primaries=(3,), records=6, operations=120, pace=0.1, reads=0.0, cancelled=0.0,
+    mix=(("append", 2), ("set", 3), ("increment", 1)), faults=(("move slot", 16), ("power cut", 6)),
+    settings=(("warm_ttl", 0.3), ("partitions", 3), ("retry_for", 5.0), ("timeout", 1.0), ("archive_every", 0.02)),
+)  # fmt: skip
 _LEVELS = ("replicated", "replicated", "replicated:1", "fsynced", "archived")
 ALL = replace(
     CALM, listens=True, copies=2, watched=(False, True), levels=_LEVELS, mix=(*WRITES.items(), ("emit", 4)),
@@ -207,5 +213,5 @@ SENTINEL = replace(
 SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
     "hot": HOT, "maintained": MAINTAINED, "restored": RESTORED, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER,
-    "failover": FAILOVER, "sentinel": SENTINEL, "all": ALL,
+    "moved": MOVED, "failover": FAILOVER, "sentinel": SENTINEL, "all": ALL,
 }  # fmt: skip

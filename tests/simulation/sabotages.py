@@ -249,10 +249,7 @@ _RESTARTED_NODES = _shape(
     "append 2, set, turn, transaction", "power cut 4, lose messages 2", operations=90, pace=0.15,
     settings=_SPREAD, **_NODES,
 )  # fmt: skip
-_MOVED_AND_LOST = _shape(
-    "append 2, set 3, increment", "move slot 16, power cut 6", operations=120, pace=0.1, reads=0.0,
-    settings=_SPREAD, **_NODES,
-)  # fmt: skip
+_MOVED_AND_LOST = SHAPES["moved"]
 _ONE_OF_THREE = _shape(
     "turn 3, locked 3, set", "server stands still 2, server away 1", operations=80, pace=0.1, ttl=0.5,
     settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
@@ -719,8 +716,8 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Python(
                 routing.Router.lives_elsewhere,
-                "if (await self.life_of(other)).name == name:",
-                "if (await self.life_of(other)).name == name or not reached():",
+                "lives or life.name == name",
+                "lives or life.name == name or not reached()",
             ),
             _NEVER_RESTARTED,
         ),

@@ -23,6 +23,7 @@ _KEY, _OTHER, _NEW, _CHANNEL = "{0.0}:a", "{0.0}:b", "{0.0}:c", "{0.0}:news"  # 
 _ELSEWHERE = "{tag-1}:a"
 _SLOT = slot_of(_KEY.encode())
 _BOTH = "return redis.call('MGET', KEYS[1], KEYS[2])"
+_NEVER = "return redis.pcall('EXISTS', KEYS[1] .. '?')"  # as same_data.lua finds out whether a slot is moving
 
 
 class Simulated:
@@ -144,8 +145,10 @@ def test_a_node_answers_for_its_slots_as_real_ones_do(nodes: Any) -> None:
     nodes.subscribe(_CHANNEL)
     assert nodes.heard() == ["ssubscribe", _CHANNEL, 1]
 
+    assert nodes.ask("source", ("EVAL", _NEVER, 1, _KEY)) == 0
     nodes.begin()
     assert nodes.ask("source", ("MGET", _KEY, _OTHER)) == ["1", "2"], "nothing was moved yet"
+    assert "non local key" in nodes.ask("source", ("EVAL", _NEVER, 1, _KEY))
     nodes.hand_over(_KEY)
     assert nodes.ask("source", ("GET", _KEY)) == f"ASK {_SLOT} {target}"
     assert nodes.ask("source", ("SET", _NEW, "3")) == f"ASK {_SLOT} {target}", "what is not there is made at the target"
@@ -156,6 +159,7 @@ def test_a_node_answers_for_its_slots_as_real_ones_do(nodes: Any) -> None:
     assert nodes.ask("target", ("GET", _KEY)) == f"MOVED {_SLOT} {source}", "who does not ask is sent to the owner"
     assert nodes.ask("target", ("ASKING",), ("GET", _KEY)) == "1"
     assert nodes.ask("target", ("ASKING",), ("GET", _NEW)) is None
+    assert nodes.ask("target", ("ASKING",), ("EVAL", _NEVER, 1, _KEY)) == 0, "the target has no other to refer to"
     assert nodes.ask("target", ("ASKING",), ("EVAL", _BOTH, 2, _KEY, _OTHER)) == again
     assert nodes.ask("target", ("ASKING",), ("GET", _KEY), ("GET", _KEY)) == f"MOVED {_SLOT} {source}", "once"
 
@@ -165,6 +169,22 @@ def test_a_node_answers_for_its_slots_as_real_ones_do(nodes: Any) -> None:
     assert nodes.ask("source", ("GET", _KEY)) == f"MOVED {_SLOT} {target}"
     assert nodes.ask("source", ("SPUBLISH", _CHANNEL, "x")) == f"MOVED {_SLOT} {target}"
     assert nodes.ask("target", ("EVAL", _BOTH, 2, _KEY, _OTHER)) == ["1", "2"]
+    assert nodes.ask("target", ("EVAL", _NEVER, 1, _KEY)) == 0
+
+
+def test_a_node_is_rebuilt_with_what_its_scripts_could_not_access_while_a_slot_moved() -> None:
+    nodes = Simulated()
+    try:
+        source = nodes._members["source"].node
+        written = "local found = redis.pcall('EXISTS', KEYS[1] .. '?') redis.call('RPUSH', KEYS[1], type(found))"
+        nodes.ask("source", ("EVAL", written, 1, _KEY))
+        nodes.begin()
+        nodes.ask("source", ("EVAL", f"{written} {written.replace('local ', '')}", 1, _KEY))
+        made = source.rebuilt(source.world.now, source.life)
+        found = made.carry_out([(b"LRANGE", _KEY.encode(), b"0", b"-1")])
+        assert found == [[b"number", b"table", b"table"]]
+    finally:
+        nodes.close()
 
 
 def test_a_node_that_is_cut_off_from_the_others_takes_no_commands_after_its_timeout() -> None:

@@ -24,6 +24,8 @@ FOUND = {
     "a read joined another's, whose answer was older than hot may be": ("hot", 6),
     "a field whose time was over came back with a rollback": ("maintained", 1),
     "sessions no longer ended at a worker none of whose partitions could be reached for a moment": ("cluster", 56),
+    "a slot returned to a node, after the one between had lost its writes, and was gone on with": ("moved", 36),
+    "a record that a node was handed before it restarted stayed there, although its meta was lost": ("moved", 72),
 }
 
 

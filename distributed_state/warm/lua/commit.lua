@@ -58,6 +58,7 @@ local kept_events = 10000 -- @constant how many lifecycle events stay in the str
 local written = call('HGET', meta, 'journal')
 -- @include written
 -- @include same_data
+-- @include journal_end
 if not current then return {'uninitialised'} end
 local read_under = epoch
 epoch = current

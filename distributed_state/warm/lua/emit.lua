@@ -28,6 +28,7 @@ local written, event, event_ms, floor_ms, relay, interests =
   unpack(call('HMGET', meta, 'journal', 'event', 'event_ms', 'event_floor_ms', 'relay', 'interests'))
 -- @include written
 -- @include same_data
+-- @include journal_end
 local epoch = current
 if not epoch then return {'uninitialised'} end
 -- Has it been written already? What was written since then are the newest, few or none unless this lay about somewhere,

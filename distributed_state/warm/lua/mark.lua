@@ -11,6 +11,7 @@ local call = redis.call
 local written = call('HGET', meta, 'journal')
 -- @include written
 -- @include same_data
+-- @include journal_end
 if current ~= epoch then return {'epoch'} end
 -- First what takes no memory, so that a full Redis lets the rest be done: it makes room.
 redis.call('PERSIST', journal)

@@ -3,6 +3,8 @@
   keeps its connections, and may have older data by then: a copy, in which the partition's life is the connection's. So
   the server is asked for what its data is called, every 20 ms at most for each partition, which notes when that was.
   Older data brings an older note along, and it takes longer than that to be copied here.
+  While a slot of a cluster moves key by key, the note stays as it is, so that it says when the partition was last whole:
+  a server that has ended since may have lost keys that it was handed, or have older ones: see Recovery._is_same.
   Expects  clock, meta, life (of the connection), current, written, proved (the note)
   Defines  same
            current    nil if not
@@ -14,9 +16,13 @@ if not age or age > 20 or age < 0 then
   local said = data and redis.pcall('INFO', 'replication')
   -- Who may not ask any more is told of no other data, as one who never could (port/lives.py).
   same = type(said) ~= 'string' or string.find(said, 'master_replid:' .. data, 1, true)
+  -- A node that hands over a slot refuses the keys of it that it does not have; this one is never there. It is not one of
+  -- KEYS: then the node would refuse the whole script.
+  local there = redis.pcall('EXISTS', meta .. '?')
+  local moving = type(there) == 'table' and string.find(there.err, 'non local key', 1, true)
   -- A full Redis takes no note; one that has become a replica may be behind.
   local noted
-  if same and data and current then
+  if same and data and current and not moving then
     proved = format('%d', now_ms)
     noted = redis.pcall('HSET', meta, 'journal', string.match(written, '^.* ') .. proved)
   end
