@@ -234,6 +234,22 @@ async def test_a_partition_is_noted_whole_only_where_its_slot_is_not_leaving(kin
         await store.close()
 
 
+async def test_a_record_that_is_there_without_the_meta_of_its_partition_is_read_from_sql(place: Any) -> None:
+    """As after a restart of a node that was handed the record, before `meta` was on its disk."""
+    with redis_cluster(replicas=0) as cluster:
+        store = await opened("asyncio", cluster.url, archiver=False, memory_bytes=0, **place)
+        session = store.session("s")
+        await session.set("a", 1)
+        await store.archive()
+        await session.set("a", 2)
+        keys = core(store).keys.of(Ref("session", "s"))
+        node = cluster.primary_of(slot(store, "s"))
+        assert node.ask("DEL", keys.meta.decode(), keys.journal.decode()) == 2
+        assert await session.set("a", 3) == 2, "the second change was known to Redis alone"
+        assert [change.version for change in await session.history()] == [1, 2]
+        await store.close()
+
+
 async def test_a_partition_whose_journal_is_newer_than_the_rest_is_recovered(place: Any) -> None:
     """As after a restart of the node that it was moved from, or to."""
     with redis_cluster(replicas=0) as cluster:
