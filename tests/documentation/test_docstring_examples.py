@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 from docstrings import compiled, examples
 from public_names import PUBLIC, VALUES, members
 from pydantic import BaseModel
-from remotely import Serving
+from serving import served
 
 from distributed_state import AsyncStateStore, StateStore
+from distributed_state.programs.service import Service
 
 SERVED = "http://127.0.0.1:8080"  # in the examples
 
@@ -35,7 +37,10 @@ def found() -> Iterator[Any]:
                 if (example, member, of_asyncio, remote) not in seen:
                     seen.add((example, member, of_asyncio, remote))
                     where = name if each is kind else f"{name}.{member}"
-                    yield pytest.param(example, of_asyncio, remote, id=f"{where}-{number}")
+                    # By default on one of the two faces, in turn.
+                    turn = zlib.crc32(f"{where.removeprefix('Async')}-{number}".encode()) % 2
+                    marks = [] if turn == of_asyncio else [pytest.mark.wide]
+                    yield pytest.param(example, of_asyncio, remote, id=f"{where}-{number}", marks=marks)
 
 
 def names(store: Any) -> dict[str, Any]:
@@ -50,20 +55,26 @@ def test_there_are_examples_of_both_faces() -> None:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Serving]:
-    """Started when it is asked for."""
-    with Serving({"archive": "memory"}) as serving:
-        yield serving
+def service() -> Iterator[str]:
+    """Where a service is."""
+    with served(None, "memory", "examples", service=Service()) as client:
+        yield str(client.base_url)
 
 
 @pytest.mark.parametrize(("example", "of_asyncio", "remote"), list(found()))
 def test_examples_are_true(
-    example: str, of_asyncio: bool, remote: bool, service: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: str,
+    of_asyncio: bool,
+    remote: bool,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each runs as it stands, on its face, and what it asserts holds."""
     monkeypatch.chdir(tmp_path)
-    code = compiled(example.replace(SERVED, service.url) if remote else example)
-    place: dict[str, Any] = {"url": service.url} if remote else {"archive": "memory"}
+    url = request.getfixturevalue("service") if remote else ""
+    code = compiled(example.replace(SERVED, url) if remote else example)
+    place: dict[str, Any] = {"url": url} if remote else {"archive": "memory"}
 
     async def on_asyncio() -> None:
         async with AsyncStateStore.open(**place) as store:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proxy import Loss, Proxy
 from remotely import Serving
+from serving import served
 
 from distributed_state import (
     ABSENT,
@@ -57,12 +59,20 @@ from distributed_state import (
     Unavailable,
 )
 from distributed_state.port.http_clients import BlockingHttp
+from distributed_state.programs.service import Service
 from distributed_state.remote import absent
 from distributed_state.remote.requests import KEY
 from distributed_state.values import access_tokens
 
 README = Path(__file__).parents[2].joinpath("README.md").read_text()
 USE = next(each for each in re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What serves, and where."""
+
+    url: str
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +84,17 @@ def place(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 @pytest.fixture(scope="module")
-def workers(place: dict[str, str]) -> Iterator[tuple[Serving, Serving]]:
-    """Two workers of one store."""
-    with Serving(place) as one, Serving(place) as other:
-        yield one, other
+def workers(place: dict[str, str]) -> Iterator[tuple[Worker, Worker]]:
+    """Two workers of one store, each with a replica of its own, in threads: a worker that is killed is a process."""
+    with served(**place, service=Service()) as one, served(**place, service=Service()) as other:
+        yield Worker(str(one.base_url)), Worker(str(other.base_url))
 
 
 Opens = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 @pytest.fixture(params=["direct", "remote"])
-def opens(request: pytest.FixtureRequest, place: dict[str, str], workers: tuple[Serving, Serving]) -> Opens:
+def opens(request: pytest.FixtureRequest, place: dict[str, str], workers: tuple[Worker, Worker]) -> Opens:
     """What opens the same state: directly, or through a worker."""
     if request.param == "direct":
         return lambda: AsyncStateStore.open(place["url"], archive=place["archive"], namespace=place["namespace"])
@@ -470,7 +480,7 @@ def test_blocking_code_waits_on_one_stream_whose_thread_ends_with_it(workers: An
         assert not stream._reader.is_alive()
 
 
-async def test_a_store_that_closes_ends_its_streams(workers: tuple[Serving, Serving]) -> None:
+async def test_a_store_that_closes_ends_its_streams(workers: tuple[Worker, Worker]) -> None:
     async with AsyncStateStore.open(workers[0].url) as store:
         events = store.events("none.*")
         await events.join()
@@ -493,7 +503,7 @@ async def _next(events: Any, session: Any) -> Any:
 
 
 @pytest.mark.wide
-def test_increments_through_two_workers_are_all_counted(workers: tuple[Serving, Serving], id: str) -> None:
+def test_increments_through_two_workers_are_all_counted(workers: tuple[Worker, Worker], id: str) -> None:
     def add(url: str) -> None:
         with StateStore.open(url) as store:
             for _ in range(10):
@@ -532,14 +542,14 @@ def _without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_write_whose_answer_is_lost_is_applied_once(workers: tuple[Serving, Serving], id: str, name: str) -> None:
+def test_a_write_whose_answer_is_lost_is_applied_once(workers: tuple[Worker, Worker], id: str, name: str) -> None:
     """It comes again, to another worker, under its key."""
     assert _versions_of(workers, id, name) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["append", "rollback"])
 def test_without_its_key_it_would_be_applied_twice(
-    workers: tuple[Serving, Serving], id: str, monkeypatch: pytest.MonkeyPatch, name: str
+    workers: tuple[Worker, Worker], id: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The control of the test above."""
     _without_keys(monkeypatch)
@@ -548,7 +558,7 @@ def test_without_its_key_it_would_be_applied_twice(
 
 @pytest.mark.parametrize("keys", [True, False], ids=["with its key", "control: without"])
 def test_a_fork_whose_answer_is_lost_is_made_once(
-    workers: tuple[Serving, Serving], id: str, monkeypatch: pytest.MonkeyPatch, keys: bool
+    workers: tuple[Worker, Worker], id: str, monkeypatch: pytest.MonkeyPatch, keys: bool
 ) -> None:
     """It comes again at another worker, which knows by its key that it is no fork onto a record that is there."""
     with Proxy(workers[0].url) as line, StateStore.open(line.url) as store:
@@ -567,7 +577,7 @@ def test_a_fork_whose_answer_is_lost_is_made_once(
         assert store.session(f"{id}-b").get("a") == 1
 
 
-def test_a_key_of_another_request_is_refused(workers: tuple[Serving, Serving], id: str) -> None:
+def test_a_key_of_another_request_is_refused(workers: tuple[Worker, Worker], id: str) -> None:
     with httpx.Client(base_url=f"{workers[0].url}/v1/users/{id}", headers={KEY: "k"}) as http:
         asked = [http.post("/changes", json={"key": "n", "add": by}).json() for by in (1, 1, 2)]
     assert [each.get("sum") for each in asked] == [1, 1, None]
@@ -588,7 +598,7 @@ def losing(line: Proxy, then: Callable[[], None]) -> Loss:
     return loss
 
 
-def _versions_of(workers: tuple[Serving, Serving], id: str, name: str) -> list[int]:
+def _versions_of(workers: tuple[Worker, Worker], id: str, name: str) -> list[int]:
     """What the history shows behind the first version of a change that was made three times, losing two answers."""
     with Proxy(workers[0].url) as line, StateStore.open(line.url) as store:
         session = store.session(id)
@@ -602,7 +612,7 @@ def _versions_of(workers: tuple[Serving, Serving], id: str, name: str) -> list[i
 
 
 @pytest.mark.wide
-def test_messages_that_are_too_much_for_one_answer_come_in_several(workers: tuple[Serving, Serving], id: str) -> None:
+def test_messages_that_are_too_much_for_one_answer_come_in_several(workers: tuple[Worker, Worker], id: str) -> None:
     with StateStore.open(workers[0].url) as store:
         session = store.session(id)
         for number in range(20):
@@ -628,7 +638,7 @@ def test_a_worker_that_is_killed_in_the_middle_is_replaced_by_another(
         assert (session.get("n"), session.version(), loss.happened.is_set()) == (1, 2, True)
 
 
-async def test_events_go_on_behind_a_broken_line(workers: tuple[Serving, Serving], id: str) -> None:
+async def test_events_go_on_behind_a_broken_line(workers: tuple[Worker, Worker], id: str) -> None:
     with Proxy(workers[0].url) as line:
         async with AsyncStateStore.open(line.url) as store, store.events("session.*") as events:
             session = store.session(id)
@@ -642,7 +652,7 @@ async def test_events_go_on_behind_a_broken_line(workers: tuple[Serving, Serving
 
 
 @pytest.mark.wide
-def test_a_lease_that_ended_refuses_what_is_written_under_it(workers: tuple[Serving, Serving], id: str) -> None:
+def test_a_lease_that_ended_refuses_what_is_written_under_it(workers: tuple[Worker, Worker], id: str) -> None:
     with StateStore.open(workers[0].url) as store, StateStore.open(workers[1].url) as other:
         session = store.session(id)
         session.set("a", 1)
@@ -702,7 +712,7 @@ def test_nobody_there_is_unavailable() -> None:
         StateStore.open(url, retry_for=0.1)
 
 
-def test_a_path_that_nobody_serves_is_no_missing_record(workers: tuple[Serving, Serving]) -> None:
+def test_a_path_that_nobody_serves_is_no_missing_record(workers: tuple[Worker, Worker]) -> None:
     with pytest.raises(ConfigurationError):
         StateStore.open(f"{workers[0].url}/elsewhere")
 
@@ -724,7 +734,7 @@ _FIELDS = st.dictionaries(
 )
 
 
-def test_values_come_back_as_they_went(workers: tuple[Serving, Serving], place: dict[str, str], id: str) -> None:
+def test_values_come_back_as_they_went(workers: tuple[Worker, Worker], place: dict[str, str], id: str) -> None:
     """Through the service they are what they are on the direct store, of the same types."""
     written: list[dict[str, Any]] = []
     with StateStore.open(workers[0].url) as remote:
@@ -755,7 +765,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["store", "session", "user", "items"])
-def test_a_name_that_is_not_there_says_so(workers: tuple[Serving, Serving], kind: str) -> None:
+def test_a_name_that_is_not_there_says_so(workers: tuple[Worker, Worker], kind: str) -> None:
     with StateStore.open(workers[0].url) as store:
         session = store.session("x")
         there, names = {
@@ -769,7 +779,7 @@ def test_a_name_that_is_not_there_says_so(workers: tuple[Serving, Serving], kind
             there.no_such_name
 
 
-def test_every_name_of_the_direct_store_is_there_or_says_why(workers: tuple[Serving, Serving]) -> None:
+def test_every_name_of_the_direct_store_is_there_or_says_why(workers: tuple[Worker, Worker]) -> None:
     for direct, remote, names in (
         (AsyncStateStore, AsyncRemoteStore, absent.STORE),
         (AsyncSession, AsyncRemoteSession, absent.SESSION),
