@@ -25,7 +25,9 @@ from distributed_state.programs.servers import (
     redis_server,
 )
 
-FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+FACE = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
+# Of tests that a default run leaves out.
+ONE_FACE = pytest.mark.parametrize("face", ["blocking", pytest.param("asyncio", marks=pytest.mark.full)])
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ async def test_client_certificates(face: str, certificates: Path, place: Any) ->
 
 @pytest.mark.wide
 @TLS
-@FACE
+@ONE_FACE
 async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its servers name the ports of TLS to who asks with TLS."""
     plain, ports = ClusterNode._settings, dict[int, int]()
@@ -125,7 +127,7 @@ class SecuredSentinel(SentinelServer):
 
 
 @TLS
-@FACE
+@ONE_FACE
 @pytest.mark.wide
 async def test_tls_to_sentinels_and_whom_it_trusts(face: str, certificates: Path, place: Any, tmp_path: Path) -> None:
     """Theirs are the servers' certificates, unless they have their own."""
@@ -215,7 +217,7 @@ async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception,
 
 
 @pytest.mark.wide
-@FACE
+@ONE_FACE
 async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(face: str, place: Any) -> None:
     """Archiver, link and renewals ask for another connection, and get whatever the user's function raises."""
     away: list[Exception] = []
@@ -283,7 +285,7 @@ async def test_a_unix_socket(face: str, place: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-@FACE
+@ONE_FACE
 async def test_a_url_of_another_kind_than_its_server_says_what_to_use(face: str, place: Any) -> None:
     with (
         redis_server(binary=server_binary("redis")) as server,
@@ -318,7 +320,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.wide
-@FACE
+@ONE_FACE
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_ipv6(face: str, place: Any) -> None:
     with redis_server("--bind", "127.0.0.1 ::1", binary=server_binary("redis")) as server:
@@ -329,7 +331,7 @@ async def test_ipv6(face: str, place: Any) -> None:
 
 
 @pytest.mark.wide
-@FACE
+@ONE_FACE
 async def test_a_cluster_whose_servers_know_no_address_of_their_own(face: str, place: Any) -> None:
     """Behind NAT: they leave it out, and mean the one where they were asked."""
     with redis_cluster("--cluster-preferred-endpoint-type", "unknown-endpoint", replicas=0) as cluster:
