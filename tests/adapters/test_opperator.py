@@ -338,7 +338,7 @@ async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:
 @pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
-@pytest.mark.parametrize("agent", ["Missing", "sys"])
+@pytest.mark.parametrize("agent", ["Missing", pytest.param("sys", marks=pytest.mark.full)])
 async def test_what_is_no_agent_is_refused_in_one_line(opener: Any, agent: str) -> None:
     with Process(opener, agent) as daemon:
         assert daemon.end() == 1

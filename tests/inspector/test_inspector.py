@@ -437,12 +437,12 @@ async def test_an_export_is_read_a_part_at_a_time_and_none_is_cut_off_unnoticed(
     async with looked_at() as (store, _):
         session = store.session("acme:long")
         await session.create({})
-        for number in range(100):
+        for number in range(60):
             await session.append({"role": "user", "content": f"said-{number}." + "x" * (PAGE // 20)})
         await session.fork("acme:fork")
         await store.session("acme:fork").set("n", 1)
         await store.archive()
-        for id, counts in (("acme:long", (0, 101)), ("acme:fork", (100, 2))):
+        for id, counts in (("acme:long", (0, 61)), ("acme:fork", (60, 2))):
             names = store.session(id)._context.keys
             reading = Export(store.tiers(), names)
             parts = [await reading.begin()]
@@ -450,7 +450,7 @@ async def test_an_export_is_read_a_part_at_a_time_and_none_is_cut_off_unnoticed(
                 parts.append(await reading.following())
             head = json.loads(parts[0][0])
             assert (head["messages"], head["changes"]) == counts
-            assert 100 > max(map(len, parts)) > 2
+            assert 60 > max(map(len, parts)) > 2
             assert max(sum(map(len, part)) for part in parts) < 2 * PAGE
             assert [*chain(*parts)] == await store.export(id)
         cut = Export(store.tiers(), store.session("acme:long")._context.keys)
@@ -588,14 +588,6 @@ def test_the_command_prints_a_link_that_works_once_and_ends_with_ctrl_c(tmp_path
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert (process.returncode, err) == (0, ""), out
-
-
-def test_the_command_makes_no_store_where_there_is_none(tmp_path: Path) -> None:
-    with inspecting(tmp_path / "none.db") as (process, _):
-        _, err = process.communicate(timeout=20)
-        assert process.returncode == 1
-        assert "there is no store" in err
-    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_newcomer_finds_why_a_turn_took_four_seconds() -> None:

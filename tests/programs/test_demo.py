@@ -62,6 +62,7 @@ def test_each_replica_sees_all_the_killed_one_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("archive_url", ["postgres", pytest.param("sqlite", marks=pytest.mark.full)], indirect=True)
 def test_servers_that_are_named_are_used_and_a_forgotten_event_is_found(
     servers: Any, archive_url: str, tmp_path: Path
 ) -> None:
@@ -85,7 +86,9 @@ def test_servers_that_are_named_are_used_and_a_forgotten_event_is_found(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
+)
 def test_interrupted_it_ends_its_replicas_and_servers(tmp_path: Path, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         command("--pause", "30", "--keep", str(tmp_path)),

