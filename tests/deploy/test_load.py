@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -47,12 +48,12 @@ def load(*words: str) -> tuple[int, str]:
 
 @pytest.mark.wide
 def test_a_fleet_of_its_own_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
-    words = ("--local", "--seconds", "4", "--rate", "30", "--processes", "1", "--fault", "kill-worker@1")
+    words = ("--local", "--seconds", "4", "--rate", "15", "--processes", "1", "--fault", "kill-worker@1")
     code, said = load(*words, "--out", str(tmp_path))
     assert code == 0, said
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["passed"]
-    assert report["results"][0]["answered"] == 120
+    assert report["results"][0]["answered"] == 60
     assert sum(result["answered"] for result in report["results"]) == report["acknowledged"]
     assert [broke["kind"] for broke in report["broke"]] == ["kill-worker"]
     assert report["recoveries"][0] < 5
@@ -60,26 +61,26 @@ def test_a_fleet_of_its_own_loses_nothing_when_a_worker_is_killed(tmp_path: Path
     assert {"latency.png", "timeline.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
-ROLLING = ("--local", "--balanced", "--attempts", "1", "--rate", "60", "--processes", "1", "--no-verify")
+ROLLING = ("--local", "--balanced", "--attempts", "1", "--rate", "30", "--processes", "1", "--no-verify")
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_a_graceful_roll_fails_no_request_that_is_sent_once() -> None:
-    code, said = load(*ROLLING, "--seconds", "10", "--fault", "roll@1", "--verify")
+    code, said = load(*ROLLING, "--seconds", "8", "--fault", "roll@1", "--verify")
     assert code == 0, said
     assert "answers that were not the ones hoped for" not in said, "none was repeated, refused or sent elsewhere"
-    assert "600 turns acknowledged" in said
+    assert int(re.findall(r"(\d+) turns acknowledged", said)[0]) >= 240
     assert "every one is there once" in said
 
 
-@pytest.mark.wide
+@pytest.mark.full
 @pytest.mark.parametrize("broken", [
-    pytest.param(tuple(f"--fault=kill-worker@{second}" for second in (1, 2, 3, 4)), id="killed"),
+    pytest.param(("--fault=kill-worker@1", "--fault=kill-worker@2", "--fault=kill-worker@3"), id="killed"),
     pytest.param(("--fault=roll@1", "--fault=roll@2", "--notice=0"), id="without notice"),
 ])  # fmt: skip
 def test_workers_that_end_without_a_drain_fail_requests_that_are_sent_once(broken: tuple[str, ...]) -> None:
     """The negative control. When the client repeats, or goes to another worker that accepts, it fails none either."""
-    code, said = load(*ROLLING, "--seconds", "10", *broken)
+    code, said = load(*ROLLING, "--seconds", "8", *broken)
     assert code == 1, said
     assert "given up: ConnectionRefusedError" in said or "given up: Broken" in said
 
@@ -277,7 +278,7 @@ def test_a_bare_worker_that_dies_is_no_comparison() -> None:
             assert len(urls) == 2
             begun = multiprocessing.active_children()
         assert not any(process.is_alive() for process in begun)
-        with pytest.raises(RuntimeError, match="died"), bare_workers(server.url, 2, Commands([trip], [trip])):
+        with pytest.raises(RuntimeError, match="died"), bare_workers(server.url, 1, Commands([trip], [trip])):
             worker = multiprocessing.active_children()[0]
             worker.kill()
             worker.join()

@@ -127,7 +127,9 @@ def real(lane: Lane, fault: Fault, topology: str) -> Outcome:
 
 @pytest.mark.wide
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("fault", "topology"), [("worker-kill", "single"), ("script-flush", "sentinel")])
+@pytest.mark.parametrize(
+    ("fault", "topology"), [("worker-kill", "single"), pytest.param("script-flush", "sentinel", marks=pytest.mark.full)]
+)
 def test_a_cell_keeps_to_what_is_required(lane: Lane, fault: str, topology: str) -> None:
     outcome = real(lane, BY_NAME[fault], topology)
     assert outcome.missed == []
