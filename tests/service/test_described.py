@@ -82,7 +82,7 @@ def test_an_answer_that_is_not_as_it_is_described_is_noticed(described: Any, mon
         ask_all(described.include(path="/replicas"), 1)
 
 
-@pytest.mark.wide
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_every_operation_answers_as_it_is_described_however_often(described: Any) -> None:
     assert ask_all(described, 15) > 70
@@ -162,7 +162,7 @@ def test_every_operation_answers_as_it_is_described_very_often(described: Any) -
     assert ask_all(described, 100) > 70
 
 
-@pytest.mark.wide
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_what_was_made_answers_as_it_is_described_however_long(described: Any) -> None:
     assert len(lead(described, 20, 12)) > 10

@@ -114,12 +114,6 @@ def store_of(options: tuple[str, ...]) -> StateStore:
     return StateStore.open(options[1], archive=options[3], namespace=options[5])
 
 
-@pytest.fixture
-def worker(options: tuple[str, ...]) -> Iterator[Worker]:
-    with Worker(*options, "--notice", "0.05") as started:
-        yield started.ready()
-
-
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
     return asyncio.run(until(condition, seconds, every=0.02))
 
@@ -226,11 +220,16 @@ def test_a_bad_request_is_told_why_and_changes_nothing(shared: Worker) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """One worker for all requests that change nothing."""
+def shared_options(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Where the shared worker keeps its state."""
     folder = tmp_path_factory.mktemp("service")
-    options = _options(servers.redis("valkey").url, f"sqlite:///{folder}/a.db", f"t{os.urandom(6).hex()}")
-    with Worker(*options, "--max-body", "200000").ready() as worker:
+    return _options(servers.redis("valkey").url, f"sqlite:///{folder}/a.db", f"t{os.urandom(6).hex()}")
+
+
+@pytest.fixture(scope="module")
+def shared(shared_options: tuple[str, ...]) -> Iterator[Worker]:
+    """One worker for all tests that it need not end in."""
+    with Worker(*shared_options, "--max-body", "200000").ready() as worker:
         worker.post("/v1/conversations", id="there", fields={"a": 0})
         yield worker
 
@@ -314,16 +313,16 @@ def test_a_head_without_an_end_is_not_kept(shared: Worker, begun: str) -> None:
 
 
 @pytest.mark.wide
-def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(worker: Worker) -> None:
+def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(shared: Worker) -> None:
     healthz = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with raw(worker) as connection:
+    with raw(shared) as connection:
         connection.sendall(healthz + healthz.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert answered(connection).count(b'{"status":"alive"}') == 2
-    with raw(worker) as connection:
+    with raw(shared) as connection:
         connection.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n" + healthz)
-        wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 1)
+        wait_for(lambda: shared.figure("distributed_state_http_event_streams") == 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # broken, not closed
-    wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 0, 5)
+    wait_for(lambda: shared.figure("distributed_state_http_event_streams") == 0, 5)
 
 
 def test_a_repeated_request_is_answered_as_the_first_was(options: tuple[str, ...]) -> None:
@@ -397,16 +396,6 @@ def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[st
     ]
 
 
-@pytest.mark.wide
-def test_requests_are_logged_only_if_asked_for(options: tuple[str, ...]) -> None:
-    """A level of logging does not ask for it: a line of it costs as much as a turn."""
-    with Worker(*options, LOG_LEVEL="info").ready() as worker:
-        assert worker.post("/v1/conversations", id="c").status_code == 201
-        worker.process.send_signal(signal.SIGTERM)
-        out, err = worker.process.communicate(timeout=30)
-    assert "conversations" not in out + err
-
-
 def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str, ...]) -> None:
     service = Service(Limits(busy=0.3, requests=1, streams=0))
     with served(*options[1::2], service=service) as client, store_of(options) as store:
@@ -464,7 +453,7 @@ def test_a_conversation_whose_worker_died_mid_turn_is_free_soon(options: tuple[s
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], number: int) -> None:
     with Worker(*options, "--notice", "0.5").ready() as worker, store_of(options) as store:
         worker.post("/v1/conversations", id="c")
@@ -500,10 +489,14 @@ def test_a_turn_that_does_not_end_is_given_up_and_changes_nothing(options: tuple
 
 
 @pytest.mark.wide
-def test_what_is_acknowledged_is_archived_at_the_end(options: tuple[str, ...]) -> None:
-    with Worker(*options, ARCHIVE_EVERY="60").ready() as worker:
-        worker.post("/v1/conversations", id="c")
-        assert worker.end() == 0
+def test_what_is_acknowledged_is_archived_at_the_end_and_no_request_is_logged_unasked(options: tuple[str, ...]) -> None:
+    """A level of logging does not ask for it: a line of it costs as much as a turn."""
+    with Worker(*options, ARCHIVE_EVERY="60", LOG_LEVEL="info").ready() as worker:
+        assert worker.post("/v1/conversations", id="c").status_code == 201
+        worker.process.send_signal(signal.SIGTERM)
+        said = worker.process.communicate(timeout=30)
+        assert worker.process.returncode == 0
+        assert "conversations" not in "".join(said)
     with StateStore.open(options[1], archive=options[3], namespace=options[5], archiver=False) as store:
         assert store.stats()["unarchived"] == 0
 
@@ -553,8 +546,10 @@ def ended_for(log: str) -> str:
 
 def _alive(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
-    except httpx.TransportError:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return answered(connection).startswith(b"HTTP/1.1 200")
+    except OSError:
         return False
 
 
@@ -568,8 +563,6 @@ def _free() -> int:
 @pytest.mark.parametrize(
     ("words", "environment", "expected"),
     [
-        ({"--url": "http://host"}, {}, "redis://"),
-        ({"--namespace": "a:b"}, {}, "namespace"),
         ({"--archive": "nosuch://x"}, {}, "nosuch"),
         ({}, {"PARTITIONS": "0"}, "partitions"),
     ],
@@ -587,8 +580,8 @@ def test_a_broken_setting_fails_at_once(
 
 
 @pytest.mark.wide
-def test_an_address_that_is_taken_is_one_line_of_error(options: tuple[str, ...], worker: Worker) -> None:
-    port = worker.url.rpartition(":")[2]
+def test_an_address_that_is_taken_is_one_line_of_error(options: tuple[str, ...], shared: Worker) -> None:
+    port = shared.url.rpartition(":")[2]
     with Worker(*options, "--port", port) as second:
         out, err = second.process.communicate(timeout=30)
     assert (second.process.returncode, out) == (1, "")
@@ -773,15 +766,17 @@ def test_a_reader_that_comes_back_misses_nothing_and_gets_nothing_twice(options:
 
 
 @pytest.mark.wide
-def test_a_reader_that_says_nothing_of_where_it_was_misses_some(worker: Worker, options: tuple[str, ...]) -> None:
+def test_a_reader_that_says_nothing_of_where_it_was_misses_some(
+    shared: Worker, shared_options: tuple[str, ...]
+) -> None:
     """The negative control of the test before."""
-    with store_of(options) as store:
-        first = Reader(worker.url, types="a.b")
+    with store_of(shared_options) as store:
+        first = Reader(shared.url, types="a.b")
         store.emit("a.b", {"n": 1})
         wait_for(lambda: first.events)
         store.emit("a.b", {"n": 2})
-        forgetful = Reader(worker.url, types="a.b")
-        faithful = Reader(worker.url, last=first.events[0][0], since="oldest", types="a.b")
+        forgetful = Reader(shared.url, types="a.b")
+        faithful = Reader(shared.url, last=first.events[0][0], since="oldest", types="a.b")
         store.emit("a.b", {"n": 3})
         wait_for(lambda: forgetful.numbers and len(faithful.numbers) == 2)
         assert (forgetful.numbers, faithful.numbers) == ([3], [2, 3])
@@ -901,11 +896,12 @@ def test_a_worker_with_tokens_has_health_and_metrics_on_a_port_of_their_own(opti
 
 
 @pytest.mark.wide
-def test_a_worker_for_everybody_has_to_be_asked_for_and_says_so(options: tuple[str, ...]) -> None:
-    with Worker(*options, "--host", "0.0.0.0") as refused:
-        said = refused.process.communicate(timeout=60)[1]
-        assert refused.process.returncode == 1
-        assert "without authentication" in said
+def test_a_worker_for_everybody_has_to_be_asked_for_and_says_so(
+    options: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = CliRunner().invoke(shell.app, [*options, "serve", "--host", "0.0.0.0", "--port", "0"])
+    assert refused.exit_code == 1
+    assert "without authentication" in caplog.text
     with Worker(*options, "--host", "0.0.0.0", "--insecure", "--notice", "0.05").ready() as worker:
         assert worker.post("/v1/conversations", id="c1").status_code == 201
         assert worker.get("/v1/conversations/c1", headers={"Host": "anything.example"}).status_code == 200
