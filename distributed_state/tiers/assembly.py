@@ -215,7 +215,10 @@ class Tiers:
 
     def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
         """A lease on a record, not taken yet."""
-        return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect, **more)
+        hot = self.hot
+        return AsyncLease(
+            self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=hot.expect, forget=hot.forget, **more
+        )
 
     async def listening(self) -> bool:
         """Wait until every handler listens, so that none misses later writes. Returns whether all of them do."""

@@ -202,7 +202,8 @@ class AsyncLease:
         wait: float,
         ttl: float,
         advisory: bool,
-        expect: Callable[..., None],
+        expect: Callable[[str, str, int], None],
+        forget: Callable[[str], None],
         limit: float | None = None,
         turn: str | None = None,
         seize: bool = False,
@@ -224,7 +225,7 @@ class AsyncLease:
         self._leases = leases
         self.wait = wait
         self.mode = "a" if advisory else "x"
-        self._expect = expect
+        self._expect, self._forget = expect, forget  # the record's copy in hot
         self._limit = limit
         # A turn names its request, so that its next attempt may take the lock over from this one.
         self._turn = "" if turn is None else f".{turn}!"
@@ -333,7 +334,11 @@ class AsyncLease:
     def _granted(self, taken: Taken) -> None:
         self.lock_value = taken.lock_value
         self.token = int(taken.lock_value[1:].split("@", 1)[0])
-        self._expect(self.text, taken.epoch, taken.version)
+        if taken.version or taken.trailing is not None:
+            self._expect(self.text, taken.epoch, taken.version)
+        else:
+            # Redis does not have the record, which may have been evicted: nothing says whether the hot copy is behind.
+            self._forget(self.text)
         self.ends = math.inf if self._limit is None else taken.sent + self._limit
         self.renewed(taken.sent)
         self.released = False

@@ -11,7 +11,7 @@ from contextvars import Context
 from typing import Any
 
 import pytest
-from below import Worker, deafened, names, redis_of, server_with, tiers, until
+from below import Worker, deafened, evict, names, redis_of, server_with, tiers, until
 from controls import sabotage
 from faces import Blocking, in_thread
 
@@ -828,6 +828,20 @@ async def test_a_holder_does_not_wait_for_the_link_to_tell_it(opener: Any) -> No
             async with two.session("s").lock():
                 assert await two.session("s").get("n") == number
             await until(lambda: kept_hot(two))
+
+
+@pytest.mark.replicas
+async def test_a_holder_reads_a_record_that_was_evicted_again(opener: Any) -> None:
+    """The server cannot say the version of a record that it does not have, so the hot copy may be behind."""
+    one, two = await opener(), await opener()
+    await one.session("s").set("n", 0)
+    await until(lambda: kept_hot(two))
+    with deafened(tiers(two)):
+        await one.session("s").set("n", 1)
+        await evict(one, "s")
+        assert await two.session("s").get("n") == 0, "hot is behind"
+        async with two.session("s").lock():
+            assert await two.session("s").get("n") == 1
 
 
 @pytest.mark.replicas

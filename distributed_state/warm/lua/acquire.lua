@@ -46,7 +46,7 @@ if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < ton
   redis.call('HSET', meta, 'token', token)
   redis.call('SET', lock, lock_value, 'PX', ttl_ms)
   redis.call('ZADD', leases, token, record)
-  -- The version lets the holder see at once whether its hot copy is behind.
+  -- The version lets the holder see at once whether its hot copy is behind; without one it reads the record again.
   return {'ok', lock_value, epoch, redis.call('HGET', record, '#v') or '0'}
 end
 local left = redis.call('PTTL', lock)
