@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from below import until
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -188,7 +189,11 @@ async def test_a_body_is_waited_for_before_its_request_has_a_place(
     first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it were waited for in that place, strangers who send nothing would take all of them."""
-    receive = bodies.receive
+    receive, waiting = bodies.receive, list[Request]()
+
+    async def counted(request: Request, limits: Limits) -> int:
+        waiting.append(request)
+        return await receive(request, limits)
 
     async def unread(request: Request, limits: Limits) -> int:
         request.state.body = b""
@@ -196,11 +201,10 @@ async def test_a_body_is_waited_for_before_its_request_has_a_place(
 
     async def late(asked: Asked) -> Response:
         if not first:
-            await receive(asked.request, asked.limits)
+            await counted(asked.request, asked.limits)
         return Response()
 
-    if not first:
-        monkeypatch.setattr(bodies, "receive", unread)
+    monkeypatch.setattr(bodies, "receive", counted if first else unread)
     async with AsyncStateStore.open(archive="memory") as store:
         service = Service(Limits(requests=4), more=[Operation("POST", "/v1/late", "write", late)])
         service.begin(store)
@@ -212,7 +216,7 @@ async def test_a_body_is_waited_for_before_its_request_has_a_place(
                 await asyncio.Event().wait()
 
             attack = [asyncio.create_task(http.post("/v1/late", content=endless())) for _ in range(20)]
-            await asyncio.sleep(0.02)
+            await until(lambda: len(waiting) == (20 if first else 4))
             honest = await http.post("/v1/late", content=b"{}")
             assert honest.status_code == (200 if first else 429)
             for each in attack:

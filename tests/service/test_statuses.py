@@ -63,7 +63,7 @@ def test_a_redis_that_does_not_serve_is_told_by_status(server: RedisServer, targ
         assert soon(lambda: ready(target) == 503)
         began = time.monotonic()
         answer = turn(target)
-        assert time.monotonic() - began < RETRY_FOR + 2 * TIMEOUT + 2.0  # of a machine that runs other tests
+        assert time.monotonic() - began < RETRY_FOR + 2 * TIMEOUT + 10.0  # of a machine that runs other tests
         assert answer.status_code == 503, answer.text
         assert answer.headers["retry-after"]
         assert "127.0.0.1" not in answer.text
