@@ -8,6 +8,7 @@ with `--full` on the whole product, with `--quick` on one that needs no server.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import itertools
@@ -19,21 +20,22 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+import redis
 from below import server_binary
 from combinations import EVERY, KINDS, QUICK_FILES, Combination, by_default, quick, shared_out, wide
+from compiled import engine_that_shares
 from faces import Blocking, in_thread
 from journals import Journal
 from migrated import Replayed
 from no_waiting import refused
 
-from distributed_state.cold import schema
+from distributed_state.cold import engine, schema
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import (
     PostgresServer,
@@ -45,9 +47,11 @@ from distributed_state.programs.servers import (
     redis_sentinel,
     redis_server,
 )
+from distributed_state.settings import Settings
 
 SYSTEM_REDIS = shutil.which("redis-server")
 MODES = ("quick", "wide", "full")
+PARTITIONS = 16  # where a test gives no number: an archiver claims and leaves 64 in half the time of a short test
 APART = {  # folders that only their own options ask for
     name: Path(__file__).parent / folder
     for name, folder in {"frameworks": "frameworks", "browser": "browser", "docs": "site"}.items()
@@ -280,7 +284,7 @@ class Servers:
         """The URL of what a combination calls its warm tier; None for the embedded server."""
         if name == "fake":
             return None
-        return {"cluster": self.cluster, "sentinel": self.sentinel}.get(name, partial(self.redis, name))().url
+        return {"cluster": self.cluster, "sentinel": self.sentinel}.get(name, functools.partial(self.redis, name))().url
 
     def postgres(self) -> PostgresServer:
         if self._postgres is None:
@@ -350,6 +354,27 @@ def replayed_migrations() -> Iterator[Replayed]:
         replayed = Replayed(schema._upgrade)
         patched.setattr(schema, "_upgrade", replayed)
         yield replayed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_openings() -> Iterator[None]:
+    """A store has few partitions, and need not do again what one before it has done."""
+    of = Settings.of
+
+    @functools.wraps(of)
+    def with_few_partitions(**given: Any) -> Settings:
+        settings = of(**given)
+        if "partitions" in settings.model_fields_set:
+            return settings
+        settings = settings.model_copy(update={"partitions": PARTITIONS})
+        settings.model_fields_set.discard("partitions")  # another number of the namespace is taken over
+        return settings
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Settings, "of", with_few_partitions)
+        patched.setattr(engine, "create_engine", engine_that_shares)
+        patched.setattr(redis.utils, "get_lib_version", functools.cache(redis.utils.get_lib_version))  # in its metadata
+        yield
 
 
 @pytest.fixture

@@ -121,14 +121,14 @@ async def test_many_at_once_leave_the_figures_whole(store: Any) -> None:
     scrape, many = Scrape(store), [store.session(f"s{n}") for n in range(10)]
 
     async def work(session: Any) -> None:
-        for value in range(30):
+        for value in range(8):
             await session.set("a", value)
             scrape.all()
 
     await asyncio.gather(*(work(session) for session in many))
     count = scrape(OPERATIONS, "commit", "warm", "ok")
     assert count is not None
-    assert 290 <= count <= 300
+    assert 72 <= count <= 80
     assert count == scrape("operation_duration_seconds_bucket", "commit", "warm", "ok", "+Inf")
 
 
@@ -210,7 +210,7 @@ async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any, mo
     partition = str(names(store, "s").partition)
     await session.set("a", 0)
     await until(lambda: scrape("archived_commits_total") == 1)
-    assert scrape("archived_partitions") == 64
+    assert scrape("archived_partitions") == store.settings.partitions
     await until(lambda: scrape("archive_lag_seconds") == 0)
     engine = create_engine(opener.archive)
     with engine.connect() as connection:

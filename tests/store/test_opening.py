@@ -73,7 +73,9 @@ def complete(archive: str) -> bool:
 # Several at once
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "rounds", [1, pytest.param(3, marks=pytest.mark.wide), pytest.param(25, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("faces", [("blocking", "blocking"), ("asyncio", "asyncio"), ("asyncio", "blocking")], ids=str)
 async def test_stores_may_be_opened_at_once_in_one_process(
     faces: tuple[str, ...], rounds: int, new_archives: Callable[[], list[str]], real_migrations: None
@@ -178,10 +180,10 @@ async def test_a_store_takes_the_number_of_partitions_from_its_namespace(
 @pytest.mark.replicas
 async def test_what_was_named_by_another_number_of_partitions_is_never_used(opener: Any) -> None:
     """A handle that was made before the store was opened names keys that nobody else has."""
-    await opener(partitions=16)
+    await opener(partitions=8)
     store = AsyncStateStore.open(opener.url, archive=opener.archive, namespace=opener.namespace)
     store.session("s")
-    with pytest.raises(ConfigurationError, match=r"has 16 partitions, not 64; .*give partitions=16"):
+    with pytest.raises(ConfigurationError, match=r"has 8 partitions, not \d+; .*give partitions=8"):
         await store
 
 
@@ -311,7 +313,7 @@ if sys.argv[2] == "dropped":
 """
 
 
-@pytest.mark.parametrize("how", ["dropped", "exited"])
+@pytest.mark.parametrize("how", [pytest.param("dropped", marks=pytest.mark.wide), "exited"])
 def test_a_forked_child_never_closes_what_it_inherited(how: str, tmp_path: Path) -> None:
     """SQLite forbids it; Python, from 3.13 on, warns where a destructor does it."""
     words = [sys.executable, "-W", "always", "-c", LEAVING, f"sqlite:///{tmp_path}/a.db", how]
