@@ -16,8 +16,8 @@ import warnings
 from types import FrameType
 from typing import Any
 
-from integration.test_interruptions import LOCK, TURN, held_by_a_task_for, held_for, is_held
 from interrupting import PACKAGE, Interrupted
+from store.test_interruptions import LOCK, TURN, held_by_a_task_for, held_for, is_held
 
 from distributed_state import StateStore
 

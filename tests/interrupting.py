@@ -1,7 +1,7 @@
 """Interruptions of our own code. Law: each is raised where the interpreter would run a signal handler that raises.
 
 CPython runs those when a call has returned, at the beginning of a function, and at the end of a loop's round. `Steps`
-goes through all such points of the package's code, one in each run.
+goes through all such points of the package's code, one in each run, or through those of every n-th call.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def points(code: CodeType) -> frozenset[int]:
 class Steps:
     """All points of what runs inside `interrupting`, one after the other: a new one each time, until `over`."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: int = 1) -> None:
         self.over = False
         self.where = ""
+        self._every = every
         self._call = 1  # which call of a function of ours is interrupted,
         self._point = 1  # and where in it
         self._calls = self._points = 0
@@ -77,7 +78,7 @@ class Steps:
             if raised:
                 self._point += 1
             elif self._calls >= self._call:
-                self._call, self._point = self._call + 1, 1
+                self._call, self._point = self._call + self._every, 1
             else:
                 self.over = True
 
