@@ -75,36 +75,41 @@ async def emit_many(store: Any, count: int, tasks: int = 20) -> None:
     await asyncio.gather(*(some(task) for task in range(tasks)))
 
 
-async def kill_subscribers(url: str, done: asyncio.Event) -> int:
-    """Cut every subscription, all or some, at random moments."""
-    kills = 0
+async def kill_subscribers(url: str, done: asyncio.Event, kills: list[int]) -> None:
+    """Cut every subscription, all or some, at random moments; `kills` counts them."""
     with redis.Redis.from_url(url) as client:
         while not done.is_set():
             await asyncio.sleep(random.uniform(0.01, 0.15))
             links = [each["id"] for each in client.client_list(_type="pubsub")]
             chosen = links if random.random() < 0.3 else random.sample(links, len(links) // 2)
             for each in chosen:
-                kills += client.client_kill_filter(_id=each)
-    return kills
+                kills[0] += client.client_kill_filter(_id=each)
+
+
+async def emit_while_subscribers_are_cut_off(url: str, store: Any) -> int:
+    """Emit until enough were cut off, and many events at least; how many these were."""
+    count, kills, done = 0, [0], asyncio.Event()
+    killer = asyncio.create_task(kill_subscribers(url, done, kills))
+    while count < 1000 or kills[0] < 20:
+        await emit_many(store, 100)
+        count += 100
+    done.set()
+    await killer
+    return count
 
 
 @pytest.mark.wide
 @single
 @pytest.mark.timeout(240)
 async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: Any) -> None:
-    count = 5_000
     with own_server(opener) as server:
         opener.url = server.url
         replicas = [await opener(partitions=8) for _ in range(5)]
         listeners = [Listener(each) for each in replicas]
-        done = asyncio.Event()
-        killer = asyncio.create_task(kill_subscribers(server.url, done))
-        await emit_many(replicas[0], count)
-        done.set()
-        assert await killer > 20
+        count = await emit_while_subscribers_are_cut_off(server.url, replicas[0])
         expected = streams(server.url, replicas[0])
         assert sum(map(len, expected.values())) == count
-        await until(lambda: all(len(each.heard) >= count for each in listeners), 60)
+        await until(lambda: all(len(each.heard) >= count for each in listeners), 100)
         for each in listeners:
             assert each.resyncs == 0
             assert by_partition(each.told()) == expected
@@ -125,13 +130,9 @@ async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, m
         opener.url = server.url
         replicas = [await opener(partitions=8) for _ in range(3)]
         listeners = [Listener(each) for each in replicas]
-        done = asyncio.Event()
-        killer = asyncio.create_task(kill_subscribers(server.url, done))
-        await emit_many(replicas[0], 4000)
-        done.set()
-        await killer
+        count = await emit_while_subscribers_are_cut_off(server.url, replicas[0])
         await asyncio.sleep(1)
-        assert min(len(each.heard) for each in listeners) < 4000
+        assert min(len(each.heard) for each in listeners) < count
 
 
 @pytest.mark.wide
@@ -150,6 +151,7 @@ async def test_who_is_dropped_for_its_full_buffer_reads_on_from_the_stream(opene
             await in_thread(listener.line)
             os.kill(listener.process.pid, signal.SIGSTOP)
             before = len(client.client_list(_type="pubsub"))
+            # More than the buffers of both sockets hold as well.
             # More than the buffers of both sockets hold as well.
             for n in range(5000):
                 await store.emit("large", {"n": n, "x": "x" * 3500}, subject=f"s{n % 7}")
