@@ -127,6 +127,7 @@ async def test_ctrl_c_in_the_body_of_a_with_ends_the_agent_as_the_end_of_it_does
     assert await store.session("c").get("n", fresh=True) == 2
 
 
+@pytest.mark.wide
 async def test_a_turn_that_is_killed_writes_nothing(opener: Any) -> None:
     """The negative control of the test above."""
     with running(opener, "turns") as agent:

@@ -483,6 +483,7 @@ def recovering(rewound: Rewound, archive: str, seconds: float) -> Iterator[tuple
             yield store, worker
 
 
+@pytest.mark.wide
 def test_a_worker_that_is_stopped_in_a_recovery_holds_nobody_up_for_long(rewound: Rewound, archive: str) -> None:
     """Two seconds, the time of the recovery itself apart; and what it does when it goes on changes nothing."""
     with recovering(rewound, archive, 2.0) as (store, worker):
@@ -498,6 +499,7 @@ def test_a_worker_that_is_stopped_in_a_recovery_holds_nobody_up_for_long(rewound
         assert versions(store, "s") == [1, 2, 3]
 
 
+@pytest.mark.wide
 def test_a_worker_whose_recovery_takes_long_is_not_taken_for_one_that_was_stopped(
     rewound: Rewound, archive: str
 ) -> None:

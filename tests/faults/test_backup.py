@@ -64,17 +64,24 @@ class Place:
         return StateStore.open(self.redis.url, archive=archive or self.archive, **NAMESPACE, **settings)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def sql() -> Iterator[str]:
     if MISSING:
         assert os.environ.get("CI") != "true", f"CI carries out what the manual says: install {', '.join(MISSING)}"
         pytest.skip(f"this machine has no {', '.join(MISSING)}")
+    with postgres_server() as postgres:
+        yield postgres.url.replace("+psycopg", "").removesuffix("/postgres")
+
+
+@pytest.fixture
+def place(tmp_path: Path, sql: str) -> Iterator[Place]:
     folder = tmp_path / "operator"
     folder.mkdir()
     valkey = redis_server("--appendonly", "yes", binary=server_binary("valkey"), directory=tmp_path / "warm")
-    with postgres_server() as postgres, valkey as redis:
-        place = Place(folder, postgres.url.replace("+psycopg", "").removesuffix("/postgres"), redis)
-        place.run("psql \"$SQL/postgres\" --command='CREATE DATABASE agents'")
+    with valkey as redis:
+        place = Place(folder, sql, redis)
+        drop = "--command='DROP DATABASE IF EXISTS agents WITH (FORCE)'"
+        place.run(f"psql \"$SQL/postgres\" {drop} --command='CREATE DATABASE agents'")
         yield place
 
 

@@ -5,9 +5,6 @@ Nothing at all is lost where nothing failed: while slots move and when a primary
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import ROOT, hidden, server_binary, until
+from below import hidden, server_binary, until
 from faces import Blocking, core, in_thread
+from typer.testing import CliRunner
 from under_load import IDS, listening, load, now
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
 from distributed_state.port.topology import slot_of
+from distributed_state.programs.cli import shell
 from distributed_state.programs.servers import (
     ClusterNode,
     RedisCluster,
@@ -33,8 +32,19 @@ from distributed_state.programs.servers import (
 )
 from distributed_state.values.model import Ref
 
-KIND = pytest.mark.parametrize("kind", ["redis", "valkey"])
-FACE = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
+
+@pytest.fixture(scope="module")
+def formed() -> Iterator[RedisCluster]:
+    with redis_cluster(replicas=0, binary=server_binary("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(formed: RedisCluster) -> RedisCluster:
+    """Three primaries, empty, for tests that leave them whole."""
+    for node in formed.nodes:
+        node.ask("FLUSHALL")
+    return formed
 
 
 @pytest.fixture
@@ -73,44 +83,54 @@ def wait_for(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def wait_for_calls(cluster: RedisCluster, count: int) -> None:
+    """Let the load run until the nodes have executed this many more commits."""
+
+    def executed() -> int:
+        found = [node.info("commandstats") for node in cluster.primaries()]
+        words = [stats[name] for stats in found for name in stats if name in ("cmdstat_evalsha", "cmdstat_eval")]
+        return sum(int(each.partition("calls=")[2].partition(",")[0]) for each in words)
+
+    wanted = executed() + count
+    wait_until(lambda: executed() >= wanted, "the load came to nothing")
+
+
 # Nothing fails
 
 
 @pytest.mark.wide
-async def test_in_a_steady_state_nobody_is_redirected(place: Any) -> None:
-    with redis_cluster(replicas=0) as cluster:
-        with load(2, url=cluster.url, **place) as running:
-            wait_for(0.5)
-            before = redirections(cluster)
-            wait_for(2.0)
-            after = redirections(cluster)
-        assert running.acknowledged() > 300
-        assert after == before
-        await running.check()
-        # The negative control: one who asks the wrong node is counted.
-        with pytest.raises(Exception, match="MOVED"):
-            cluster.primaries()[0].ask("GET", "123456789")
-        assert redirections(cluster) == after + 1
+async def test_in_a_steady_state_nobody_is_redirected(cluster: RedisCluster, place: Any) -> None:
+    with load(2, url=cluster.url, **place) as running:
+        wait_for_calls(cluster, 500)
+        before = redirections(cluster)
+        wait_for_calls(cluster, 500)
+        after = redirections(cluster)
+    assert running.acknowledged() > 300
+    assert after == before
+    await running.check()
+    # The negative control: one who asks the wrong node is counted.
+    with pytest.raises(Exception, match="MOVED"):
+        cluster.primaries()[0].ask("GET", "123456789")
+    assert redirections(cluster) == after + 1
 
 
 @pytest.mark.wide
-@FACE
-async def test_a_url_of_any_node_is_the_cluster(face: str, place: Any) -> None:
+async def test_a_url_of_any_node_is_the_cluster(place: Any) -> None:
     with redis_cluster() as cluster:
         first = cluster.nodes[0]
         replica = cluster.replicas_of(first)[0]
         for node in (first, replica):
-            store = await opened(face, node.url, **place)
+            store = await opened("asyncio", node.url, **place)
             for id in IDS:
                 await store.session(id).increment("n")
             assert len(core(store).tiers().port.nodes()) == 3
             await store.close()
         for url in (first.url.replace("/0", "/1"), cluster.url + "/1"):
             with pytest.raises(ConfigurationError, match="database 0"):
-                await opened(face, url, **place)
+                await opened("asyncio", url, **place)
         first.kill()
         cluster.wait_converged()
-        store = await opened(face, cluster.url, **place)  # its first seed is dead
+        store = await opened("asyncio", cluster.url, **place)  # its first seed is dead
         assert await store.session(IDS[0]).increment("n") == 3
         await store.close()
 
@@ -119,54 +139,50 @@ async def test_a_url_of_any_node_is_the_cluster(face: str, place: Any) -> None:
 
 
 @pytest.mark.wide
-@FACE
-async def test_a_slot_that_moved_is_followed_and_asked_there_from_then_on(face: str, place: Any) -> None:
-    with redis_cluster(replicas=0) as cluster:
-        store = await opened(face, cluster.url, **place)
-        assert await store.session("s").set("a", 1) == 1
-        number = slot(store, "s")
-        source = cluster.primary_of(number)
-        target = next(node for node in cluster.primaries() if node is not source)
-        cluster.move_slots([number], target)
-        assert await store.session("s").set("a", 2) == 2
-        before = redirections(cluster)
-        for value in range(3, 6):
-            assert await store.session("s").set("a", value) == value
-        assert redirections(cluster) == before
-        assert [change.version for change in await store.session("s").history()] == [1, 2, 3, 4, 5]
-        await store.close()
+async def test_a_slot_that_moved_is_followed_and_asked_there_from_then_on(cluster: RedisCluster, place: Any) -> None:
+    store = await opened("asyncio", cluster.url, **place)
+    assert await store.session("s").set("a", 1) == 1
+    number = slot(store, "s")
+    source = cluster.primary_of(number)
+    target = next(node for node in cluster.primaries() if node is not source)
+    cluster.move_slots([number], target)
+    assert await store.session("s").set("a", 2) == 2
+    before = redirections(cluster)
+    for value in range(3, 6):
+        assert await store.session("s").set("a", value) == value
+    assert redirections(cluster) == before
+    assert [change.version for change in await store.session("s").history()] == [1, 2, 3, 4, 5]
+    await store.close()
 
 
 @pytest.mark.wide
-@FACE
-async def test_what_hot_held_of_a_slot_that_moved_answers_again_from_where_it_is(face: str, place: Any) -> None:
-    with redis_cluster(replicas=0) as cluster:
-        store, other = await opened(face, cluster.url, **place), await opened("asyncio", cluster.url, **place)
-        number, hot = slot(store, "s0"), core(store).tiers().hot
-        ids = [id for id in map("s{}".format, range(100)) if slot(store, id) == number]
-        assert len(ids) > 1
-        sessions = [store.session(id) for id in ids]
-        for each in sessions:
-            await each.set("n", 1)
+async def test_what_hot_held_of_a_slot_that_moved_answers_again_from_where_it_is(
+    cluster: RedisCluster, place: Any
+) -> None:
+    store, other = await opened("blocking", cluster.url, **place), await opened("asyncio", cluster.url, **place)
+    number, hot = slot(store, "s0"), core(store).tiers().hot
+    ids = [id for id in map("s{}".format, range(100)) if slot(store, id) == number]
+    assert len(ids) > 1
+    sessions = [store.session(id) for id in ids]
+    for each in sessions:
+        await each.set("n", 1)
 
-        async def all_hit() -> bool:
-            before = hot.hits
-            await store.get_many(sessions)
-            return bool(hot.hits - before == len(ids))
+    async def all_hit() -> bool:
+        before = hot.hits
+        await store.get_many(sessions)
+        return bool(hot.hits - before == len(ids))
 
-        await until(all_hit)
-        before = {each.ref.text: hot.entries[each.ref.text] for each in sessions}
-        former = before[sessions[0].ref.text].freshness
-        cluster.move_slots(
-            [number], next(each for each in cluster.primaries() if each is not cluster.primary_of(number))
-        )
-        await until(lambda: former.over and before.keys() <= hot.entries.keys())
-        assert all(hot.entries[text] is entry for text, entry in before.items()), "nobody read one"
-        assert not any(entry.freshness.over for entry in before.values())
-        await other.session(ids[0]).set("n", 2)
-        await until(lambda: hot.entries[sessions[0].ref.text].version == 2)
-        await store.close()
-        await other.close()
+    await until(all_hit)
+    before = {each.ref.text: hot.entries[each.ref.text] for each in sessions}
+    former = before[sessions[0].ref.text].freshness
+    cluster.move_slots([number], next(each for each in cluster.primaries() if each is not cluster.primary_of(number)))
+    await until(lambda: former.over and before.keys() <= hot.entries.keys())
+    assert all(hot.entries[text] is entry for text, entry in before.items()), "nobody read one"
+    assert not any(entry.freshness.over for entry in before.values())
+    await other.session(ids[0]).set("n", 2)
+    await until(lambda: hot.entries[sessions[0].ref.text].version == 2)
+    await store.close()
+    await other.close()
 
 
 @contextmanager
@@ -183,34 +199,38 @@ def on_its_way(cluster: RedisCluster, number: int, keys: int) -> Iterator[tuple[
     end_move(number, source, target, others)
 
 
-@FACE
 @pytest.mark.parametrize(
-    "moved",
-    [pytest.param(0, marks=pytest.mark.wide), 1, pytest.param(1000, marks=pytest.mark.wide)],
+    ("face", "moved"),
+    [
+        pytest.param("blocking", 0, marks=pytest.mark.wide),
+        ("asyncio", 1),
+        pytest.param("blocking", 1000, marks=pytest.mark.wide),
+    ],
     ids=["none", "one", "all"],
 )
-async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(face: str, moved: int, place: Any) -> None:
-    with redis_cluster(replicas=0) as cluster:
-        store = await opened(face, cluster.url, retry_for=1.0, archiver=False, beat=0.0, **place)
-        for id in IDS:
-            await store.session(id).set("a", 1)
-        number = slot(store, IDS[0])
-        elsewhere = next(id for id in IDS if slot(store, id) != number)
-        with on_its_way(cluster, number, moved):
-            with pytest.raises(WarmUnavailable, match="on their way to another server"):
-                await store.session(IDS[0]).set("a", 2)
-            for value in range(2, 12):
-                began = now()
-                await store.session(elsewhere).set("a", value)
-                assert now() - began < 0.2
-        await store.session(IDS[0]).set("a", 3)
-        assert await store.session(IDS[0]).get("a", fresh=True) == 3
-        versions = [change.version for change in await store.session(IDS[0]).history()]
-        assert versions == list(range(1, len(versions) + 1))
-        await store.close()
+async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(
+    face: str, moved: int, cluster: RedisCluster, place: Any
+) -> None:
+    store = await opened(face, cluster.url, retry_for=1.0, archiver=False, beat=0.0, **place)
+    for id in IDS:
+        await store.session(id).set("a", 1)
+    number = slot(store, IDS[0])
+    elsewhere = next(id for id in IDS if slot(store, id) != number)
+    with on_its_way(cluster, number, moved):
+        with pytest.raises(WarmUnavailable, match="on their way to another server"):
+            await store.session(IDS[0]).set("a", 2)
+        for value in range(2, 12):
+            began = now()
+            await store.session(elsewhere).set("a", value)
+            assert now() - began < 0.2
+    await store.session(IDS[0]).set("a", 3)
+    assert await store.session(IDS[0]).get("a", fresh=True) == 3
+    versions = [change.version for change in await store.session(IDS[0]).history()]
+    assert versions == list(range(1, len(versions) + 1))
+    await store.close()
 
 
-@KIND
+@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.wide), "valkey"])
 async def test_a_partition_is_noted_whole_only_where_its_slot_is_not_leaving(kind: str, place: Any) -> None:
     with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
         store = await opened("asyncio", cluster.url, archiver=False, beat=0.0, **place)
@@ -234,68 +254,68 @@ async def test_a_partition_is_noted_whole_only_where_its_slot_is_not_leaving(kin
         await store.close()
 
 
-async def test_a_record_that_is_there_without_the_meta_of_its_partition_is_read_from_sql(place: Any) -> None:
+async def test_a_record_that_is_there_without_the_meta_of_its_partition_is_read_from_sql(
+    cluster: RedisCluster, place: Any
+) -> None:
     """As after a restart of a node that was handed the record, before `meta` was on its disk."""
-    with redis_cluster(replicas=0) as cluster:
-        store = await opened("asyncio", cluster.url, archiver=False, memory_bytes=0, **place)
-        session = store.session("s")
-        await session.set("a", 1)
-        await store.archive()
-        await session.set("a", 2)
-        keys = core(store).keys.of(Ref("session", "s"))
-        node = cluster.primary_of(slot(store, "s"))
-        assert node.ask("DEL", keys.meta.decode(), keys.journal.decode()) == 2
-        assert await session.set("a", 3) == 2, "the second change was known to Redis alone"
-        assert [change.version for change in await session.history()] == [1, 2]
-        await store.close()
+    store = await opened("asyncio", cluster.url, archiver=False, memory_bytes=0, **place)
+    session = store.session("s")
+    await session.set("a", 1)
+    await store.archive()
+    await session.set("a", 2)
+    keys = core(store).keys.of(Ref("session", "s"))
+    node = cluster.primary_of(slot(store, "s"))
+    assert node.ask("DEL", keys.meta.decode(), keys.journal.decode()) == 2
+    assert await session.set("a", 3) == 2, "the second change was known to Redis alone"
+    assert [change.version for change in await session.history()] == [1, 2]
+    await store.close()
 
 
-async def test_a_partition_whose_journal_is_newer_than_the_rest_is_recovered(place: Any) -> None:
+async def test_a_partition_whose_journal_is_newer_than_the_rest_is_recovered(cluster: RedisCluster, place: Any) -> None:
     """As after a restart of the node that it was moved from, or to."""
-    with redis_cluster(replicas=0) as cluster:
-        store = await opened("asyncio", cluster.url, archiver=False, **place)
-        session = store.session("s")
-        await session.set("a", 1)
-        meta = core(store).keys.of(Ref("session", "s")).meta.decode()
-        node = cluster.primary_of(slot(store, "s"))
-        before = node.ask("HGET", meta, "journal")
-        await session.set("a", 2)
-        wait_for(0.05)
-        node.ask("HSET", meta, "journal", before)
-        assert await session.set("a", 3) == 3
-        assert [change.version for change in await session.history()] == [1, 2, 3]
-        assert node.ask("HGET", meta, "epoch").startswith("2-")
-        await store.close()
+    store = await opened("asyncio", cluster.url, archiver=False, **place)
+    session = store.session("s")
+    await session.set("a", 1)
+    meta = core(store).keys.of(Ref("session", "s")).meta.decode()
+    node = cluster.primary_of(slot(store, "s"))
+    before = node.ask("HGET", meta, "journal")
+    await session.set("a", 2)
+    wait_for(0.05)
+    node.ask("HSET", meta, "journal", before)
+    assert await session.set("a", 3) == 3
+    assert [change.version for change in await session.history()] == [1, 2, 3]
+    assert node.ask("HGET", meta, "epoch").startswith("2-")
+    await store.close()
 
 
 @pytest.mark.wide
-@KIND
+@pytest.mark.parametrize("kind", ["redis", pytest.param("valkey", marks=pytest.mark.full)])
 @pytest.mark.timeout(240)
 async def test_slots_move_under_load_and_nobody_notices(kind: str, place: Any) -> None:
-    """One at a time, each for a while on its way; then a fifth of all to a node that was added, which is removed."""
+    """One at a time, each for a while on its way; then many to a node that was added, which is removed."""
     with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
         async with AsyncStateStore.open(cluster.url, **place) as store:
             mine = slots(store)
         with (
             listening(url=cluster.url, **place) as listener,
-            load(url=cluster.url, retry_for=30.0, **place) as running,
+            load(2, url=cluster.url, retry_for=30.0, **place) as running,
         ):
-            wait_for(0.5)
+            wait_for_calls(cluster, 50)
             for number in mine[:4]:
                 source = cluster.primary_of(number)
                 target = next(node for node in cluster.primaries() if node is not source)
                 cluster.move_slots([number], target, pause=0.15)
             fourth = cluster.add_node()
-            fifth = sorted({*range(0, 16_384, 50), *mine[::5]})
-            cluster.move_slots(fifth, fourth)
-            wait_for(0.5)
-            cluster.move_slots(fifth, cluster.nodes[0])
+            many = sorted({*range(0, 16_384, 1000), *mine[::2]})
+            cluster.move_slots(many, fourth)
+            wait_for_calls(cluster, 50)
+            cluster.move_slots(many, cluster.nodes[0])
             cluster.remove_node(fourth)
-            wait_for(0.5)
+            wait_for_calls(cluster, 50)
             running.end()
             assert running.emitted
             listener.check(running.emitted)
-        assert running.acknowledged() > 500
+        assert running.acknowledged() > 100
         await running.check()
 
 
@@ -304,13 +324,13 @@ async def test_slots_move_under_load_and_nobody_notices(kind: str, place: Any) -
 async def test_primaries_hand_over_under_load_and_nobody_notices(place: Any) -> None:
     """CLUSTER FAILOVER: the replica has all that its primary acknowledged."""
     given = {"retry_for": 30.0} | place
-    with redis_cluster() as cluster, load(url=cluster.url, **given) as running:
-        wait_for(0.5)
-        for _ in range(3):
+    with redis_cluster() as cluster, load(2, url=cluster.url, **given) as running:
+        wait_for_calls(cluster, 50)
+        for _ in range(2):
             cluster.failover(cluster.primaries()[0])
-            wait_for(0.5)
+            wait_for_calls(cluster, 50)
         running.end()
-        assert running.acknowledged() > 500
+        assert running.acknowledged() > 100
         # Another life of the data has begun, whatever was lost: leases of the one before are over.
         running.failed[:] = [each for each in running.failed if " Fenced(" not in each]
         await running.check()
@@ -324,8 +344,15 @@ def of_node(store: Any, cluster: RedisCluster, node: ClusterNode) -> list[str]:
 
 
 @pytest.mark.wide
-@KIND
-@pytest.mark.parametrize("how", ["killed", "frozen"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("redis", "killed"),
+        ("valkey", "frozen"),
+        pytest.param("redis", "frozen", marks=pytest.mark.full),
+        pytest.param("valkey", "killed", marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.timeout(240)
 async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(kind: str, how: str, place: Any) -> None:
     with redis_cluster(binary=server_binary(kind)) as cluster:
@@ -337,17 +364,18 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
         assert others
         # Of each session its own processes: who waits for one that is away asks for no other.
         given = {"url": cluster.url, "retry_for": 30.0} | place
-        with load(2, theirs, **given) as waiting, load(2, others, **given) as going_on:
-            wait_for(1.0)
+        with load(2, theirs, **given) as waiting, load(1, others, **given) as going_on:
+            wait_for_calls(cluster, 50)
             ended = now()
             node.kill() if how == "killed" else node.pause()
             wait_until(lambda: len(cluster.primaries()) == 3, "no replica was promoted")
             elected = now()
-            wait_for(2.5)
+            wait_for_calls(cluster, 100)
+            wait_for(2.0)
         # The leases of the life that ended are over.
         left = [each for each in waiting.failed if " Fenced(" not in each]
         assert not left + going_on.failed, (left + going_on.failed)[:3]
-        assert going_on.gap(others, ended, elected) < 0.5, "the others go on"
+        assert going_on.gap(others, ended, elected) < (elected - ended) / 2, "the others go on"
         after = min(at for id in theirs for at in waiting.times[id] if at >= elected)
         assert after - elected < 2.0
         await going_on.check()
@@ -355,8 +383,8 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
         node.resume()
 
 
-@FACE
-@pytest.mark.parametrize("whole", ["no", pytest.param("yes", marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize(("face", "whole"), [("asyncio", "no"), ("blocking", "yes")])
 async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, whole: str, place: Any) -> None:
     """With require-full-coverage the others are, too."""
     with redis_cluster("--cluster-require-full-coverage", whole, replicas=0) as cluster:
@@ -371,13 +399,13 @@ async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, 
         if whole == "yes":
             rest = cluster.nodes[1:]
             wait_until(lambda: all("state:fail" in each.ask("CLUSTER", "INFO") for each in rest), "unnoticed")
-        for id in theirs:
+        for id in theirs[:2]:
             for fresh in (True, False):
                 with pytest.raises(WarmUnavailable):
                     await store.session(f"{id}").get("a", fresh=fresh)
             with pytest.raises(WarmUnavailable):
                 await store.session(id).set("a", 2)
-        for id in others:
+        for id in others[:3]:
             if whole == "yes":
                 with pytest.raises(WarmUnavailable):
                     await store.session(id).set("a", 2)
@@ -391,33 +419,31 @@ async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, 
 
 
 @pytest.mark.wide
-@FACE
-async def test_what_goes_over_all_nodes_in_one_exchange(face: str, place: Any) -> None:
-    with redis_cluster(replicas=0) as cluster:
-        store = await opened(face, cluster.url, **place)
-        other = await opened(face, cluster.url, **place)
-        async with store.batch() as batch:
-            for number, id in enumerate(IDS):
-                batch.on(store.session(id, user="u")).set("n", number)
-        assert {cluster.primary_of(slot(store, id)) for id in IDS} == set(cluster.nodes)
-        found = [await other.session(id).get("n", fresh=True) for id in IDS]
-        assert found == list(range(len(IDS)))
-        await store.app("shop").set("open", True)
-        assert await other.app("shop").get("open") is True
-        assert len(await store.replicas()) == 2
-        while await store.archive():
-            pass
-        assert {info.id for info in await store.sessions(user="u", limit=50)} == set(IDS)
-        exported = await store.export(IDS[0])
-        assert exported is not None
-        assert await store.forget("u") == len(IDS)
-        assert all(finding.ok for finding in await store.doctor() if finding.fatal)
-        await other.close()
-        await store.close()
+async def test_what_goes_over_all_nodes_in_one_exchange(cluster: RedisCluster, place: Any) -> None:
+    store = await opened("blocking", cluster.url, **place)
+    other = await opened("blocking", cluster.url, **place)
+    async with store.batch() as batch:
+        for number, id in enumerate(IDS):
+            batch.on(store.session(id, user="u")).set("n", number)
+    assert {cluster.primary_of(slot(store, id)) for id in IDS} == set(cluster.nodes)
+    found = [await other.session(id).get("n", fresh=True) for id in IDS]
+    assert found == list(range(len(IDS)))
+    await store.app("shop").set("open", True)
+    assert await other.app("shop").get("open") is True
+    assert len(await store.replicas()) == 2
+    while await store.archive():
+        pass
+    assert {info.id for info in await store.sessions(user="u", limit=50)} == set(IDS)
+    exported = await store.export(IDS[0])
+    assert exported is not None
+    assert await store.forget("u") == len(IDS)
+    assert all(finding.ok for finding in await store.doctor() if finding.fatal)
+    await other.close()
+    await store.close()
 
 
 @pytest.mark.wide
-@KIND
+@pytest.mark.parametrize("kind", ["redis", pytest.param("valkey", marks=pytest.mark.full)])
 def test_the_command_line_asks_a_cluster(kind: str, place: Any) -> None:
     with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
         del place["partitions"]
@@ -433,9 +459,7 @@ def test_the_command_line_asks_a_cluster(kind: str, place: Any) -> None:
             (["sessions", "--user", "u"], IDS[3]),
             (["get", IDS[3]], "a"),
         ):
-            command = [sys.executable, "-W", "ignore", "-m", "distributed_state", *given, *words]
-            environment = os.environ | urls
-            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+            done = CliRunner().invoke(shell.app, [*given, *words], env=urls)
             assert done.stderr == ""
-            assert done.returncode == (words == ["doctor"]), "it has advice: nothing is on disk, nobody has a replica"
+            assert done.exit_code == (words == ["doctor"]), "it has advice: nothing is on disk, nobody has a replica"
             assert found in done.stdout

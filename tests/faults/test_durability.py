@@ -33,6 +33,10 @@ from distributed_state.warm.replicas import Replicated
 
 KIND = pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.wide), "valkey"])
 FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.wide), "blocking"])
+# Each server and each API once; by default one of each.
+PAIR = pytest.mark.parametrize(
+    ("face", "kind"), [pytest.param("asyncio", "redis", marks=pytest.mark.wide), ("blocking", "valkey")]
+)
 LONG = 60.0  # seconds for what is surely going to happen, on a machine with other things to do
 
 
@@ -121,8 +125,7 @@ async def waits(store: Any, primary: RedisServer, replica: RedisServer) -> None:
     assert held(replica, store) == "2"
 
 
-@KIND
-@FACE
+@PAIR
 async def test_a_write_is_acknowledged_when_the_replica_has_it(face: str, kind: str, place: Any) -> None:
     with replicated(kind) as (primary, replica):
         store = await opened(face, primary.url, durability="replicated", timeout=LONG, retry_for=0.0, **place)
@@ -187,8 +190,7 @@ def waited(server: RedisServer) -> int:
 
 
 @pytest.mark.wide
-@KIND
-@FACE
+@PAIR
 async def test_a_level_that_is_not_reached_is_reported_and_a_repetition_reaches_it(
     face: str, kind: str, place: Any
 ) -> None:
@@ -301,8 +303,7 @@ async def test_what_is_archived_and_dropped_meanwhile_is_confirmed(face: str, pl
 
 
 @pytest.mark.wide
-@FACE
-@pytest.mark.parametrize("others", [0, 3, 40])
+@pytest.mark.parametrize(("face", "others"), [("asyncio", 0), ("blocking", 3), ("asyncio", 40)])
 async def test_a_write_that_is_sent_again_is_confirmed_as_well(face: str, others: int, place: Any) -> None:
     """Its answer was lost, and others wrote to the partition since: few, or so many that SQL has to have it."""
     with replicated("valkey") as (primary, replica):
@@ -361,8 +362,7 @@ async def acknowledged_through_a_failover(face: str, kind: str, level: str, plac
 
 @pytest.mark.wide
 @pytest.mark.timeout(300)
-@FACE
-@pytest.mark.parametrize("kind", ["redis", "valkey"])
+@PAIR
 async def test_what_is_acknowledged_as_replicated_survives_a_failover(face: str, kind: str, place: Any) -> None:
     acknowledged, found = await acknowledged_through_a_failover(face, kind, "replicated", place)
     assert int(found or -1) >= acknowledged

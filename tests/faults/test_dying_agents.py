@@ -18,7 +18,9 @@ DYING = Path(__file__).with_name("dying_agent.py")
 @pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.only(face="blocking", warm="real")
-@pytest.mark.parametrize("deaths", [20, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "deaths", [8, pytest.param(40, marks=pytest.mark.full), pytest.param(400, marks=pytest.mark.soak)]
+)
 @pytest.mark.timeout(1200)
 async def test_whoever_dies_between_two_lines_loses_at_most_a_step(opener: Any, deaths: int) -> None:
     store = await opener()
@@ -29,7 +31,7 @@ async def test_whoever_dies_between_two_lines_loses_at_most_a_step(opener: Any, 
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == deaths
-    assert sum(killed for _, _, killed in rows) >= deaths * 0.9, "a worker that was not killed proves nothing"
+    assert sum(killed for _, _, killed in rows) >= deaths * 0.8, "a worker that was not killed proves nothing"
     for id, line, _ in rows:
         state = await store.session(id).load_state()
         assert state.final_answer == "bought bread, milk", (id, line)

@@ -113,10 +113,10 @@ def test_writers_on_several_replicas_go_on_under_one_epoch(server: RedisServer, 
             wanted = [len(each) + count for each in acknowledged]
             return lambda: bool(failed) or all(len(a) >= n for a, n in zip(acknowledged, wanted, strict=True))
 
-        for _ in range(4):
-            asyncio.run(until(each_wrote_more(30), 30.0))
+        for _ in range(3):
+            asyncio.run(until(each_wrote_more(10), 30.0))
             emptied(server, "flush")
-        asyncio.run(until(each_wrote_more(30), 30.0))
+        asyncio.run(until(each_wrote_more(10), 30.0))
         stop.set()
         for thread in threads:
             thread.join()

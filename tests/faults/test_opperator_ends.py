@@ -40,6 +40,7 @@ async def test_a_command_that_runs_is_finished_and_answered(opener: Any, how: st
     assert await (await opener()).app("agent:Troubled").get("slow", fresh=True) == "done"
 
 
+@pytest.mark.wide
 async def test_a_command_that_is_killed_has_done_nothing(opener: Any) -> None:
     """The negative control of the test above."""
     with Process(opener, "Troubled") as daemon:

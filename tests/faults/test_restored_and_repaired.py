@@ -31,7 +31,7 @@ import redis
 from below import Worker, redis_of
 from conftest import Servers
 from faces import Blocking
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from distributed_state import ColdUnavailable, DurabilityUnknown, Repaired, StateError, StateStore, Unavailable
@@ -397,10 +397,25 @@ _APPEND: Write = ("append", 0, "memory")
 _LOSING: list[Write] = [("several", 0, "memory"), ("several", 0, "memory"), ("put", 0, "memory"), ("fork", 0, "memory")]
 
 
-@settings(max_examples=6, derandomize=True, phases=[Phase.explicit, Phase.generate])
-# Killed between SQL and Redis, as it had left out lost messages; written on since, or not.
-@example([_APPEND, ("put", 0, "memory")], _LOSING, [], [(41, [_APPEND])], [("append", 0, "archived")])
-@example([_APPEND], _LOSING, [_APPEND], [(41, []), (43, [])], [("append", 0, "archived")])
+@pytest.mark.parametrize(
+    ("before", "restored", "kills"),
+    [
+        ([_APPEND, ("put", 0, "memory")], [], [(41, [_APPEND])]),
+        ([_APPEND], [_APPEND], [(41, []), (43, [])]),
+    ],
+    ids=["written on since", "or not"],
+)
+@pytest.mark.timeout(600)
+def test_what_was_acknowledged_around_a_restore_is_shown_or_named_though_the_repair_is_killed(
+    warm: str, tmp_path: Path, before: Any, restored: Any, kills: Any
+) -> None:
+    """Killed between SQL and Redis, as it had left out lost messages."""
+    world = World(warm, SqliteFile(tmp_path), 1)
+    restored_and_repaired(world, before, _LOSING, restored, kills, [("append", 0, "archived")])
+
+
+@pytest.mark.wide
+@settings(max_examples=6, derandomize=True, phases=[Phase.generate])
 @given(_writes, _writes, _writes, st.lists(st.tuples(st.integers(0, 60), _writes), max_size=2), _writes)
 @pytest.mark.timeout(600)
 def test_what_was_acknowledged_around_a_restore_is_shown_or_named(
@@ -425,7 +440,8 @@ def drawn(seed: int) -> Iterator[Any]:
     yield writes(2, 8)
 
 
-@pytest.mark.parametrize("seed", [6001, pytest.param(6002, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("seed", [6001, pytest.param(6002, marks=pytest.mark.full)])
 @pytest.mark.timeout(300)
 def test_so_it_is_of_three_writers_while_the_command_is_killed_and_repeated(
     warm: str, tmp_path: Path, seed: int
@@ -435,8 +451,15 @@ def test_so_it_is_of_three_writers_while_the_command_is_killed_and_repeated(
 
 @pytest.mark.wide
 @pytest.mark.parametrize("seed", [7001])
-@pytest.mark.parametrize("writers", [1, 3])
-@pytest.mark.parametrize("kind", ["warm", "cluster"])
+@pytest.mark.parametrize(
+    ("kind", "writers"),
+    [
+        ("warm", 3),
+        ("cluster", 1),
+        pytest.param("warm", 1, marks=pytest.mark.full),
+        pytest.param("cluster", 3, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.timeout(300)
 def test_so_it_is_where_a_database_is_put_back_under_open_stores(
     servers: Servers, request: pytest.FixtureRequest, kind: str, writers: int, seed: int
