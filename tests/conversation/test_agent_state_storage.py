@@ -306,38 +306,37 @@ async def test_a_history_only_grows(store: Any) -> None:
     assert state.history == (*equal, other)
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"history": (Message.model_construct(role="robot", content="hi"),)}, "state.history.0.role"),
-        ({"history": ({"role": "robot"},)}, "state.history.0.role"),
-        ({"history": ("hello",)}, "state.history.0"),
-        ({"history": 7}, "history"),
-        ({"phase": ""}, "state.phase"),
-        ({"phase": None}, "state.phase"),
-        ({"iteration": "three"}, "state.iteration"),
-        ({"final_answer": 42}, "state.final_answer"),
-        ({"created_at": float("nan")}, "state.created_at"),
-        ({"memory": None}, "state.memory"),
-        ({"memory": WorkingMemory().model_copy(update={"notes": {"k": {1}}})}, "state.memory.notes"),
-        ({"memory": WorkingMemory().model_copy(update={"notes": {7: 1}})}, "state.memory.notes"),
-        ({"memory": WorkingMemory().model_copy(update={"notes": None})}, "notes"),
-        ({"memory": WorkingMemory().model_copy(update={"plan_steps": (1,)})}, "state.memory.plan_steps.0"),
-        ({"memory": WorkingMemory().model_copy(update={"tool_calls": ("f",)})}, "state.memory.tool_calls.0"),
-        ({"memory": WorkingMemory().model_copy(update={"tool_calls": None})}, "tool_calls"),
-        (
-            {"memory": WorkingMemory(tool_calls=(a_call().model_copy(update={"result": {1}}),))},
-            "state.memory.tool_calls.0.result",
-        ),
-    ],
-)
-async def test_what_was_smuggled_past_the_model_is_refused_at_the_save(
-    store: Any, fields: dict[str, Any], match: str
-) -> None:
-    session = store.session("s")
-    await refused(session, AgentState(session_id="s").model_copy(update=fields), match)
-    state = await session.save_state(AgentState(session_id="s"))
-    await refused(session, state.model_copy(update=fields), match)
+SMUGGLED: list[tuple[dict[str, Any], str]] = [
+    ({"history": (Message.model_construct(role="robot", content="hi"),)}, "state.history.0.role"),
+    ({"history": ({"role": "robot"},)}, "state.history.0.role"),
+    ({"history": ("hello",)}, "state.history.0"),
+    ({"history": 7}, "history"),
+    ({"phase": ""}, "state.phase"),
+    ({"phase": None}, "state.phase"),
+    ({"iteration": "three"}, "state.iteration"),
+    ({"final_answer": 42}, "state.final_answer"),
+    ({"created_at": float("nan")}, "state.created_at"),
+    ({"memory": None}, "state.memory"),
+    ({"memory": WorkingMemory().model_copy(update={"notes": {"k": {1}}})}, "state.memory.notes"),
+    ({"memory": WorkingMemory().model_copy(update={"notes": {7: 1}})}, "state.memory.notes"),
+    ({"memory": WorkingMemory().model_copy(update={"notes": None})}, "notes"),
+    ({"memory": WorkingMemory().model_copy(update={"plan_steps": (1,)})}, "state.memory.plan_steps.0"),
+    ({"memory": WorkingMemory().model_copy(update={"tool_calls": ("f",)})}, "state.memory.tool_calls.0"),
+    ({"memory": WorkingMemory().model_copy(update={"tool_calls": None})}, "tool_calls"),
+    (
+        {"memory": WorkingMemory(tool_calls=(a_call().model_copy(update={"result": {1}}),))},
+        "state.memory.tool_calls.0.result",
+    ),
+]
+
+
+async def test_what_was_smuggled_past_the_model_is_refused_at_the_save(store: Any) -> None:
+    for number, (fields, match) in enumerate(SMUGGLED):
+        id = f"s{number}"
+        session = store.session(id)
+        await refused(session, AgentState(session_id=id).model_copy(update=fields), match)
+        state = await session.save_state(AgentState(session_id=id))
+        await refused(session, state.model_copy(update=fields), match)
 
 
 async def test_what_is_too_large_is_refused(opener: Any) -> None:

@@ -582,6 +582,7 @@ async def test_without_a_request_id_it_is_said_that_nothing_completes_the_turn(
     assert await session.get("visits", fresh=True) == ["Oslo"]
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_a_worker_that_dies_between_the_two_commits_is_completed(opener: Any) -> None:
     store = await opener()

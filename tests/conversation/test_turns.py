@@ -272,7 +272,7 @@ def test_an_answered_request_stays_answered_whatever_becomes_of_the_state() -> N
     conversations = count()
 
     @given(st.lists(STEPS, min_size=2, max_size=14))
-    @settings(max_examples=40)
+    @settings(max_examples=12)
     def check(steps: list[tuple[str, int]]) -> None:
         runner.run(Answers(next(conversations)).check(store, steps))
 
@@ -287,6 +287,7 @@ def test_an_answered_request_stays_answered_whatever_becomes_of_the_state() -> N
             runner.run(store.close())
 
 
+@pytest.mark.wide
 async def test_an_answered_request_stays_answered_on_each_server_and_database(opener: Any) -> None:
     store = await opener(remembered_requests=3)
     turns = [("turn", 0), ("turn", 1)]

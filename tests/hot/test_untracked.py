@@ -23,7 +23,7 @@ from distributed_state.values.model import TIMED
 
 pytestmark = pytest.mark.unit
 
-RECORDS = 300
+RECORDS = 100
 FRESH = Freshness(0)
 
 

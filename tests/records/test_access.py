@@ -480,9 +480,12 @@ class Rules:
         return [(request.action, request.field) for request in self.asked]
 
 
+STILL: dict[str, Any] = {"archiver": False, "beat": 0.0, "partitions": 4}
+
+
 async def guarded(opener: Any) -> tuple[Any, Rules]:
     rules = Rules()
-    store = await opener(access=rules)
+    store = await opener(access=rules, **STILL)
     session = store.session("s", user="u", actor="a")
     await session.write(set={"a": 1}, append=[{"role": "user", "content": "x"}], phase="p")
     await store.archive()
@@ -577,7 +580,8 @@ async def test_the_store_asks_for_what_it_does(opener: Any, name: str) -> None:
     from distributed_state import Encryption, KeyRing
 
     rules = Rules()
-    store = await opener(access=rules, encryption=Encryption(KeyRing({"k": bytes(32)}), accept_plaintext=True))
+    encryption = Encryption(KeyRing({"k": bytes(32)}), accept_plaintext=True)
+    store = await opener(access=rules, encryption=encryption, **STILL)
     await store.session("s", user="u").set("a", 1)
     await store.archive()
     call, expected = STORE[name]

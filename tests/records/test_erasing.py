@@ -262,6 +262,7 @@ async def a_person(store: Any, name: str) -> None:
     await store.emit("mail", {"to": name}, subject=session)
 
 
+@pytest.mark.wide
 async def test_a_person_who_is_half_forgotten_is_forgotten_in_the_end(opener: Any) -> None:
     """Wherever the connection is cut, before or after what was asked for was done, and by anybody."""
     store = await quiet(opener, retry_for=0, beat=0, partitions=1)

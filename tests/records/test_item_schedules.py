@@ -247,8 +247,11 @@ class Schedule:
         assert await self.record.version(fresh=True) == len(self.truth) - 1
 
 
+SEEDS = [0, *(pytest.param(n, marks=pytest.mark.wide if n < 5 else pytest.mark.full) for n in range(1, 20))]
+
+
 @pytest.mark.brief("servers")
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in range(1, 20))])
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_items_are_what_they_were_at_one_version(opener: Any, seed: int) -> None:
     with sabotage(*SMALL):
         await Schedule(await opener(**QUIET), seed).run(40)

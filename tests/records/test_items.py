@@ -254,6 +254,7 @@ async def test_sums_are_those_of_fields_whatever_becomes_of_items(opener: Any) -
             assert (written.version, written.results) == (n, {name: 2 * n})
 
 
+@pytest.mark.wide
 async def test_a_commit_of_as_many_items_as_there_may_be_is_carried_out(opener: Any) -> None:
     """Each in a collection of its own, of each it is expected that SQL has none: a script gets no more than that."""
     store = await opener(**QUIET)

@@ -906,6 +906,7 @@ async def test_packed_history_is_read_rolled_back_forked_and_written_on(store: A
     assert await texts(store.session("f")) == [*map(str, range(9)), "own"]
 
 
+@pytest.mark.wide
 async def test_large_history_is_read_and_exported_a_page_of_bytes_at_a_time(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,6 +244,7 @@ async def test_who_removes_the_index_waits_for_an_erasure_before_it_holds_what_t
     engine.dispose()
 
 
+@pytest.mark.wide
 @pytest.mark.only(cold="postgres")
 @pytest.mark.replicas
 async def test_what_was_being_written_when_search_was_switched_on_is_noted(opener: Any) -> None:

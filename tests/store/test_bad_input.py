@@ -167,7 +167,7 @@ def test_what_json_would_change_is_refused_wherever_a_value_is_given(embedded: S
     assert session.version(fresh=True) == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     id=anything, user=anything, actor=anything, phase=anything, label=anything, request=anything,
     fields=st.dictionaries(anything, st.one_of(any_value, looks_like_ours), max_size=4), said=anything,
@@ -437,7 +437,7 @@ async def open_store(face: str, *given: Any, **settings: Any) -> None:
         await in_thread(both)
 
 
-faces = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
 
 
 @contextmanager
@@ -731,7 +731,7 @@ async def test_closing_waits_for_what_still_runs_in_sql(opener: Any, postgres_ur
     """Its connection would otherwise come back to a pool that nobody closes."""
     import psycopg
 
-    for number in range(8):
+    for number in range(4):
         store = await opener(archive=postgres_url, namespace=f"n{number % 2}{opener.namespace}", archive_every=0.001)
         for each in range(10):
             await store.session(f"s{each}").set("n", number)

@@ -65,7 +65,7 @@ async def test_an_archiver_that_makes_no_progress_is_named_with_its_reason(
         async def named() -> bool:
             return FULL in (await found(other)).get(f"archiver {archiver.replica}", Finding("", True, "")).found
 
-        await until(named, 10)
+        await until(named, 30, every=0.1)
         (told,) = [each for each in await other.replicas() if each.id == archiver.replica]
         assert told.archiving == FULL
 

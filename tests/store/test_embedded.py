@@ -25,7 +25,7 @@ def opened(face: str, path: Path, **settings: Any) -> Any:
     return Blocking(StateStore.open(archive=f"sqlite:///{path}", **settings))
 
 
-faces = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
 
 
 @faces
@@ -150,18 +150,6 @@ async def test_a_second_store_on_the_same_file_is_refused(face: str, driver: str
         assert again.session("s").get("a") == 2
 
 
-async def test_a_second_process_is_refused(tmp_path: Path) -> None:
-    archive = f"sqlite:///{tmp_path}/state.db"
-    with Worker("write", ids=["s"], archive=archive) as first:
-        assert first.line() == "opened"
-        assert first.line().startswith("s 1 ")
-        with pytest.raises(ConfigurationError, match="one Redis url"):
-            StateStore.open(archive=archive)
-        first.kill()
-        with StateStore.open(archive=archive) as store:
-            assert len(store.session("s").messages()) >= 1
-
-
 @pytest.mark.wide
 @faces
 async def test_a_second_store_on_the_same_postgresql_archive_is_refused(face: str, postgres_url: str) -> None:
@@ -206,11 +194,16 @@ async def test_keeping_an_archive_holds_up_nobody_and_ends_with_its_server(postg
         store.close()
 
 
-async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.wide)])
+async def test_a_second_process_is_refused_and_one_that_is_killed_loses_nothing_that_it_acknowledged(
+    tmp_path: Path, kills: int
+) -> None:
     archive, acknowledged = f"sqlite:///{tmp_path}/state.db", dict[str, list[str]]()
-    for kill in range(2):
+    for kill in range(kills):
         with Worker("write", ids=["a", "b", "c"], archive=archive) as worker:
             assert worker.line() == "opened"
+            with pytest.raises(ConfigurationError, match="one Redis url"):
+                StateStore.open(archive=archive)
             for _ in range(20 + 17 * kill):
                 worker.line()
             worker.process.kill()
@@ -229,6 +222,7 @@ async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Pat
             assert len(store.session(id).messages()) == len(history), "each once, in order"
 
 
+@pytest.mark.wide
 async def test_an_agent_that_was_killed_goes_on_in_the_next_process(tmp_path: Path) -> None:
     """Which begins with a server that knows no script, and learns to give a lock back before it learns to commit."""
     archive = f"sqlite:///{tmp_path}/state.db"

@@ -508,6 +508,7 @@ async def test_re_encryption_without_keys_is_a_configuration_error(store: Any) -
         await store.reencrypt()
 
 
+@pytest.mark.wide
 async def test_writers_do_not_stop_for_re_encryption(opener: Any) -> None:
     store = await opener(encryption=Encryption(OLD))
     for number in range(4):

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from distributed_state import AsyncStateStore, AsyncTurn, Conflict, StateStore, Turn
 from distributed_state.programs.service.work import Work
 
-MANY = 50
+MANY = 20
 STORE: dict[str, Any] = {"archive": "memory", "archiver": False, "beat": 0}  # nothing but the test makes garbage
 
 

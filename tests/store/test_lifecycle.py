@@ -528,7 +528,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-@settings(max_examples=200)
+@settings(max_examples=30)
 def test_a_json_value_is_left_as_it_is(value: Any) -> None:
     from distributed_state.records.sanitizing import stringified
 

@@ -53,7 +53,7 @@ async def write_some(store: Any, rounds: int) -> None:
 @pytest.mark.parametrize("wanted", ORDERS)
 async def test_a_fresh_listing_shows_what_it_will_show_when_all_is_archived(opener: Any, wanted: Any) -> None:
     store = await opener(**UNARCHIVED)
-    for rounds in (30, 25, 20):
+    for rounds in (12, 8):
         await write_some(store, rounds)
         fresh = await shown(store, **wanted)
         assert await shown(store, limit=100, **wanted) == fresh
@@ -99,7 +99,7 @@ async def test_while_others_archive_no_record_is_missing_and_none_is_twice(opene
 
     async def write() -> None:
         nonlocal done
-        for number in range(120):
+        for number in range(50):
             await other.session(f"s{number:03}").write(set={"n": 1}, tag={"k": "v"})
             acknowledged.append(f"s{number:03}")
         done = True

@@ -225,6 +225,7 @@ def filled(path: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda name: "1" if name[1] in ("version", "number", "token") else "x", path)
 
 
+@pytest.mark.wide
 @pytest.mark.only(face="asyncio", warm="fake")
 async def test_no_request_lets_a_long_text_into_an_index_or_a_key(opener: Any) -> None:
     """And none is answered as a failure of the service."""

@@ -694,6 +694,7 @@ def own_postgres() -> Any:
         yield server
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="valkey", cold="postgres", face="blocking")
 async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: PostgresServer) -> None:
     """Warm records are read and written meanwhile; what is cold says ColdUnavailable; nothing is lost."""
@@ -738,6 +739,7 @@ def archived(store: Any, id: str) -> int | None:
         return None
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="valkey", cold="postgres", face="blocking")
 async def test_postgres_stops_answering_and_goes_on(opener: Any, own_postgres: PostgresServer) -> None:
     """Frozen, not gone: nobody who needs only Redis waits for it."""

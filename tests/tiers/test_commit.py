@@ -578,7 +578,8 @@ async def test_replicas_that_swap_one_field_lose_nothing(opener: Any) -> None:
 @pytest.mark.brief("servers")
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking", warm="valkey")
-@pytest.mark.parametrize("rounds", [150, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.wide
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.full)])
 async def test_eight_processes_lose_nothing(opener: Any, rounds: int) -> None:
     """Each writes as many distinct keys of one record, and increments one field of it as often."""
     store = await opener()

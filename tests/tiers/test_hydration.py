@@ -109,6 +109,7 @@ def test_a_policy_that_evicts_anything_is_refused(policy: str) -> None:
         StateStore.open(server.url, archive="memory")
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="single")
 def test_a_full_redis_evicts_only_what_is_archived() -> None:
     """volatile-lru with little memory: archived records make room; what is not archived stays or is refused."""

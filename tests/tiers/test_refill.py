@@ -460,6 +460,7 @@ async def test_an_epoch_that_ends_alone_costs_the_records_of_others_one_question
         await store.close()
 
 
+@pytest.mark.wide
 @single
 async def test_after_a_restart_what_came_back_is_brought_back(opener: Any) -> None:
     """Under another epoch nothing is the same, so it is read."""

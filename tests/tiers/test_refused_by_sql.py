@@ -308,7 +308,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.only(face="asyncio", cold="postgres")
-@pytest.mark.parametrize("really", [False, True])
+@pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.wide)])
 async def test_a_full_tablespace_stops_only_those_who_need_it_and_is_named_until_there_is_room(
     opener: Any, servers: Any, really: bool
 ) -> None:

@@ -278,9 +278,9 @@ async def test_what_is_remembered_is_counted_truthfully(opener: Any) -> None:
         await write(0)
         tracemalloc.start()
         try:
-            for n in range(200):
+            for n in range(80):
                 await write(n)
-            kept = [each for some in memory._kept.values() for each in some][-200:]
+            kept = [each for some in memory._kept.values() for each in some][-80:]
             counted = sum(each[2] for each in kept)
             del kept
             gc.collect()

@@ -401,7 +401,7 @@ async def in_task(session: Any) -> None:
 @pytest.mark.wide
 @pytest.mark.only(face="blocking")
 async def test_renewal_survives_threads_that_come_and_go(store: Any) -> None:
-    stop = time.monotonic() + 3.0
+    stop = time.monotonic() + 1.0
 
     async def churn(name: str) -> int:
         session, rounds = store.session(name), 0
@@ -618,6 +618,7 @@ async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
 # Crashes
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_a_killed_holder_is_followed_after_its_ttl(opener: Any) -> None:
     store = await opener()
