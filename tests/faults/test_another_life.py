@@ -340,8 +340,8 @@ def believing_a_note_for_ever() -> Iterator[None]:
     """Which note the server wrote when it was last asked what its data is called: see same_data.lua."""
     with ExitStack() as stack:
         for script in (each for each in vars(scripts).values() if isinstance(each, Script)):
-            if (condition := b"age > 20") in script.text:
-                stack.enter_context(sabotage(script.name, condition.decode(), "age > 1e9"))
+            if (condition := b"if not age or age > 20 or") in script.text:
+                stack.enter_context(sabotage(script.name, condition.decode(), "if not age or age > 1e9 or"))
         yield
 
 
