@@ -78,7 +78,7 @@ def test_every_curve_has_a_place_in_the_picture(count: int) -> None:
     assert len(grid) - count < 4
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_starts_are_measured_and_said(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     files = ("--json", str(tmp_path / "g.json"), "--png", str(tmp_path / "g.png"))
@@ -95,13 +95,13 @@ def test_starts_are_measured_and_said(tmp_path: Path) -> None:
     assert (tmp_path / "g.png").stat().st_size > 5_000
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_replicas_at_rest_are_measured() -> None:
     curve = claims([1, 2], lambda _: None, seconds=2.0)
     assert min(curve.costs) > 0
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_a_fleet_at_rest_is_measured() -> None:
     curve = idle([1, 2], lambda _: None, settled=0.5, seconds=1.0)
     assert curve.sizes == [1, 2]
@@ -125,7 +125,7 @@ def test_if_no_link_rested_they_would_probe_all_the_time(monkeypatch: pytest.Mon
     assert probes_for_each_beat() > 3
 
 
-@pytest.mark.wide
+@pytest.mark.full
 @pytest.mark.parametrize("measure", [events, unwanted])
 def test_events_to_many_connections_are_measured(measure: Callable[..., Curve]) -> None:
     curve = measure([2, 4], lambda _: None, rate=200, seconds=1.0)
@@ -143,7 +143,7 @@ def test_what_items_cost_is_measured() -> None:
     assert all(min(curve.costs) > 0 for curve in times)
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_listings_by_tag_are_measured() -> None:
     curves = tagged([100, 200], lambda _: None, rounds=3)
     assert len(curves) == 4
@@ -169,7 +169,7 @@ def test_what_sql_takes_is_measured() -> None:
     assert 1 < curve.costs[1] < curve.costs[0], "of few conversations most is what tables have at least"
 
 
-@pytest.mark.wide
+@pytest.mark.full
 @pytest.mark.parametrize(("measure", "sizes"), [(purging, [4_000]), (compacting, [4_000]), (forgetting, [3])])
 def test_what_sql_does_is_measured(measure: Callable[..., Curve], sizes: list[int]) -> None:
     curve = measure(sizes, lambda _: None)
@@ -177,7 +177,7 @@ def test_what_sql_does_is_measured(measure: Callable[..., Curve], sizes: list[in
     assert min(curve.costs) > 0
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_archiving_is_measured_beside_psycopg_and_by_itself() -> None:
     bare, taken, alike = archiving([5], lambda _: None)
     assert min(bare.costs) > 0.1
@@ -200,7 +200,7 @@ def test_a_change_with_a_message_has_two_steps() -> None:
     assert [(kind, name) for kind, name, _ in field_and_message(7)] == [(b"s", b"step"), (b"m", b"6")]
 
 
-@pytest.mark.wide
+@pytest.mark.full
 @pytest.mark.parametrize("measure", [beside_purge, beside_compact])
 def test_passes_beside_maintenance_are_measured(measure: Callable[..., Curve]) -> None:
     curve = measure([2_000], lambda _: None, alone=2)
@@ -239,7 +239,7 @@ def test_what_an_index_has_is_not_changed_in_place() -> None:
     assert found.elsewhere["cursors"] == found.updates["cursors"] == 2
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_reads_among_few_and_many_are_measured() -> None:
     page, hydrate, *others = reads([80, 160], lambda _: None, rounds=3)
     assert "page" in page.name
@@ -250,7 +250,7 @@ def test_reads_among_few_and_many_are_measured() -> None:
         assert min(curve.costs) > 0
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_a_session_that_is_read_was_not_in_redis() -> None:
     with ExitStack() as stack:
         server, database = stack.enter_context(redis_server()), stack.enter_context(postgres_server())
@@ -262,7 +262,7 @@ def test_a_session_that_is_read_was_not_in_redis() -> None:
         assert len(set(client.scan_iter("reads80:*:r:session:*")) - before) == 6, "three sessions and their forks"
 
 
-@pytest.mark.wide
+@pytest.mark.full
 def test_commits_that_two_replicas_hear_are_measured() -> None:
     curve = holders([4, 8], lambda _: None, turns=1, commits=50)
     assert len(curve.costs) == 2
