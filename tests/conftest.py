@@ -34,8 +34,9 @@ from faces import Blocking, in_thread
 from journals import Journal
 from migrated import Replayed
 from no_waiting import refused
+from sqlalchemy import Engine, event
 
-from distributed_state.cold import engine, schema
+from distributed_state.cold import dialects, engine, schema
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import (
     PostgresServer,
@@ -118,6 +119,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         first, chosen = _chosen(metafunc.definition)
         metafunc.parametrize("combination", _marked(chosen, first), ids=str)
     chosen_here = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    if "url" in metafunc.fixturenames and "url" not in chosen_here:
+        alike = not metafunc.definition.get_closest_marker("memory")
+        memory = pytest.param("memory", marks=pytest.mark.wide if alike else ())
+        metafunc.parametrize("url", [memory, "sqlite", "postgres"], indirect=True)
     given = [n for n in ("redis_url", "archive_url") if n in metafunc.fixturenames and n not in chosen_here]
     if given:
         metafunc.parametrize(given, _servers_of(metafunc.definition, given), indirect=True)
@@ -288,7 +293,8 @@ class Servers:
 
     def postgres(self) -> PostgresServer:
         if self._postgres is None:
-            self._postgres = self._stack.enter_context(postgres_server())
+            # A test that needs what is on the disk has a server of its own. This one does not wait for the disk.
+            self._postgres = self._stack.enter_context(postgres_server("-c", "fsync=off"))
         return self._postgres
 
     def database(self) -> str:
@@ -377,6 +383,20 @@ def short_openings() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced_sqlite() -> Iterator[None]:
+    """SQLite does not wait for the disk, which takes most of a commit: tests end processes, and no machine."""
+    prepare = dialects.prepare_sqlite
+
+    def prepared(engine: Engine, seconds: float) -> None:
+        prepare(engine, seconds)
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dialects, "prepare_sqlite", prepared)
+        yield
+
+
 @pytest.fixture
 def real_migrations(replayed_migrations: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each database that this test opens is migrated by Alembic."""
@@ -436,7 +456,7 @@ def store(opener: Opener) -> Any:
 # The cold tier without Redis, on each database.
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return str(request.getfixturevalue("shared_database"))
