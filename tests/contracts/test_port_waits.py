@@ -1,6 +1,6 @@
 """The rules on which the core may rely when it waits and runs work elsewhere: the real port, and the simulated one.
 
-Law: as in `test_port_contract`.
+Law: as in `test_port`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailabl
 from distributed_state.port import waited
 from distributed_state.port.background import Stopped
 from distributed_state.values.background_replica import REPLICA
-from tests.simulation.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, TASKS, on
+from tests.contracts.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, REAL, SIMULATED, on
 
 SHORT = 0.5  # seconds, for tests that wait for an answer that never comes
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
@@ -66,7 +66,7 @@ async def test_a_signal_wakes_all_who_wait_whoever_sets_it(ground: Any) -> None:
     assert [await each.result() for each in waiting] == [True, True, True]
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 async def test_a_signal_that_is_cleared_before_a_waiter_looks_does_not_end_its_wait(ground: Any) -> None:
     signal = ground.port.signal()
     waiting = ground.begin(signal.wait())
@@ -81,7 +81,7 @@ async def test_a_signal_that_is_cleared_before_a_waiter_looks_does_not_end_its_w
     assert await waiting.result()
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 async def test_waits_of_a_task_end_when_it_is_cancelled(ground: Any) -> None:
     for work in (ground.port.signal().wait(), ground.port.sleep(PATIENCE)):
         waiting = ground.begin(work)
@@ -124,7 +124,7 @@ async def test_code_in_a_thread_is_blocking_code_and_knows_the_callers_context(g
     assert await ground.port.thread(lambda: seen.set("its own").old_value) == "the caller's"
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 @pytest.mark.parametrize("way", ["sql", "thread"])
 async def test_what_blocks_goes_on_when_its_caller_is_cancelled(ground: Any, way: str) -> None:
     began, done, gate = [], [], ground.gate()
@@ -167,7 +167,7 @@ async def test_a_users_coroutine_is_completed(ground: Any) -> None:
         await port.complete(cancelled())
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 async def test_the_callers_own_cancellation_ends_a_users_coroutine(ground: Any) -> None:
     waiting = ground.begin(ground.port.complete(ground.port.signal().wait()))
     await ground.pause()
@@ -200,7 +200,7 @@ async def test_work_for_a_caller_gives_its_result_or_error_and_knows_the_context
         await finish_it(refuse())
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 @pytest.mark.parametrize("way", ["shield", "drive", "drive_start"])
 async def test_who_is_cancelled_waits_for_its_work_and_is_cancelled_then(ground: Any, way: str) -> None:
     port, began, done = ground.port, [], []
@@ -224,7 +224,7 @@ async def test_who_is_cancelled_waits_for_its_work_and_is_cancelled_then(ground:
     assert done, "it is cancelled when the work is done"
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 @pytest.mark.parametrize("way", ["shield", "drive", "drive_start"])
 async def test_who_is_cancelled_twice_leaves_and_the_work_goes_on(ground: Any, way: str) -> None:
     port, began, done = ground.port, [], []
@@ -247,7 +247,7 @@ async def test_who_is_cancelled_twice_leaves_and_the_work_goes_on(ground: Any, w
     await ground.until(lambda: done)
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 async def test_driven_work_is_blocking_code_and_does_not_wait_for_what_starts_partitions(ground: Any) -> None:
     port, began = ground.port, []
     proceed = port.signal()
@@ -461,7 +461,7 @@ async def test_a_job_of_a_users_that_stops_itself_does_not_wait_for_itself(groun
 # Guards and owners
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 async def test_a_guard_interrupts_the_body_and_knows_its_own_cancellation(ground: Any) -> None:
     guards: list[Any] = []
 
@@ -509,7 +509,7 @@ async def test_a_guard_that_was_left_interrupts_nobody(ground: Any) -> None:
     assert await port.command(b"ECHO", b"x") == b"x"
 
 
-@on(EMBEDDED | {"simulated-thread"})
+@on((*EMBEDDED, *SIMULATED))
 async def test_a_guard_of_blocking_code_interrupts_nothing(ground: Any) -> None:
     async def job() -> bool:
         guard = ground.port.guard()
@@ -546,10 +546,10 @@ async def test_who_calls_is_known(ground: Any) -> None:
 # The end
 
 
-@on(TASKS & NETWORK)
+@on(NETWORK, face="asyncio")
 async def test_closing_ends_what_tasks_wait_for_and_begin(ground: Any) -> None:
     port, needle = ground.open(), ground.key("needle")
-    await port.open()
+    await ground.again(port.open)
     node = ground.node
     held = ground.hold(needle)
     waiting = ground.begin(port.command(b"ECHO", needle))
@@ -563,14 +563,14 @@ async def test_closing_ends_what_tasks_wait_for_and_begin(ground: Any) -> None:
             await refused([(b"PING",)])
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 async def test_after_the_end_nothing_is_begun(ground: Any) -> None:
     port, done = ground.open(), []
 
     async def work() -> None:
         done.append(1)
 
-    await port.open()
+    await ground.again(port.open)
     await port.close()
     with pytest.raises(WarmUnavailable):
         await port.command(b"PING")
@@ -583,10 +583,10 @@ async def test_after_the_end_nothing_is_begun(ground: Any) -> None:
     await port.close()
 
 
-@on(TASKS)
+@on(EVERY, face="asyncio")
 async def test_closing_waits_for_what_asks_sql(ground: Any) -> None:
     port, began, done = ground.open(), [], []
-    await port.open()
+    await ground.again(port.open)
 
     async def work() -> None:
         began.append(1)
@@ -603,7 +603,7 @@ async def test_closing_waits_for_what_asks_sql(ground: Any) -> None:
 @on(EVERY)
 async def test_jobs_that_are_spawned_after_the_end_are_asked_to_end(ground: Any) -> None:
     port, found = ground.open(), []
-    await port.open()
+    await ground.again(port.open)
 
     async def job() -> None:
         try:
@@ -638,12 +638,12 @@ async def test_jobs_that_wait_for_a_silent_server_are_given_up_within_the_limit_
         await proceed.wait()
         for _ in range(2):
             try:
-                await port.command(b"ECHO", b"lost")
+                await port.command(b"ECHO", ground.key("lost"))
             except WarmUnavailable as error:
                 errors.append(str(error))
 
     proceed = port.signal()
-    await port.open()
+    await ground.again(port.open)
     spawned = port.spawn(job, "contract")
     await ground.until(lambda: began)
     ground.freeze()
@@ -658,7 +658,7 @@ async def test_jobs_that_wait_for_a_silent_server_are_given_up_within_the_limit_
     await port.close()
 
 
-@on({"asyncio", "asyncio-embedded"})
+@on((*EMBEDDED, *REAL), face="asyncio")
 async def test_the_end_of_an_event_loop_is_reported(ground: Any) -> None:
     port, ended, loops = ground.port, [], []
     port.when_a_loop_ends(ended.append)
@@ -674,7 +674,9 @@ async def test_the_end_of_an_event_loop_is_reported(ground: Any) -> None:
     assert len(ended) == 1
 
 
-@on({"blocking", "blocking-embedded"})
+@on((*EMBEDDED, *REAL), face="blocking")
 async def test_after_a_fork_the_port_connects_anew(ground: Any) -> None:
+    if (watch := ground.port._connections._watch) is not None:
+        watch.end()  # no thread survives fork()
     ground.port.abandon()
     assert await ground.again(lambda: ground.port.command(b"ECHO", b"x")) == b"x"
