@@ -19,7 +19,7 @@ from distributed_state.errors import InvalidValue, UnknownStep
 from distributed_state.values import codec
 from distributed_state.values.journal import KINDS, State, pack, unpack
 from distributed_state.values.model import ITEMS, OWNER, PARENT
-from tests.integration.test_compaction import compact
+from tests.contracts.test_cold_compaction import compact
 from tests.journals import Journal, Step, put, rows
 
 LATER = 10**12

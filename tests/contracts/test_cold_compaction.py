@@ -309,6 +309,7 @@ def test_a_damaged_block_is_named(journal: Journal) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.memory
 def test_compaction_beside_an_archiver_and_readers_loses_nothing(cold: ColdStore, monkeypatch: Any) -> None:
     """Readers see each history without a gap at every moment."""
     monkeypatch.setattr(compaction, "_LEAST", 1)
