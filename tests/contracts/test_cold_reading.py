@@ -260,6 +260,7 @@ def test_forks_of_a_record_are_found_with_their_versions(cold: ColdStore, journa
     journal.append("session:a", 2)
     journal.append("session:a", 1)
     journal.fork("session:a", "session:old", 1)
+    journal.flush()
     journal.fork("session:a", "session:new")
     journal.delete("session:new")
     journal.flush()

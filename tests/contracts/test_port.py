@@ -54,7 +54,7 @@ def test_the_contract_names_everything() -> None:
     protocols.remove(Protocol)
     assert len(protocols) >= 5
     assert {each.__name__: unnamed(each, text) for each in protocols} == {each.__name__: [] for each in protocols}
-    assert unnamed(Port, text.replace(".relocate(", ".")) == ["relocate"], "a method that no test uses is noticed"
+    assert unnamed(Port, text.replace("relocate", "")) == ["relocate"], "a method that no test uses is noticed"
 
 
 # Exchanges
@@ -131,7 +131,7 @@ async def test_commands_of_tasks_are_carried_out_in_the_order_in_which_they_were
     assert await port.command(b"LRANGE", key, 0, -1) == sent
 
 
-@on(EVERY)
+@on((*EMBEDDED, *SINGLE))  # elsewhere a look for the primary may come between
 async def test_an_exchange_suspends_once_while_the_server_works(ground: Any) -> None:
     port, key = ground.port, ground.key()
     read = script_of(ground, "return redis.call('GET', KEYS[1])")
@@ -335,7 +335,7 @@ async def test_what_waits_on_a_connection_apart_holds_up_nobody_else(ground: Any
     port, key = ground.port, ground.key()
     push = script_of(ground, "return redis.call('RPUSH', KEYS[1], ARGV[1])")
     await port.script(push, [key], ["a"])
-    waiting = ground.begin(port.apart(ground.node, [(push, [key], ["b"])], [(b"WAIT", 1, 0)]))
+    waiting = ground.begin(port.apart(ground.node, [(push, [key], ["b"])], [(b"WAIT", 9, 0)]))
     while await port.command(b"LLEN", key) < 2:
         await ground.pause()
     assert not waiting.ended()
@@ -352,13 +352,14 @@ async def test_answers_of_a_connection_apart_stand_in_place(ground: Any) -> None
     calls = [(push, [key], ["a"]), (refuse, [key], [])]
     info = (b"INFO", b"server", b"replication")
     count, refused, acknowledged, said = await port.apart(ground.node, calls, [(b"WAIT", 0, 1), info])
-    assert (count >= 1, acknowledged) == (True, 0)
+    assert count >= 1
+    assert acknowledged in (0, 1), "by the replica, if there is one"
     assert isinstance(refused, StateError)
     assert lives.read(said).name == port.known_life(ground.node)
     (synced,) = await port.apart(ground.node, [], [(b"WAITAOF", 1, 0, 1)])
     assert isinstance(synced, StateError) or len(synced) == 2
-    (unfinished,) = await port.apart(ground.node, [], [(b"WAIT", 1, 1)])
-    assert unfinished == 0
+    (unfinished,) = await port.apart(ground.node, [], [(b"WAIT", 9, 1)])
+    assert unfinished < 9
 
 
 @on(NETWORK, face="asyncio")
@@ -372,7 +373,7 @@ async def test_what_stands_behind_a_command_that_waits_waits_as_well(ground: Any
         await port.apart(ground.node, [], [words])
         ended.append(name)
 
-    first = ground.begin(wait("first", b"WAIT", 1, 50))
+    first = ground.begin(wait("first", b"WAIT", 9, 50))
     await ground.pause()
     if ground.is_simulated:  # it may still be in transit
         await ground.until(lambda: any(each._is_blocked for each in ground.process.connections))
