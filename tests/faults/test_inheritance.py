@@ -106,7 +106,7 @@ def reading_a_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def read_another() -> None:
-    assert len(Script("commit").sha) == 16
+    assert len(Script("commit").sha) == 40
 
 
 def test_a_child_reads_scripts_while_its_parents_thread_was_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,4 +252,4 @@ def test_threads_of_a_child_share_one_replica(tmp_path: Path) -> None:
 
         for _ in range(2):
             child(work)
-        assert store.session("s").get("n", fresh=True) == 40
+        assert store.session("s").get("n", fresh=True) == 16
