@@ -25,7 +25,6 @@ log = logging.getLogger("distributed_state.test_logs")
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    monkeypatch.setattr(logs._NAMED, "replicas", [])  # a service that this process has, or had, is not meant
     handler = logs.json_lines()
     stream = io.StringIO()
     handler.setStream(stream)

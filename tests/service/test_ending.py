@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import os
 import signal
 import socket
@@ -15,6 +18,9 @@ from pathlib import Path
 
 import pytest
 from below import ROOT
+from serving import served
+
+from distributed_state.programs import logs
 
 _ASK = b"GET /v1/caller HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
@@ -100,3 +106,18 @@ def test_a_worker_that_ends_closes_idle_connections_and_answers_what_has_begun(t
                 assert client.recv(1) == b""
             assert silent.recv(1) == b"", "it is not waited for as long as usual"
         assert (process.wait(30), process.communicate()[1]) == (0, "")
+
+
+def test_logs_name_the_replica_of_a_service_until_it_has_closed() -> None:
+    handler, written, log = logs.json_lines(), io.StringIO(), logging.getLogger("distributed_state.test_ending")
+    handler.setStream(written)
+    log.addHandler(handler)
+    try:
+        with served(None, "memory", "n"):
+            log.error("while it is open")
+        log.error("after it has closed")
+    finally:
+        log.removeHandler(handler)
+    during, after = map(json.loads, written.getvalue().splitlines())
+    assert during["replica"]
+    assert "replica" not in after

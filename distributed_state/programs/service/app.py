@@ -158,6 +158,8 @@ class Service:
         await self.authentication.close()
         for probe in self._probes.values():
             await probe.close()
+        if self.store is not None:
+            logs.closed(self.store.replica)
 
     # Requests
 
