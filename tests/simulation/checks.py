@@ -189,6 +189,31 @@ class Found:
         return [self.main, *self.branches]
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The state that a repair brought: without its snapshot if messages are partly lost."""
+
+    snapshot: Snapshot | None
+    items: dict[tuple[str, str], Any]
+
+    def of(self, change: Change, before: State, name: str) -> State:
+        """The state after this change of the repair, which sets all fields, or only omits messages. Raises Broken.
+
+        A change does not say which items it hid, as after a rollback that SQL does not have.
+        """
+        brought = self.snapshot
+        has_none = brought is not None and not lasting(brought.fields)
+        fields = lasting(change.set) if change.set or has_none else before.fields
+        messages = None if brought is None else _said(brought.messages)
+        state = replace(before.after(change), fields=fields, messages=messages, items=self.items)
+        if brought is not None and lasting(brought.fields) != fields:
+            raise Broken("G9", f"{name}: {brought} came whole, and its change says {state}")
+        for key, item in change.items.items():
+            if self.items.get(key) != (None if item is None else item.value):
+                raise Broken("G9", f"{name}: {self.items} came with version {change.version}, which says {item}")
+        return state
+
+
 def fold(
     start: State,
     changes: Sequence[Change],
@@ -196,7 +221,7 @@ def fold(
     name: str,
     writers: Writers,
     main: Line | None,
-    whole: Mapping[int, Snapshot | None],
+    whole: Mapping[int, Whole],
 ) -> Line:
     """The states after these changes; a branch begins in the `main` line. `whole`: states that a repair brought."""
     line = Line(name, base, list(changes), [start])
@@ -206,14 +231,9 @@ def fold(
             line.states.extend([None] * (change.version - line.version - 1))
         if change.version != line.version + 1:
             raise Broken("G1", f"{name}: version {change.version} follows {line.version}")
-        state = state.after(change)
+        before, state = state, state.after(change)
         if change.version in whole:
-            brought = whole[change.version]
-            # This change sets all fields, or omits only messages.
-            fields = lasting(change.set) if change.set else state.fields
-            state = replace(state, fields=fields, messages=None if brought is None else _said(brought.messages))
-            if brought is not None and lasting(brought.fields) != fields:
-                raise Broken("G9", f"{name}: {brought} came whole, and its change says {state}")
+            state = whole[change.version].of(change, before, name)
         elif change.actor in writers and writers[change.actor].operation.kind in ("clear", "delete record"):
             state = EMPTY
         elif change.kind == "rollback":
@@ -226,18 +246,25 @@ def fold(
     return line
 
 
-async def _came_whole(session: Any, changes: Sequence[Change], *, may_lack: bool) -> dict[int, Snapshot | None]:
-    """The states that a repair brought, by version; None for a state whose messages are partly lost."""
-    found: dict[int, Snapshot | None] = {}
+async def _came_whole(session: Any, changes: Sequence[Change], *, may_lack: bool) -> dict[int, Whole]:
+    """The states that a repair brought, by version."""
+    found: dict[int, Whole] = {}
     for change in changes:
         if change.kind == "repair":
             try:
-                found[change.version] = await session.at(version=change.version)
+                snapshot = await session.at(version=change.version)
             except StateError:
                 if not may_lack:
                     raise
-                found[change.version] = None
+                snapshot = None
+            found[change.version] = Whole(snapshot, await _items(session, version=change.version))
     return found
+
+
+async def _items(session: Any, *, version: int | None = None) -> dict[tuple[str, str], Any]:
+    """The items that a record has, or had at a version."""
+    values = await session.items(COLLECTION).get_many(("x", "y"), version=version)
+    return {(COLLECTION, key): value for key, value in values.items()}
 
 
 async def read(
@@ -264,10 +291,7 @@ async def read(
         main = fold(EMPTY, [], 0, id, writers, None, {})
     view = await session.view(fresh=True)
     messages = _said(await session.messages(fresh=True))
-    items = {
-        (COLLECTION, key): value for key in "xy" if (value := await session.items(COLLECTION).get(key)) is not None
-    }
-    found = State(lasting(view), messages, items)
+    found = State(lasting(view), messages, await _items(session))
     _judge_tokens(id, main)
     if view.version != main.version:
         raise Broken("G4", f"{id}: Redis is at version {view.version}, its history at {main.version}")
