@@ -260,7 +260,8 @@ class Listening:
         return [each for each in lacking if not listener.covers(each, self.places, self._wrong)]
 
     def _members(self) -> list[Listener]:
-        return [each for each in self.listeners if each.group and each.since < math.inf]
+        """Those of the group, with those that were not ready in time: they handle events once they have joined."""
+        return [each for each in self.listeners if each.group]
 
     def _missed_by_group(self) -> list[Event]:
         members = self._members()

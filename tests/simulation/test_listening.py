@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -134,3 +135,17 @@ def test_where_nothing_fails_no_two_members_have_one_event() -> None:
         broken = Run(calm).result().broken
     assert broken.startswith("group: "), broken
     assert " again, " in broken or " while " in broken, broken
+
+
+def test_a_member_that_was_not_ready_in_time_handles_events_of_its_group_later() -> None:
+    process: Any = SimpleNamespace(is_dead=False, name="r1", died=None)
+    ready, late = (Listener(f"r1/{name}", process, ("app.*",), "group") for name in ("ready", "late"))
+    ready.since = 0.0
+    event = Event("e1", "app.a", "", 1.0, {}, "r1", 1, "1-a", 0, 0, "")
+    fleet: Any = SimpleNamespace(world=None)
+    listening = Listening(fleet, [])
+    listening.listeners = [ready, late]
+    listening.events = {event.id: event}
+    assert listening._missed_by_group() == [event]
+    late.got.append(Got(event, 2.0, 3.0))
+    assert listening._missed_by_group() == []
