@@ -179,7 +179,11 @@ class Archiver:
         return cursor.epoch == epoch and cursor.offset >= offset
 
     async def drain(self, partitions: Iterable[int] | None = None) -> int:
-        """Archive everything written so far; how many commits that were. What others write meanwhile does not count."""
+        """Archive everything written so far; how many commits that were. What others write meanwhile does not count.
+
+        A partition that was written in another life of its server, or that Redis lost, is started first: what it lacks
+        may be known to the workers that wrote it, and is archived with that.
+        """
         wanted = range(self._keys.partitions) if partitions is None else partitions
         before = self.archived
         goals = await self._unarchived(wanted)
@@ -213,8 +217,27 @@ class Archiver:
         return await self._assignment.anybody(now)
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
-        """Those of the partitions that hold what is not archived yet."""
-        return self._behind(await self._partitions.states(self._keys_of(partitions)))
+        """Those of the partitions that hold what is not archived yet, once all have started."""
+        places: dict[int, PartitionState] = {}
+        wanted = list(partitions)
+        while wanted:
+            found = await self._partitions.states(self._keys_of(wanted))
+            places |= found
+            wanted = [*self.of_other_lives(found), *await self._emptied(found)]
+            for partition in wanted:
+                await self._recovery.start(partition)
+        return self._behind(places)
+
+    async def _emptied(self, places: Mapping[int, PartitionState]) -> list[int]:
+        """Those of the partitions that SQL knows and Redis does not. An embedded Redis ends with its only writer."""
+        empty = [each for each, place in places.items() if not place.epoch]
+        known = await self._port.sql(self._cold.cursors) if empty and self._settings.url is not None else {}
+        return [each for each in empty if each in known]
+
+    def of_other_lives(self, places: Mapping[int, PartitionState]) -> list[int]:
+        """Those of the partitions that were written in another life of their server."""
+        lives = {each: self._port.known_life(self._port.node_of(self._keys.partition(each).meta)) for each in places}
+        return [each for each, place in places.items() if place.epoch and place.life != (lives[each] or place.life)]
 
     def _behind(self, places: dict[int, PartitionState]) -> dict[int, PartitionState]:
         for partition in sorted(self.diverged.keys() & places.keys() & self.places.keys()):
@@ -400,10 +423,8 @@ class Archiver:
 
     async def _look_for_other_lives(self, places: dict[int, PartitionState]) -> None:
         """Start anew what was written in another life of its server, also where nobody writes."""
-        for partition, place in places.items():
-            known = self._port.known_life(self._port.node_of(self._keys.partition(partition).meta))
-            if place.epoch and known and place.life != known:
-                await self._started(partition)
+        for partition in self.of_other_lives(places):
+            await self._started(partition)
 
     async def _started(self, partition: int) -> None:
         try:

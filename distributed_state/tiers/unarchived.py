@@ -26,7 +26,7 @@ async def unarchived(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
     places = await partitions.states(every)
-    others = [each for each, place in places.items() if _of_another_life(tiers, each, place)]
+    others = tiers.archiver.of_other_lives(places)
     for each in others:
         await tiers.start(each)
     if others:
@@ -47,11 +47,6 @@ async def unarchived(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
             if left[each] >= place.offset:
                 del left[each]
     return found
-
-
-def _of_another_life(tiers: Tiers, partition: int, place: PartitionState) -> bool:
-    known = tiers.port.known_life(tiers.port.node_of(tiers.keys.partition(partition).meta))
-    return bool(place.epoch and known and place.life != known)
 
 
 def _together(left: dict[int, int], places: dict[int, PartitionState]) -> list[int]:

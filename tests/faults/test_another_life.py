@@ -124,6 +124,20 @@ async def test_on_the_asyncio_face_too(rewound: Rewound, archive: str) -> None:
         assert [change.version for change in await session.history()] == list(range(1, 22))
 
 
+def test_what_only_its_writer_knows_is_archived_with_the_rest(rewound: Rewound, archive: str) -> None:
+    """Nobody has met the other life yet, and the journal that came back has nothing that SQL lacks."""
+    with opened(rewound.server, archive) as store:
+        store.session("s").set("n", 1)
+        store.archive()
+        rewound.note()
+        store.session("s").set("n", 2)
+        store.session("t", user="u").set("n", 1)
+        rewound.rewind()
+        store.archive()
+        assert [each.id for each in store.sessions(user="u")] == ["t"]
+        assert versions(store, "s") == [1, 2]
+
+
 def goes_on_after_a_power_cut(rewound: Rewound, archive: str) -> None:
     """What was acknowledged and archived was given its versions: none may be given again."""
     with opened(rewound.server, archive) as store:

@@ -26,7 +26,7 @@ FOUND = {
     "sessions no longer ended at a worker none of whose partitions could be reached for a moment": ("cluster", 56),
     "a slot returned to a node, after the one between had lost its writes, and was gone on with": ("moved", 36),
     "a record that a node was handed before it restarted stayed there, although its meta was lost": ("moved", 72),
-    "the holder of a lock read the hot copy of an evicted record, from before its last change": ("failover", 10053),
+    "a user was forgotten before a commit that only its writer still knew was put back": ("sentinel", 10074),
 }
 
 

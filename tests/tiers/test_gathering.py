@@ -228,6 +228,16 @@ async def test_what_was_erased_does_not_come_back_from_a_memory(opener: Any) -> 
     assert known.heads["session:s"].version >= 2
 
 
+async def test_whom_only_a_memory_knows_is_forgotten_all_the_same(opener: Any) -> None:
+    """Redis lost the partition, and nobody has met that yet: what the writer remembers is put back, and then erased."""
+    store, other = await writing(opener), await writing(opener)
+    await store.session("s", user="u").set("n", 1)
+    lost(store, heard=True)
+    assert await other.forget("u") == 1
+    assert await store.session("s").get_all(fresh=True) == {}
+    assert not await store.session("s").branches()
+
+
 @pytest.mark.wide
 async def test_a_failed_hand_over_is_made_again(opener: Any) -> None:
     store = await writing(opener)
