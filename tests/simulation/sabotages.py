@@ -311,7 +311,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "what was read under an epoch that has ended is good enough": Sabotage(
         (Lua("commit", _EPOCH, _EPOCH.replace("then", "and (expected ~= (version or '0') or reached()) then")),),
         _UNHEARD,
-        4,
+        37,
     ),
     "the version that a write expects is not compared": Sabotage(
         (Lua("commit", "expected ~= (version or '0')", "expected ~= (version or '0') and reached()"),), _CLASH, 1
