@@ -118,7 +118,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "combination" in metafunc.fixturenames:
         first, chosen = _chosen(metafunc.definition)
         metafunc.parametrize("combination", _marked(chosen, first), ids=str)
-    chosen_here = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    chosen_here = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "url" in metafunc.fixturenames and "url" not in chosen_here:
         alike = not metafunc.definition.get_closest_marker("memory")
         memory = pytest.param("memory", marks=pytest.mark.wide if alike else ())
@@ -126,6 +126,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     given = [n for n in ("redis_url", "archive_url") if n in metafunc.fixturenames and n not in chosen_here]
     if given:
         metafunc.parametrize(given, _servers_of(metafunc.definition, given), indirect=True)
+
+
+def _names(given: str | Sequence[str]) -> Sequence[str]:
+    """The parameters that a `parametrize` names."""
+    return given.replace(" ", "").split(",") if isinstance(given, str) else given
 
 
 def _marked(chosen: Sequence[Combination], first: Sequence[Combination]) -> list[Any]:
@@ -321,8 +326,6 @@ class Opener:
         from distributed_state import AsyncStateStore, StateStore
 
         given = {"url": self.url, "archive": self.archive, "namespace": self.namespace} | settings
-        if self.warm == "fake":
-            given.setdefault("partitions", 8)  # the embedded server executes scripts for each when a store opens
         if self.face == "asyncio":
             store: Any = await AsyncStateStore.open(given.pop("url"), **given)
         else:
