@@ -364,7 +364,7 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
         assert others
         # Of each session its own processes: who waits for one that is away asks for no other.
         given = {"url": cluster.url, "retry_for": 30.0} | place
-        with load(2, theirs, **given) as waiting, load(1, others, **given) as going_on:
+        with load(2, theirs, **given) as waiting, load(2, others, **given) as going_on:
             wait_for_calls(cluster, 50)
             ended = now()
             node.kill() if how == "killed" else node.pause()

@@ -54,7 +54,7 @@ async def test_three_reapers_at_once_end_each_session_once(opener: Any) -> None:
 @pytest.mark.brief("servers")
 async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
     """At most `sweep` seconds late, and one of them each."""
-    stores = [await opener(sweep=0.1, durability="memory") for _ in range(3)]
+    stores = [await opener(sweep=0.1, durability="memory", partitions=64) for _ in range(3)]
     shares = [tiers(store).archiver for store in stores]
     await until(lambda: sorted(len(each.mine) for each in shares)[0] > 15, 15)
     for number in range(60):
