@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
 from below import names, redis_of, until
 from clocks import moved_by_hand
 from tenants import Served, opened
@@ -40,7 +41,8 @@ async def test_a_newcomer_learns_from_the_version_why_the_turn_took_so_long(stor
     assert before.times is None
     times = change.times
     ran = TimedRun("model", "gpt-5", 7), TimedRun("tool", "search", 30), TimedRun("tool", "of a framework", 3)
-    assert (times.total, times.elsewhere, times.runs, times.more) == (51, 11, ran, 0)
+    assert (times.total, times.runs, times.more) == (51, ran, 0)
+    assert times.elsewhere == pytest.approx(11, abs=0.1), "less what Redis took, which is not moved by hand"
     assert times.commit is None, "a commit cannot know how long it will take"
     assert turn.times.commit is not None
     assert turn.times.total == times.total

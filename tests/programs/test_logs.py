@@ -25,6 +25,7 @@ log = logging.getLogger("distributed_state.test_logs")
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    monkeypatch.setattr(logs._NAMED, "replicas", [])  # another test's service may be open in this process
     handler = logs.json_lines()
     stream = io.StringIO()
     handler.setStream(stream)

@@ -108,7 +108,8 @@ def test_a_worker_that_ends_closes_idle_connections_and_answers_what_has_begun(t
         assert (process.wait(30), process.communicate()[1]) == (0, "")
 
 
-def test_logs_name_the_replica_of_a_service_until_it_has_closed() -> None:
+def test_logs_name_the_replica_of_a_service_until_it_has_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs._NAMED, "replicas", [])  # another test's service may be open in this process
     handler, written, log = logs.json_lines(), io.StringIO(), logging.getLogger("distributed_state.test_ending")
     handler.setStream(written)
     log.addHandler(handler)
