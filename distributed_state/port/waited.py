@@ -76,8 +76,8 @@ def call() -> Iterator[Waited]:
         yield found
         return
     found = Waited()
-    _present.set(found)
-    try:
+    try:  # before it is set: an interruption may come as soon as it is
+        _present.set(found)
         yield found
     finally:
         # Not reset by a token: a coroutine that is collected half done ends in whatever context that happens.
@@ -129,11 +129,12 @@ _counted: ContextVar[Room | None] = ContextVar("distributed_state_counted", defa
 
 @contextmanager
 def _set(variable: ContextVar[Room | None], room: Room | None) -> Iterator[None]:
-    token = variable.set(room)
+    before = variable.get()
     try:
+        variable.set(room)
         yield
     finally:
-        variable.reset(token)
+        variable.set(before)
 
 
 def making_room(room: Room) -> AbstractContextManager[None]:
@@ -192,8 +193,8 @@ def one_call(work: F) -> F:
         if found is not None and not found.over:
             return await work(*arguments, **named)
         found = Waited()
-        _present.set(found)
-        try:
+        try:  # before it is set: an interruption may come as soon as it is
+            _present.set(found)
             return await work(*arguments, **named)
         finally:
             found.over = True

@@ -27,7 +27,7 @@ from interrupting import Interrupted, Steps
 from remotely import Serving
 
 from distributed_state import AsyncRemoteStore, AsyncStateStore, LockTimeout, RemoteStore, StateStore
-from distributed_state.port import background, callers
+from distributed_state.port import background, callers, waited
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import Body
 from distributed_state.port.http_clients import AsyncHttp, BlockingHttp
@@ -116,6 +116,7 @@ def interrupted_at_every_point(store: StateStore, enter: Enter, every: int = 1) 
                 held_for(lease, with_a_body(store, id))
         except Interrupted as interrupted:
             error = interrupted  # kept, with all frames that it shows
+        assert waited.present() is None, (steps.where, error)  # else the next call would go on with this one's patience
         assert not is_held(store, id), (steps.where, error)
         count += 1
     return count
@@ -351,6 +352,7 @@ def loads_interrupted_at_every_point(store: StateStore, load: Callable[[StateSto
                 load(store, "s")
         except Interrupted as interrupted:
             error = interrupted
+        assert waited.present() is None, (steps.where, error)
         with callers.blocking():
             flight, ours = hot.take_off(text, freshness=None, alone=False)
         assert ours, (steps.where, error)
