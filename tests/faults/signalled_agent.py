@@ -88,6 +88,7 @@ def main(face: str, work: str, place: dict[str, Any], config: str | None, shutdo
     logging.getLogger("distributed_state.agent").addHandler(Told())
     logging.getLogger("distributed_state.agent").setLevel(logging.INFO)
     more = {"work": work, "shutdown_timeout": shutdown_timeout}
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]  # nohup has the latter ignored
     if work == "with":
         more |= {"work": "turns"}
     if face == "asyncio":
@@ -102,11 +103,8 @@ def main(face: str, work: str, place: dict[str, Any], config: str | None, shutdo
                 time.sleep(60)
         else:
             agent.run()
-    say(
-        "handlers",
-        signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
-        signal.getsignal(signal.SIGHUP) == signal.SIG_DFL,
-    )
+    after = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
+    say("handlers", *(one == other for one, other in zip(before, after, strict=True)))
 
 
 if __name__ == "__main__":

@@ -377,7 +377,7 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
         assert not left + going_on.failed, (left + going_on.failed)[:3]
         assert going_on.gap(others, ended, elected) < (elected - ended) / 2, "the others go on"
         after = min(at for id in theirs for at in waiting.times[id] if at >= elected)
-        assert after - elected < 2.0
+        assert after - elected < 10.0
         await going_on.check()
         print(f"{waiting.acknowledged()} acknowledged, {await waiting.check_what_is_left()} lost")  # noqa: T201 - shown with -s
         node.resume()

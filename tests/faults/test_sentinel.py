@@ -132,7 +132,7 @@ async def left_by(store: Any, watched: RedisSentinel, face: str) -> float:
 @FACE
 async def test_an_idle_store_leaves_the_old_primary_when_sentinels_say_so(face: str, place: Any) -> None:
     """Nothing is asked meanwhile; the old primary is frozen, and comes back with every connection open."""
-    quiet = {"archiver": False, "beat": 0.0, "max_staleness": 0, "retry_for": 0.5}
+    quiet = {"archiver": False, "beat": 0.0, "max_staleness": 0, "retry_for": 3.0}
     with redis_sentinel() as watched:
         watched.sentinels[1].pause()  # one that is silent holds nobody up
         store = await opened(face, watched.url, **quiet, **place)
