@@ -232,6 +232,11 @@ async def test_whom_only_a_memory_knows_is_forgotten_all_the_same(opener: Any) -
     """Redis lost the partition, and nobody has met that yet: what the writer remembers is put back, and then erased."""
     store, other = await writing(opener), await writing(opener)
     await store.session("s", user="u").set("n", 1)
+
+    async def is_known() -> bool:
+        return store.replica in await tiers(other).presence.known()
+
+    await until(is_known)
     lost(store, heard=True)
     assert await other.forget("u") == 1
     assert await store.session("s").get_all(fresh=True) == {}
