@@ -251,7 +251,9 @@ async def _close(store: AsyncStateStore, limits: Limits) -> bool:
     if store.settings.archiver:
         try:
             async with asyncio.timeout(limits.archive):
-                await store.tiers().archiver.drain()  # the service's own work: no policy is asked for it
+                archiver = store.tiers().archiver  # the service's own work: no policy is asked for it
+                # Of the others SQL would be asked whether Redis lost them, and it may be away.
+                await archiver.drain([each for each, waiting in (await archiver.backlog()).items() if waiting])
         except (StateError, TimeoutError) as error:
             log.warning("not everything is archived yet: %s", str(error) or f"not within {limits.archive:g} s")
     closing = asyncio.create_task(store.close())
