@@ -217,15 +217,12 @@ class Archiver:
         return await self._assignment.anybody(now)
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
-        """Those of the partitions that hold what is not archived yet, once all have started."""
-        places: dict[int, PartitionState] = {}
-        wanted = list(partitions)
-        while wanted:
-            found = await self._partitions.states(self._keys_of(wanted))
-            places |= found
-            wanted = [*self.of_other_lives(found), *await self._emptied(found)]
-            for partition in wanted:
+        """Those of the partitions that hold commits that are not archived yet, once all have started."""
+        places = await self._partitions.states(self._keys_of(partitions))
+        if ended := [*self.of_other_lives(places), *await self._emptied(places)]:
+            for partition in ended:
                 await self._recovery.start(partition)
+            places |= await self._partitions.states(self._keys_of(ended))
         return self._behind(places)
 
     async def _emptied(self, places: Mapping[int, PartitionState]) -> list[int]:
