@@ -114,7 +114,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What a test meets beyond a default run is marked `wide`: `--wide -m wide` runs what a default run has not run."""
+    """Combinations beyond those of a default run are marked `wide`; `--wide -m wide` runs only what that left out."""
     if "combination" in metafunc.fixturenames:
         first, chosen = _chosen(metafunc.definition)
         metafunc.parametrize("combination", _marked(chosen, first), ids=str)

@@ -76,7 +76,7 @@ def call() -> Iterator[Waited]:
         yield found
         return
     found = Waited()
-    try:  # before it is set: an interruption may come as soon as it is
+    try:  # set inside it: an interruption may come right after that
         _present.set(found)
         yield found
     finally:
@@ -193,7 +193,7 @@ def one_call(work: F) -> F:
         if found is not None and not found.over:
             return await work(*arguments, **named)
         found = Waited()
-        try:  # before it is set: an interruption may come as soon as it is
+        try:  # set inside it: an interruption may come right after that
             _present.set(found)
             return await work(*arguments, **named)
         finally:

@@ -19,7 +19,7 @@ from distributed_state.warm.op_ids import OpId
 _TOKEN = re.compile(r"[A-Za-z](\d+)")
 _FIRST_EVENT = re.compile(rb"e(\d+)$")
 # What is held for one commit, and for each word that was sent, beside the bytes of names and values. Measured with
-# tracemalloc on CPython 3.11 (tests/tiers/test_unarchived.py does it anew).
+# tracemalloc on CPython 3.11 (tests/tiers/test_unarchived.py measures it again).
 _EACH_BYTES = 300
 _WORD_BYTES = 34
 _EXPECTATIONS = 15  # where what is sent says how many there are

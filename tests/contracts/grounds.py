@@ -106,7 +106,7 @@ class Begun(Protocol):
         ...
 
     async def result(self) -> Any:
-        """What it returned, or raised, once it has ended."""
+        """The result of the work, or its error, once it has ended."""
         ...
 
 
@@ -238,7 +238,7 @@ class Ground:
         """New connections find other data; present connections continue."""
         raise NotImplementedError
 
-    # What only Sentinels and clusters do
+    # For Sentinels and clusters only
 
     def demote(self) -> None:
         """Make the server that has the keys a replica; connections to it stay open. The Sentinels do not act."""

@@ -240,7 +240,7 @@ def test_history_is_between_exclusive_bounds(cold: ColdStore, journal: Journal) 
 
 
 def test_a_commit_is_found_by_its_event_id_however_long_ago_it_was(cold: ColdStore, journal: Journal) -> None:
-    """What a purge may have removed is not said to have never been."""
+    """The error does not claim that a version never existed if a purge may have removed it."""
     for n in range(300):
         journal.commit("session:a", put("k", str(n)))
     journal.commit("session:b", put("k", "1"))
@@ -260,7 +260,7 @@ def test_a_commit_is_found_by_its_event_id_however_long_ago_it_was(cold: ColdSto
 
 
 def test_what_is_not_there_is_not_found(cold: ColdStore, journal: Journal) -> None:
-    """A missing version is told with those that exist."""
+    """The error for a missing version names those that exist."""
     journal.commit("session:a", put("k", "1"))
     journal.flush()
     assert cold.load("session:b", window=1) is None
