@@ -308,8 +308,12 @@ class Run:
         await self._open()
         store, process = self.stores[-1]
         dead = {process.name for _, process in self.stores if process.is_dead}
+        unknown = set[str]()  # requests of which an attempt's replica died
         for outcome in self.outcomes:
-            outcome.died = outcome.replica in dead
+            # A later attempt may have been answered from the request log; then the writer is the replica that died.
+            if outcome.replica in dead:
+                unknown.add(outcome.writer)
+            outcome.died = outcome.writer in unknown
         if self.fleet.cluster is not None:
             await self._reach()
         reading = self.fleet.run(process, self._read(store), "judge")

@@ -57,3 +57,7 @@ def test_a_repair_that_brought_another_state_than_its_change_says_is_found(broug
 
 def test_a_rollback_that_an_older_sql_lacks_is_no_fault() -> None:
     assert not Run(Plan.of(10072, SHAPES["restored"])).result().broken
+
+
+def test_a_commit_may_be_lost_with_its_writer_though_a_later_attempt_was_answered_elsewhere() -> None:
+    assert not Run(Plan.of(30078, SHAPES["restarts"])).result().broken
