@@ -134,7 +134,8 @@ def test_logs_name_the_replica_of_a_service_until_it_has_closed(monkeypatch: pyt
     handler.setStream(written)
     log.addHandler(handler)
     try:
-        with served(None, "memory", "n"):
+        with served(None, "memory", "n") as client:
+            assert client.get("/readyz").status_code == 200, "it has begun"
             log.error("while it is open")
         log.error("after it has closed")
     finally:
