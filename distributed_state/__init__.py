@@ -5,12 +5,10 @@ from importlib import import_module
 # Where each public name is defined. Its module is imported when the name is first used, so that a program pays only for
 # what it uses. `__init__.pyi` says the same to type checkers, and a test that the two agree.
 _MODULES: dict[str, tuple[str, ...]] = {
-    "agents.agent": ("AsyncAgent",),
-    "agents.blocking_agent": ("Agent", "Host"),
+    "agents.asyncio": ("AsyncAgent", "AsyncHost"),
+    "agents.blocking": ("Agent", "Host"),
     "agents.commands": ("CommandArgument",),
-    "agents.display": ("LogLevel",),
-    "agents.host": ("AsyncHost",),
-    "agents.status": ("Limits", "Status"),
+    "agents.display": ("Limits", "LogLevel", "Status"),
     "conversation.agent_state": ("AgentPhase", "AgentState", "Role"),
     "conversation.working_memory": ("ToolCall", "WorkingMemory"),
     "conversation.context": ("Context",),

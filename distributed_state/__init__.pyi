@@ -1,11 +1,9 @@
 # What `__init__.py` offers, for type checkers and editors, which cannot follow names that are loaded on first use.
 
-from distributed_state.agents.agent import AsyncAgent
-from distributed_state.agents.blocking_agent import Agent, Host
+from distributed_state.agents.asyncio import AsyncAgent, AsyncHost
+from distributed_state.agents.blocking import Agent, Host
 from distributed_state.agents.commands import CommandArgument
-from distributed_state.agents.display import LogLevel
-from distributed_state.agents.host import AsyncHost
-from distributed_state.agents.status import Limits, Status
+from distributed_state.agents.display import Limits, LogLevel, Status
 from distributed_state.conversation.agent_state import AgentPhase, AgentState, Role
 from distributed_state.conversation.context import Context
 from distributed_state.conversation.formats import (

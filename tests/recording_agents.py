@@ -108,6 +108,5 @@ class Recorder:
 
 
 def run_of(agent: Any) -> Any:
-    """The run that the agent's host is at, None before it began."""
-    host = agent.agent_context.host
-    return None if host is None else host.current_run
+    """The run that the agent is in, None before it began."""
+    return agent.agent_context.host

@@ -108,9 +108,9 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
         ("agents.deleted_state:AsyncLastState",),
     ),
     File(
-        "agents.blocking_agent",
+        "agents.blocking",
         "Agents and their host on the blocking face. Law: what differs from the asyncio one is who waits.",
-        ("agents.agent:AsyncAgent", "agents.host:AsyncHost"),
+        ("agents.asyncio:AsyncAgent", "agents.asyncio:AsyncHost"),
     ),
 )
 # What the tables below name and no source module does: where it is.
@@ -158,19 +158,6 @@ INNER = {
     "AsyncRemoteEvents": {"join"},
     "AsyncRemoteLease": {"wanted"},
     "AsyncRemoteStore": {"__await__"},
-    "AsyncHost": {
-        "close",
-        "current_run",
-        "position",
-        "reload",
-        "request_reload",
-        "request_status",
-        "status",
-        "stopping",
-        "wait",
-        "waiting",
-        "wake",
-    },
 }
 # What is special, with the reason: the whole definition ...
 DEFINITIONS = {

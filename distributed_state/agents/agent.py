@@ -1,111 +1,541 @@
-"""An agent on the asyncio face; the other is generated from it. Law: what both have in common is in BaseAgent.
+"""An agent, whichever its face: what its author uses of it, and what its host uses.
+
+`BaseAgent` is what an author subclasses, so all that its host, dispatcher and worker keep about an agent stands in one
+other object, its `AgentContext`. `Invocation` is what the running hook or command is about. Law: state is where every
+replica finds it; what is only about this process is in the context.
 
 Design: section 12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+import copy
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
-from distributed_state.agents.base_agent import BaseAgent
-from distributed_state.agents.commands import Progress
-from distributed_state.agents.host import AsyncHost
-from distributed_state.agents.status import Status
-from distributed_state.events.config import Source
-from distributed_state.store.asyncio import AsyncStateStore
+from pydantic import BaseModel
+
+from distributed_state.agents.blocking_deleted_state import LastState
+from distributed_state.agents.commands import Command, CommandArgument, Commands, Progress
+from distributed_state.agents.deleted_state import AsyncLastState
+from distributed_state.agents.display import Display, Limits, Listener, LogLevel, Status
+from distributed_state.agents.hooks import Hooks, call
+from distributed_state.errors import CommandFailed, ConfigurationError, CorruptState, InvalidValue
+from distributed_state.events import config as configs
+from distributed_state.events.config import Config
+from distributed_state.port import Mutex
+from distributed_state.records.record import AsyncRecord
+from distributed_state.store.services import Handle, Store, StoreServices, acting_by_default, with_stand_in
+from distributed_state.values.model import Ref
 from distributed_state.values.results import Event
 
+# A store, or a function that opens one.
+StoreSource = Store | Callable[[], Store | Awaitable[Store]]
+# A mapping, or a function that returns one and may take the record's id.
+Defaults = Mapping[str, Any] | Callable[..., Any]
+_LONGEST_NAME = 200
 
-class AsyncAgent(BaseAgent):
-    """An agent of asyncio: subclass it, define the hooks that you need, `await agent.run()`, or `async with agent:`.
 
-    Example::
+class BaseAgent(Hooks):
+    """The base of `Agent` and `AsyncAgent`.
 
-        class Notes(AsyncAgent):
-            conversation_defaults = {"notes": []}
+    `store` is a store, or a function that opens one, by default as the settings in the environment say; `name`, by
+    default the class's, says whose replicas share the persistent state; `config` is a mapping or the path of a YAML or
+    JSON file; `client` is the one whose conversation is the current one, "" follows what is no client's in particular.
 
-            async def initialize(self):
-                self.register_command("add", self.add, arguments=[CommandArgument("note", "string", required=True)])
-
-            async def add(self, note):
-                return await self.conversation.append_to("notes", note)
-
-        async with Notes(store) as agent:
-            await agent.run_command("add", {"note": "milk"}, conversation_id="c1")
-
-    `store` is an AsyncStateStore, or a function that opens one, which is then closed at the end; by default it is
-    opened as the settings in the environment say. Hooks, commands and `main_loop` are `async def`; plain ones run in a
-    thread and cannot use the store there.
+    `ephemeral` is a dict of this process, `persistent` a record that all replicas of the agent share, `conversation`
+    the session that a hook or command is about, elsewhere the one that the client is at. Whatever is written to these
+    two is a commit: nothing has to be saved on a switch or at the end, and nothing loaded.
     """
+
+    # What a subclass may set. A model that the config has to fit; without it any object will do.
+    Config: ClassVar[type[BaseModel] | None] = None
+    # Put in once for the fleet, and for a conversation again when it was cleared.
+    persistent_defaults: Defaults = MappingProxyType({})
+    conversation_defaults: Defaults = MappingProxyType({})
+    pause_when_inactive: bool = False  # pause() when the last client leaves, resume() when one comes
+    slow_hook: float = 0.1  # seconds; a hook that takes longer is logged
+    stuck_hook: float = 10.0  # seconds; one that has not returned by then is logged while it runs
+    shutdown_timeout: float = 20.0  # seconds that what runs gets to finish; what follows takes at most 15 more
+    watch_config: float | None = None  # seconds between two looks at the file, 0 never; by default only without SIGHUP
+    limits: Limits = Limits()  # beyond which a figure of the status is worth a warning
 
     def __init__(
         self,
-        store: AsyncStateStore | Callable[[], AsyncStateStore | Awaitable[AsyncStateStore]] | None = None,
+        store: StoreSource,
         *,
-        name: str | None = None,
-        config: Source | None = None,
-        client: str = "",
-        since: str | None = None,
+        name: str | None,
+        config: configs.Source | None,
+        client: str,
+        since: str | None,
     ) -> None:
-        opens = AsyncStateStore.open if store is None else store
-        super().__init__(opens, name=name, config=config, client=client, since=since)
+        self.name = name or getattr(type(self), "name", "") or type(self).__name__
+        for what, value in ("name", self.name), ("client", client):
+            if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+                raise InvalidValue(f"{what} is a str of at most {_LONGEST_NAME} characters, not {value!r:.80}")
+        settings = configs.Config(self.name, self._model(), config)
+        self._context = AgentContext(self.name, store, settings, client, since)
+        Ref("app", self._context.persistent_id)
+        self._commands = Commands()
+        self.ephemeral: dict[str, Any] = {}
+        self.requests = self.errors = self.queue_size = 0
+        self.active = False
+        self.invocation_directory = ""
 
-    async def main_loop(self) -> Any:
-        """Work in the background until it is time to end: `while await self.wait(5.0): ...`."""
-        await self.wait()
+    @classmethod
+    def _model(cls) -> type[BaseModel] | None:
+        found = cls.Config
+        if found is not None and not (isinstance(found, type) and issubclass(found, BaseModel)):
+            raise ConfigurationError(f"{cls.__name__}.Config is a pydantic model class, not {found!r:.80}")
+        return found
 
-    async def wait(self, seconds: float | None = None) -> bool:
-        """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
-        return await self._wait(seconds)
+    @property
+    def agent_context(self) -> AgentContext:
+        """What the agent shares with the host that runs it; not for use in an agent's own code."""
+        return self._context
 
-    async def run(self) -> None:
-        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT comes: see AsyncHost.run."""
-        await AsyncHost(self).run()
+    # State. Whether it is a blocking store's or an asyncio one's, only the subclass knows: so it is Any.
 
-    async def __aenter__(self) -> Self:
-        await AsyncHost(self).__aenter__()
-        return self
+    @property
+    def store(self) -> Any:
+        """The store. Raises ConfigurationError while the agent has not opened it yet."""
+        return self._context.open_store
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._hosted().__aexit__(kind, error, trace)
+    @property
+    def persistent(self) -> Any:
+        """The record of scope app that all replicas of this agent share, with `persistent_defaults`."""
+        context = self._context
+        return context.with_defaults(context.open_store.app(context.persistent_id), self.persistent_defaults)
 
-    async def run_command(
+    @property
+    def conversation(self) -> Any:
+        """The session that this is about, None if there is none; for a deleted one its last state, to read.
+
+        A field that cannot be read gives the default, with a warning in the log; the stored bytes are kept.
+        """
+        last_state = present().last_state
+        if last_state is not None:
+            return last_state
+        id = self.conversation_id
+        context = self._context
+        return context.with_defaults(context.open_store.session(id), self.conversation_defaults) if id else None
+
+    @property
+    def conversation_id(self) -> str:
+        """The id of that session, "" if there is none."""
+        return present().conversation_id or self._context.conversation_id
+
+    @property
+    def client(self) -> str:
+        """The client whose conversation is the current one."""
+        return self._context.client
+
+    def follow(self, client: str, conversation_id: str = "") -> None:
+        """Let another client's conversation be the current one, and say which it is at now.
+
+        For whoever serves a client by this process. Which events reach the agent's hooks does not change.
+        """
+        self._context.client = client
+        self._context.conversation_id = conversation_id
+
+    def get_invocation_directory(self) -> str:
+        """The folder that the user works from whose command this is, else the client's; "" if it is not known."""
+        return present().directory or self.invocation_directory
+
+    def get_working_directory(self) -> str:
+        """The folder that this process runs in."""
+        return os.getcwd()
+
+    async def _activate(self, client: str | None, conversation_id: str | None) -> Event:
+        context = self._context
+        with acting_by_default(context.persistent_id):
+            return await context.services.store.activate_agent(
+                self.name,
+                client=context.client if client is None else client,
+                conversation_id=self.conversation_id if conversation_id is None else conversation_id,
+            )
+
+    async def _change_directory(self, new_path: str, client: str | None) -> Event:
+        context = self._context
+        with acting_by_default(context.persistent_id):
+            return await context.services.store.change_directory(
+                new_path, client=context.client if client is None else client
+            )
+
+    @property
+    def config(self) -> Any:
+        """The config as it is now: a dict, or an instance of the class's model `Config`."""
+        return self._context.config.value
+
+    @property
+    def position(self) -> str:
+        """How far this replica is in the events, those whose hooks have run included, for `since=` of its next start.
+
+        With `since` an agent runs the hooks of what it missed before anything new. After a crash the hooks of events
+        since the position was saved run again. Raises ConfigurationError while the agent does not run.
+        """
+        return self._hosted().position
+
+    # Background work
+
+    @property
+    def paused(self) -> bool:
+        """Whether background work is to rest."""
+        return self._context.paused
+
+    def pause(self) -> None:
+        """Let background work rest: `wait()` does not return until `resume()` or the end."""
+        self._context.set_paused(True)
+
+    def resume(self) -> None:
+        """Let background work go on."""
+        self._context.set_paused(False)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the agent is to end: finish what is begun, and begin nothing."""
+        host = self._context.host
+        return host is not None and host.stopping
+
+    def stop(self) -> None:
+        """Let the agent end, from any thread. Returns at once."""
+        host = self._context.host
+        if host is not None:
+            host.stop()
+
+    async def _wait(self, seconds: float | None) -> bool:
+        return await self._hosted().wait(self.name, seconds)
+
+    def _hosted(self) -> AgentHost:
+        return self._context.running_host
+
+    # Commands
+
+    def register_command(
         self,
         name: str,
-        args: Mapping[str, Any] | None = None,
+        function: Callable[..., Any],
         *,
-        conversation_id: str | None = None,
-        directory: str = "",
-        progress: Progress | None = None,
+        description: str = "",
+        arguments: Iterable[CommandArgument] = (),
+    ) -> None:
+        """Offer a command. `function` gets what it names of its arguments, `args` (all as a dict) and `progress`.
+
+        `progress(text, **fields)` reports how far it is. What it returns is any JSON value.
+        """
+        self._commands.register(Command(name, function, description, tuple(arguments)))
+        self._context.display.show("commands", self._commands.to_list())
+
+    async def _run_command(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None,
+        conversation_id: str | None,
+        directory: str,
+        progress: Progress | None,
     ) -> Any:
-        """Run a command on a conversation, by default the current one, and return what it returned.
+        command = self._commands.find(name)
+        values = command.read(args)
+        if self.stopping:
+            raise CommandFailed(f"{name}: the agent {self.name} is ending")
 
-        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` gets its reports, in the
-        thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
-        command raised; errors of the store as they are.
+        self.requests += 1
+        # A command that a hook calls belongs to that hook: what it deletes must not wait for the hook to end.
+        runner = present().runner
+        here = Invocation(runner, conversation_id or self.conversation_id, directory=directory)
+        with self._context.invoke(here), self._context.command():
+            try:
+                return await command.run(self._context.services.port, values, progress)
+            except Exception:
+                self.errors += 1
+                raise
+
+    # What it shows
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the replica's heartbeat says of the agent; `store.replicas()` lists it."""
+        context = self._context
+        status = context.last_status
+        return {
+            "name": self.name,
+            "active": bool(self.active),
+            "paused": context.paused,
+            "status": status,
+        } | self.visible
+
+    @property
+    def visible(self) -> dict[str, Any]:
+        """All that the agent shows, as a dict of JSON values: description, system_prompt, sections, commands."""
+        return self._context.display.visible
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """The functions called with each change, in whichever thread made it; append to it.
+
+        A change is `("section", {...})` and the like, each line of the log, `("started", {})`, and `("event", {...})`
+        when the hooks for an event have run.
         """
-        return await self._run_command(name, args, conversation_id, directory, progress)
+        return self._context.display.listeners
 
-    async def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
-        """Notify every replica that a client, by default the agent's own, goes on with this agent; return the event.
+    def log(self, level: LogLevel | str | int, message: str, **fields: Any) -> None:
+        """Log a line with fields, by the logger `distributed_state.agent.<name>`.
 
-        And in which conversation, by default the current one. The agent that the client had before is deactivated:
-        see `activate_agent` of the store.
+        `level` is a LogLevel or its name. The record has the attributes `agent` and `fields` for structured handlers.
         """
-        return await self._activate(client, conversation_id)
+        self._context.display.log(level, message, fields)
 
-    async def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
-        """Notify every replica that a client's user, by default of the agent's own, works from this folder now."""
-        return await self._change_directory(new_path, client)
+    def set_system_prompt(self, prompt: str) -> None:
+        """Show the system prompt by which a model is this agent."""
+        self._context.display.show_text("system_prompt", prompt)
 
-    async def status(self) -> Status:
-        """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
-        return await self._hosted().status(self.name)
+    def set_description(self, description: str) -> None:
+        """Say in a sentence what the agent is for."""
+        self._context.display.show_text("description", description)
 
-    async def reload(self) -> None:
-        """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        await self._hosted().reload(self.name)
+    def register_section(self, id: str, title: str, content: str = "", *, collapsed: bool = False) -> None:
+        """Add a section of text that users of the agent see, or replace the one of that id."""
+        self._context.display.register_section(id, title, content, collapsed)
+
+    def update_section(
+        self, id: str, content: str | None = None, *, title: str | None = None, collapsed: bool | None = None
+    ) -> None:
+        """Change what a section shows. Raises NotFound if there is none of that id."""
+        self._context.display.update_section(id, content, title, collapsed)
+
+    def remove_section(self, id: str) -> None:
+        """Take a section away. Raises NotFound if there is none of that id."""
+        self._context.display.remove_section(id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+class AgentHost(Protocol):
+    """What an agent asks of whatever runs it (a HostRun, which knows its agents). `agent` is the agent's name."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its agents are to end."""
+        ...
+
+    @property
+    def position(self) -> str:
+        """How far the hooks are, as `since=` takes it."""
+        ...
+
+    def stop(self) -> None:
+        """Let the agents end, from any thread."""
+        ...
+
+    def wake(self, agent: str) -> None:
+        """Let the agent's `wait` look again."""
+        ...
+
+    async def wait(self, agent: str, seconds: float | None) -> bool:
+        """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
+        ...
+
+    async def status(self, agent: str) -> Status:
+        """How the agent is."""
+        ...
+
+    async def reload(self, agent: str) -> None:
+        """Read the agent's config file again."""
+        ...
+
+    async def close(self, error: BaseException | None) -> None:
+        """End the agents; raise what a `main_loop` raised, unless `error` ends them."""
+        ...
+
+
+_COUNTED = 100_000  # conversations
+
+
+class AgentContext:
+    """One agent in this process: its store, config and display, the client it follows, and how it fares."""
+
+    def __init__(self, name: str, source: StoreSource, config: Config, client: str, since: str | None) -> None:
+        self.name = name
+        self.persistent_id = f"agent:{name}"  # of the record that its replicas share; also how its changes are signed
+        self.source = source
+        self.since = since
+        self.config = config
+        self.display = Display(name)
+        self.store: Store | None = None if callable(source) else source
+        self.host: AgentHost | None = None
+        self.subscribed_client = client  # whose events alone reach it; "" for everybody's
+        self.client = client  # whose conversation is the current one
+        self.conversation_id = ""
+        self.active_for: set[str] = set()  # the clients that chose this agent
+        self.paused = False
+        self.lag = 0.0
+        self.began = 0.0
+        self.last_status: dict[str, Any] | None = None
+        self._conversations: dict[str, None] = {}
+        self._mutex = Mutex()
+        self._commands = 0
+
+    # Where it runs
+
+    def begin(self, host: AgentHost, store: Store) -> None:
+        """A host begins to run it, on this store."""
+        self.store = store
+        self.host = host
+        self.began = StoreServices(store).port.monotonic()
+
+    def end(self) -> None:
+        """Its host has ended. A store that was opened for the run is given up, the user's own is kept."""
+        self.host = None
+        if callable(self.source):
+            self.store = None
+
+    @property
+    def open_store(self) -> Store:
+        """The store. Raises ConfigurationError while the agent has not opened it yet."""
+        if self.store is None:
+            raise ConfigurationError(f"agent {self.name}: opens its store when it runs, and does not run")
+        return self.store
+
+    @property
+    def services(self) -> StoreServices:
+        """The asyncio store below, and its port."""
+        return StoreServices(self.open_store)
+
+    @property
+    def running_host(self) -> AgentHost:
+        """The host that runs it. Raises ConfigurationError while none does."""
+        if self.host is None:
+            raise ConfigurationError(f"agent {self.name} does not run; enter it or call run()")
+        return self.host
+
+    def wake(self) -> None:
+        """Let whatever waits for a change of this agent look again."""
+        if self.host is not None:
+            self.host.wake(self.name)
+
+    # What it is at
+
+    @contextmanager
+    def invoke(self, invocation: Invocation) -> Iterator[None]:
+        """Run a hook or command inside: what is committed there is noted as the agent's, unless somebody else acts."""
+        with inside(invocation), acting_by_default(self.persistent_id):
+            yield
+
+    @contextmanager
+    def command(self) -> Iterator[None]:
+        """Count a command that runs inside: the agent's end waits for it."""
+        with self._mutex:
+            self._commands += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._commands -= 1
+            self.wake()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command runs."""
+        return self._commands > 0
+
+    def set_paused(self, paused: bool) -> None:
+        """Pause background work or let it go on; listeners are notified if that is a change."""
+        if paused != self.paused:
+            self.paused = paused
+            self.display.notify("paused", {"paused": paused})
+            self.wake()
+
+    def count_conversation(self, id: str) -> None:
+        """Count a conversation among those that this agent knows, at most 100,000."""
+        self._conversations.pop(id, None)
+        self._conversations[id] = None
+        if len(self._conversations) > _COUNTED:
+            del self._conversations[next(iter(self._conversations))]
+
+    def forget_conversation(self, id: str) -> None:
+        """It was deleted: not counted, nor the current one any more."""
+        self._conversations.pop(id, None)
+        if self.conversation_id == id:
+            self.conversation_id = ""
+
+    @property
+    def conversations(self) -> int:
+        """How many conversations it knows."""
+        return len(self._conversations)
+
+    # The defaults of its records
+
+    async def put_in_defaults(self, record: AsyncRecord, defaults: Defaults) -> None:
+        """Set those fields of a record that are not there yet, unless a replica of this agent did so before."""
+        if not defaults:
+            return
+        services = self.services
+
+        async def made() -> Mapping[str, Any]:
+            if isinstance(defaults, Mapping):
+                return defaults
+            found: Mapping[str, Any] = await call(services.port, defaults, {"id": record.ref.id})
+            return found
+
+        with acting_by_default(self.persistent_id):
+            await services.initialize(record, self.persistent_id, made)
+
+    def with_defaults(self, handle: Handle, defaults: Defaults) -> Handle:
+        """The handle, which gives the default for a field that cannot be read, and logs that."""
+
+        def stand_in(error: CorruptState, field: str, default: Any) -> Any:
+            self.log_unreadable(error, handle.ref.text, field)
+            return copy.deepcopy(defaults.get(field)) if default is None and isinstance(defaults, Mapping) else default
+
+        return with_stand_in(handle, stand_in)
+
+    def log_unreadable(self, error: CorruptState, record: str, field: str) -> None:
+        """Warn of stored state that cannot be read; "*" is every field."""
+        fields = {"record": record[:200], "field": field, "error": str(error)}
+        self.display.log("WARNING", "stored state cannot be read: the default is used, the bytes are kept", fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A conversation, with its last state if it was deleted, and the folder that a command was called from.
+
+    `runner` is what runs the hook, None for a command that no hook called.
+    """
+
+    runner: object = None
+    conversation_id: str = ""
+    last_state: AsyncLastState | LastState | None = None
+    directory: str = ""
+
+
+NONE = Invocation()
+_present: ContextVar[Invocation] = ContextVar("distributed_state_invocation", default=NONE)
+
+
+def present() -> Invocation:
+    """The innermost hook or command that the caller runs in; NONE outside of any."""
+    return _present.get()
+
+
+@contextmanager
+def inside(invocation: Invocation) -> Iterator[None]:
+    """Make it the present one until the end of `with`."""
+    token = _present.set(invocation)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def check_defaults(agent: object, name: str) -> None:
+    """Raise ConfigurationError if what the agent has under this name can be no defaults."""
+    found = getattr(agent, name)
+    if not callable(found) and not isinstance(found, Mapping):
+        text = f"{type(agent).__name__}.{name} is a mapping or a function that returns one"
+        raise ConfigurationError(f"{text}, not {type(found).__name__}")

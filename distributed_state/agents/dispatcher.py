@@ -1,27 +1,35 @@
-"""What an event means to the agents of a process. Law: hooks run one after another, and none stops the next.
+"""What an event means to the agents of a process, and how their configs change. Law: no hook stops the next one.
 
 What concerns a client (which conversation it is at, which agent it talks to, its folder) reaches the agents that follow
 this client, and those that follow none in particular. A client has one agent at a time.
+
+A config changes by the agent's file or by the fleet; a broken one never replaces a good one. What the fleet is given is
+read from its record, never from the event, which says only that there is something new.
 
 Design: section 12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from distributed_state.agents import defaults
-from distributed_state.agents.base_agent import BaseAgent
+from distributed_state.agents.agent import BaseAgent
 from distributed_state.agents.blocking_deleted_state import LastState
-from distributed_state.agents.config_updates import RECORD, ConfigUpdates
 from distributed_state.agents.deleted_state import AsyncLastState
-from distributed_state.agents.hook_runner import HookRunner, while_unavailable
+from distributed_state.agents.worker import HookRunner, while_unavailable
 from distributed_state.conversation.session import AsyncSession
-from distributed_state.errors import Deleted, StateError, Unavailable
+from distributed_state.errors import ConfigurationError, Deleted, StateError, Unavailable
+from distributed_state.events import config
+from distributed_state.port.signals import HAS_RELOAD
 from distributed_state.store.services import StoreServices
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Event
+
+RECORD = Ref("app", config.RECORD)
+_WATCH_EVERY = 0.0 if HAS_RELOAD else 5.0  # by default; where SIGHUP says so, nobody has to look
 
 
 class Dispatcher:
@@ -114,7 +122,7 @@ class Dispatcher:
         record = self._services.store.session(id)
         wanted = agent.conversation_defaults
         try:
-            await while_unavailable(self._port, partial(defaults.put_in, agent.agent_context, record, wanted))
+            await while_unavailable(self._port, partial(agent.agent_context.put_in_defaults, record, wanted))
         except Deleted:
             """Meanwhile: the event for that follows."""
         except Unavailable as error:
@@ -139,7 +147,7 @@ class Dispatcher:
         return True
 
     def _last_state(self, agent: BaseAgent, event: Event, session: AsyncSession) -> AsyncLastState | LastState:
-        warn = partial(defaults.log_unreadable, agent.agent_context, record=event.subject, field="*")
+        warn = partial(agent.agent_context.log_unreadable, record=event.subject, field="*")
         # The tombstone is the last version; what it took away is the one before.
         found = AsyncLastState(session, event.version - 1, warn)
         return found if self._port.suspends else LastState(found)
@@ -234,3 +242,94 @@ def _follows(agent: BaseAgent, event: Event) -> bool:
 def _text(event: Event, name: str) -> str:
     found = event.data.get(name)
     return found if isinstance(found, str) else ""
+
+
+class ConfigUpdates:
+    """The configs of the agents of one host."""
+
+    def __init__(self, services: StoreServices, runner: HookRunner) -> None:
+        self._services = services
+        self._port = services.port
+        self._runner = runner
+        self._watched: dict[str, float] = {}  # when each agent's file was looked at
+
+    async def begin(self, agents: Iterable[BaseAgent]) -> None:
+        """Take the newest of file and fleet. Raises ConfigurationError if there is none that is valid."""
+        given = await self._of_fleet()
+        for agent in agents:
+            agent.agent_context.config.begin(given.newest(agent))
+
+    async def catch_up(self, agents: Iterable[BaseAgent]) -> None:
+        """Take a config that was given to the fleet while nobody here listened."""
+        given = await self._of_fleet()
+        for agent in agents:
+            await self._take(agent, given.newest(agent), None)
+
+    async def take_newest(self, agents: Sequence[BaseAgent], event: Event) -> None:
+        """The fleet was given a config: take it, and run `on_config_update` if it is another one."""
+        try:
+            given = await while_unavailable(self._port, self._of_fleet)
+        except StateError as error:
+            for agent in agents:
+                agent.agent_context.display.log(
+                    "ERROR", "the fleet's new config cannot be read: the old one stays", {"error": str(error)}
+                )
+            return
+        for agent in agents:
+            await self._take(agent, given.newest(agent), event)
+
+    async def reload(self, agent: BaseAgent) -> None:
+        """Read the agent's config file again, and run `on_config_update` if it changed."""
+        log = agent.agent_context.display.log
+        try:
+            changed = await self._port.thread(agent.agent_context.config.reload)
+        except ConfigurationError as error:
+            log("ERROR", "the config file is broken: the old config stays", {"error": str(error)})
+            return
+        log("INFO", "config file read", {"changed": sorted(changed)})
+        await self._updated(agent, changed, None)
+
+    async def watch(self, agents: Iterable[BaseAgent]) -> None:
+        """Look whether the files changed, each after `watch_config` seconds, and reload those that did."""
+        now = self._port.monotonic()
+        for agent in agents:
+            every = _WATCH_EVERY if agent.watch_config is None else agent.watch_config
+            if every and now - self._watched.get(agent.name, 0.0) >= every:
+                self._watched[agent.name] = now
+                if await self._port.thread(agent.agent_context.config.touched):
+                    await self.reload(agent)
+
+    async def _of_fleet(self) -> Given:
+        record = self._services.store.app(RECORD.id)
+        # The version first: with that of a later look, a config that came in between would never be taken.
+        version = await record.version(fresh=True)
+        return Given(version, await record.get_all(fresh=True))
+
+    async def _take(self, agent: BaseAgent, found: config.Spread | None, event: Event | None) -> None:
+        if found is None:
+            return
+        try:
+            changed = agent.agent_context.config.take(found)
+        except ConfigurationError as error:
+            agent.agent_context.display.log(
+                "ERROR", "the fleet's new config is broken: the old one stays", {"error": str(error)}
+            )
+            return
+        await self._updated(agent, changed, event)
+
+    async def _updated(self, agent: BaseAgent, changed: set[str], event: Event | None) -> None:
+        if changed:
+            arguments = {"config": agent.config, "changed": changed}
+            await self._runner.run(agent, "on_config_update", arguments, event)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the fleet was given, for all agents and for single ones, at a version of the record."""
+
+    version: int
+    fields: Mapping[str, Any]
+
+    def newest(self, agent: BaseAgent) -> config.Spread | None:
+        """What was given last to this agent, by its name or to all."""
+        return config.newest(self.fields, agent.name, self.version)

@@ -1,4 +1,9 @@
-"""One run of a host's agents on an open store. Law: what was begun is finished, in a limited time.
+"""One run of a host's agents: configs, defaults, hooks, events, signals, the end. Law: what was begun is finished.
+
+All hooks of a process but `main_loop` run in one thread (one task under asyncio), those for signals too. What a
+`main_loop` raises is logged at once, and raised where the agents end: it ends `run()`, but not the body of a `with`.
+The end takes a limited time. Figures of an agent are gathered when somebody asks for them; a summary goes out with the
+replica's heartbeats.
 
 Design: section 12.
 """
@@ -10,17 +15,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from distributed_state.agents import defaults
-from distributed_state.agents.base_agent import BaseAgent
-from distributed_state.agents.config_updates import ConfigUpdates
-from distributed_state.agents.dispatcher import Dispatcher
-from distributed_state.agents.hook_runner import HookRunner
+from distributed_state.agents.agent import BaseAgent, check_defaults
+from distributed_state.agents.dispatcher import ConfigUpdates, Dispatcher
+from distributed_state.agents.display import Status, memory_mb
 from distributed_state.agents.hooks import check
-from distributed_state.agents.main_loops import MainLoops
-from distributed_state.agents.reporting import Heartbeat, measure
-from distributed_state.agents.shutdown import Shutdown
-from distributed_state.agents.status import Status
-from distributed_state.agents.worker import Worker
+from distributed_state.agents.worker import HookRunner, MainLoops, Shutdown, Worker
 from distributed_state.errors import StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.port import Job
@@ -31,6 +30,7 @@ log = logging.getLogger(__name__)
 _TAKEN_OVER = 100  # events that wait for hooks in the worker's inbox; the others wait where they arrive
 _LOOK_EVERY = 1.0  # seconds
 _BEFORE_DELETION = 10.0
+_LONG = ("system_prompt", "sections", "commands")  # what is left out of a heartbeat that would be too large
 
 
 class HostRun:
@@ -38,18 +38,18 @@ class HostRun:
 
     def __init__(self, agents: Sequence[BaseAgent], store: Store) -> None:
         self._agents = agents
-        self.services = StoreServices(store)
-        self.port = self.services.port
-        self._here = self.port.here()
-        self.shutdown = Shutdown(self.port)
-        self.loops = MainLoops(agents, self.port, self.shutdown, self.stop)
-        self._runner = HookRunner(self.port)
-        self._configs = ConfigUpdates(self.services, self._runner)
-        self._dispatcher = Dispatcher(agents, self.services, self._runner, self._configs)
-        self._heartbeat = Heartbeat(self.services, agents)
+        self._services = StoreServices(store)
+        self._port = self._services.port
+        self._here = self._port.here()
+        self._shutdown = Shutdown(self._port)
+        self.loops = MainLoops(agents, self._port, self._shutdown, self.stop)
+        self._runner = HookRunner(self._port)
+        self._configs = ConfigUpdates(self._services, self._runner)
+        self._dispatcher = Dispatcher(agents, self._services, self._runner, self._configs)
+        self._heartbeat = Heartbeat(self._services, agents)
         self._worker = Worker(
-            self.port,
-            self.shutdown,
+            self._port,
+            self._shutdown,
             dispatch=self._dispatcher.dispatch,
             after_each=self._heartbeat.update,
             when_idle=partial(self._configs.watch, agents),
@@ -66,36 +66,42 @@ class HostRun:
 
     @property
     def position(self) -> str:
-        """How far the hooks are."""
+        """How far the hooks are, as `since=` takes it."""
         return self._dispatcher.position
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the agents are to end."""
+        return self._shutdown.requested
 
     # The beginning
 
     async def begin(self) -> None:
-        """Take the configs, put in defaults, run `initialize`, follow the events, run `start`."""
+        """Take the configs, put in defaults, run `initialize`, follow the events, run `start`, begin the main loops."""
         for agent in self._agents:
             check(agent)
             for name in ("persistent_defaults", "conversation_defaults"):
-                defaults.check(agent, name)
+                check_defaults(agent, name)
         await self._configs.begin(self._agents)
         for agent in self._agents:
-            record = self.services.store.app(agent.agent_context.persistent_id)
-            await defaults.put_in(agent.agent_context, record, agent.persistent_defaults)
+            record = self._services.store.app(agent.agent_context.persistent_id)
+            await agent.agent_context.put_in_defaults(record, agent.persistent_defaults)
         self._spawn(self._worker.run, "agents")
         await self._on_each("initialize")
-        self.events = self.services.store.events("*", since=self._agents[0].agent_context.since)
+        self.events = self._services.store.events("*", since=self._agents[0].agent_context.since)
         await self.events.__aenter__()
         await self._dispatcher.reach(self.events.position)
         # A config that was given while `initialize` ran is in no event from now on.
         await self._worker.do(partial(self._configs.catch_up, self._agents))
-        self.services.add_deletion_hook(self._before_deletion)
+        self._services.add_deletion_hook(self._before_deletion)
         self._spawn(partial(self._read, self.events), "agents' events")
         await self._on_each("start")
         for agent in self._agents:
             agent.agent_context.display.notify("started", {})
+        self.loops.begin()
 
     def _spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        self._jobs.append(self.port.spawn_here(job, f"distributed-state {name}"))
+        self._jobs.append(self._port.spawn_here(job, f"distributed-state {name}"))
 
     async def _on_each(self, hook: str) -> None:
         """Run a hook that has to succeed."""
@@ -110,7 +116,7 @@ class HostRun:
                 event = await events.next(_LOOK_EVERY)
             except StateError as error:
                 log.warning("agents' events: %s", error)
-                await self.port.sleep(_LOOK_EVERY)
+                await self._port.sleep(_LOOK_EVERY)
                 continue
             if event is not None:
                 self._worker.add(event)
@@ -118,23 +124,23 @@ class HostRun:
                     self._worker.add_task(partial(self._dispatcher.reach, events.position))
             self._notice_hanging()
             while self._worker.waiting > _TAKEN_OVER:
-                await self.port.sleep(0.01)
+                await self._port.sleep(0.01)
 
     def _notice_hanging(self) -> None:
         running = self._runner.running
         if running is not None and running is not self._noticed:
             since, name = running
             limit = min(agent.stuck_hook for agent in self._agents)
-            if self.port.monotonic() - since > limit:
+            if self._port.monotonic() - since > limit:
                 self._noticed = running
                 log.error("%s has been running for %s s, and %d events wait for it", name, limit, self.waiting)
 
     def _waits(self) -> bool:
         """Whether the caller can wait for this host's hooks: not in a forked child, nor beside the loop they need."""
-        return self.services.port is self.port and not self.port.holds_up(self._here)
+        return self._services.port is self._port and not self._port.holds_up(self._here)
 
     async def _before_deletion(self, ref: Ref) -> None:
-        if ref.scope != "session" or self.shutdown.requested or not self._waits():
+        if ref.scope != "session" or self._shutdown.requested or not self._waits():
             return  # the hooks run after, as elsewhere
         if self._runner.calls_us():
             await self._dispatcher.before_deletion(ref)
@@ -178,6 +184,10 @@ class HostRun:
     def _named(self, name: str) -> BaseAgent:
         return next(agent for agent in self._agents if agent.name == name)
 
+    async def wait(self, agent: str, seconds: float | None) -> bool:
+        """Wait so many seconds, and on while the agent is paused; False as soon as it is to end."""
+        return await self.loops.wait(agent, seconds)
+
     def wake(self, agent: str) -> None:
         """Something about the agent changed; from any thread."""
         self.loops.wake(agent)
@@ -187,22 +197,36 @@ class HostRun:
 
     def stop(self) -> None:
         """Let the agents end, from any thread; called again, without waiting for what runs."""
-        self.shutdown.request(max(each.shutdown_timeout for each in self._agents))
+        self._shutdown.request(max(each.shutdown_timeout for each in self._agents))
         for agent in self._agents:
             self.wake(agent.name)
         self.loops.over.set()
 
-    async def end(self) -> None:
-        """Finish what runs, run `on_shutdown` and `cleanup`, and archive what was written."""
-        if not self.shutdown.requested:
+    async def close(self, error: BaseException | None) -> None:
+        """End, close the store if it was opened for the run, and raise what a `main_loop` raised, unless `error` is up.
+
+        To end is to finish what runs, run `on_shutdown` and `cleanup`, and archive what was written.
+        """
+        try:
+            await self._end()
+        finally:
+            for agent in self._agents:
+                agent.agent_context.end()
+            if callable(self._agents[0].agent_context.source):
+                await self._services.store.close()
+        if error is None and self._shutdown.failure is not None:
+            raise self._shutdown.failure
+
+    async def _end(self) -> None:
+        if not self._shutdown.requested:
             self.stop()
         for agent in self._agents:
             agent.agent_context.display.log("INFO", "ending", {"waits_for": f"{agent.shutdown_timeout} s"})
-        if not await self.shutdown.wait_until(self._is_idle):
+        if not await self._shutdown.wait_until(self._is_idle):
             hanging = self._runner.running
             what = "main_loop or a command" if hanging is None else hanging[1]
             log.error("%s did not end within shutdown_timeout and is left alone", what)
-        self.services.remove_deletion_hook(self._before_deletion)
+        self._services.remove_deletion_hook(self._before_deletion)
         if self._jobs:  # else it failed before any hook could run
             await self._last_hooks()
         self._worker.end()
@@ -224,22 +248,79 @@ class HostRun:
                 run = partial(self._runner.run, agent, hook, {})
                 # In the worker another hook hangs: better elsewhere than never.
                 hangs = hangs or self._runner.running is not None
-                await (run() if hangs else self._worker.do(run, limit=self.shutdown.time_left()))
+                await (run() if hangs else self._worker.do(run, limit=self._shutdown.time_left()))
 
     async def _archive(self) -> None:
         """Archive what was written, in the time that is left."""
-        done = self.port.signal()
+        done = self._port.signal()
 
         async def archive() -> None:
             try:
-                await self.services.archive()
+                await self._services.archive()
             except StateError as error:
                 log.warning("not everything is archived yet; another replica or the next start does it: %s", error)
             finally:
                 done.set()
 
-        job = self.port.spawn_here(archive, "distributed-state last archiving")
-        left = self.shutdown.time_left()
+        job = self._port.spawn_here(archive, "distributed-state last archiving")
+        left = self._shutdown.time_left()
         if not await done.wait(left):
             log.warning("not everything is archived within %.1f s; another replica or the next start does it", left)
         await job.stop()
+
+
+async def measure(agent: BaseAgent, waiting: int) -> Status:
+    """Gather an agent's figures and log them, with a warning for each beyond its limit. `waiting` counts events."""
+    context = agent.agent_context
+    services = context.services
+    try:
+        tiers = await services.store.stats()
+    except StateError as error:
+        tiers = {}
+        context.display.log("WARNING", "no figures of the tiers", {"error": str(error)})
+    status = Status(
+        agent=agent.name,
+        replica=services.store.replica,
+        uptime=round(services.port.monotonic() - context.began, 3) if context.began else 0.0,
+        requests=agent.requests,
+        errors=agent.errors,
+        error_rate=round(100 * agent.errors / agent.requests, 2) if agent.requests else 0.0,
+        queue_size=agent.queue_size + waiting,
+        memory_mb=round(memory_mb(), 1),
+        conversations=context.conversations,
+        lag=round(context.lag, 3),
+        active=bool(agent.active),
+        paused=context.paused,
+        tiers=tiers,
+    )
+    context.last_status = status.to_dict()
+    context.display.log("INFO", "status", context.last_status)
+    for words, name, found, allowed in status.warnings(agent.limits):
+        context.display.log("WARNING", words, {name: found, "limit": allowed})
+    return status
+
+
+class Heartbeat:
+    """The agents' part of what this replica announces with its heartbeats."""
+
+    def __init__(self, services: StoreServices, agents: Sequence[BaseAgent]) -> None:
+        self._services = services
+        self._agents = agents
+        self._announced: list[dict[str, Any]] = []
+
+    def update(self) -> None:
+        """Announce what the agents show, if it changed; without its long parts if it is too large. No I/O."""
+        shown = [each.shown for each in self._agents]
+        if shown == self._announced:
+            return
+        self._announced = shown
+        try:
+            self._services.announce({"agents": shown})
+        except StateError as error:
+            short = [{name: value for name, value in each.items() if name not in _LONG} for each in shown]
+            log.warning("the heartbeat lists the agents without %s: %s", ", ".join(_LONG), error)
+            self._services.announce({"agents": short})
+
+    def end(self) -> None:
+        """Announce the agents no more."""
+        self._services.announce({"agents": None})

@@ -1,4 +1,9 @@
-"""The one thread or task in which the hooks of a host's agents run. Law: one thing at a time, in the order it came.
+"""The threads or tasks that a host's agents run in, and until when. Law: one hook at a time, in the order of events.
+
+`Worker` is the one that all hooks run in, for events and for what is asked between them. `HookRunner` runs a single
+hook: what it raises is logged and counted, and keeps no other from running; `running` shows where it is, so that one
+that hangs is noticed. `MainLoops` has a thread or task for each `main_loop`, whose failure ends the run. `Shutdown`
+says until when all of that may finish; what still runs then is left alone.
 
 Design: section 12.
 """
@@ -7,35 +12,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from distributed_state.agents.shutdown import Shutdown
-from distributed_state.port import Port
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_incrementing
+
+from distributed_state.agents.agent import BaseAgent, Invocation, present
+from distributed_state.agents.blocking_deleted_state import LastState
+from distributed_state.agents.deleted_state import AsyncLastState
+from distributed_state.agents.hooks import call, is_defined
+from distributed_state.errors import Unavailable
+from distributed_state.port import Job, Port
 from distributed_state.values.model import log_fields
 from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 _LOOK_EVERY = 1.0  # seconds, when nothing comes
-
-
-class Task:
-    """Something to be done between events."""
-
-    def __init__(self, work: Callable[[], Awaitable[Any]], port: Port) -> None:
-        self._work = work
-        self.done = port.signal()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    async def run(self) -> None:
-        """Do it, and keep what it returned or raised for whoever waits."""
-        try:
-            self.result = await self._work()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised where it is waited for
-            self.error = error
-        finally:
-            self.done.set()
+_ATTEMPTS = 3
+_LAST_WORK = 5.0  # seconds that the end's hooks and the archive get, however late it is
 
 
 class Worker:
@@ -130,3 +126,220 @@ class Worker:
         except Exception:  # the next event is not to blame
             about = log_fields(event.subject)
             log.exception("event %s of type %s could not be handled", event.id, event.type, extra=about)
+
+
+class Task:
+    """Something to be done between events."""
+
+    def __init__(self, work: Callable[[], Awaitable[Any]], port: Port) -> None:
+        self._work = work
+        self.done = port.signal()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    async def run(self) -> None:
+        """Do it, and keep what it returned or raised for whoever waits."""
+        try:
+            self.result = await self._work()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised where it is waited for
+            self.error = error
+        finally:
+            self.done.set()
+
+
+class HookRunner:
+    """Runs hooks one at a time, by the port of the host that runs the agents."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self.running: tuple[float, str] | None = None  # since when which hook runs
+
+    async def run(
+        self,
+        agent: BaseAgent,
+        name: str,
+        arguments: Mapping[str, Any],
+        event: Event | None = None,
+        conversation_id: str = "",
+        last_state: AsyncLastState | LastState | None = None,
+    ) -> None:
+        """Run one hook, if the agent has it. What it raises is logged and counted.
+
+        The event does not come again: a hook that found a server away is run once more, and later events wait.
+        """
+        if not is_defined(agent, name):
+            return
+        log = agent.agent_context.display.log
+        about = {"hook": name}
+        if event is not None:
+            about |= {"event": event.type, "event_id": event.id, "subject": event.subject}
+
+        def repeated(error: BaseException) -> None:
+            log("WARNING", "a hook is run again", about | {"error": _text(error)})
+
+        began = self._port.monotonic()
+        self.running = (began, f"{agent.name}.{name}")
+        agent.requests += 1
+        try:
+            once = partial(self._call, agent, name, arguments, conversation_id, last_state)
+            if event is not None or conversation_id:
+                await while_unavailable(self._port, once, repeated)
+            else:
+                await once()
+        except Exception as error:  # noqa: BLE001 - the other hooks have to run all the same
+            agent.errors += 1
+            log("ERROR", "a hook failed", about | {"error": _text(error)}, error)
+        finally:
+            self.running = None
+            took = self._port.monotonic() - began
+            if took > agent.slow_hook:
+                log("WARNING", "a slow hook holds up the others", about | {"seconds": round(took, 3)})
+
+    async def run_required(self, agent: BaseAgent, name: str) -> None:
+        """Run a hook without which the agent cannot start: what it raises is raised here."""
+        self.running = (self._port.monotonic(), f"{agent.name}.{name}")
+        try:
+            await self._call(agent, name, {}, "", None)
+        finally:
+            self.running = None
+
+    async def _call(
+        self,
+        agent: BaseAgent,
+        name: str,
+        arguments: Mapping[str, Any],
+        conversation_id: str,
+        last_state: AsyncLastState | LastState | None,
+    ) -> None:
+        with agent.agent_context.invoke(Invocation(self, conversation_id, last_state)):
+            await call(self._port, getattr(agent, name), arguments)
+
+    def calls_us(self) -> bool:
+        """Whether the caller is one of these hooks: to wait for the others' turn would be to wait for ever."""
+        return present().runner is self
+
+
+async def while_unavailable(
+    port: Port, work: Callable[[], Awaitable[T]], repeated: Callable[[BaseException], None] | None = None
+) -> T:
+    """Do the work, and again if it raised Unavailable, three times at most; `repeated` is called before each other."""
+
+    def announce(state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        if repeated is not None and error is not None:
+            repeated(error)
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(Unavailable),
+        stop=stop_after_attempt(_ATTEMPTS),
+        wait=wait_incrementing(start=0.1, increment=0.1),
+        before_sleep=announce,
+        sleep=port.sleep,
+        reraise=True,
+    )
+    return await retrying(work)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# seconds
+
+
+class MainLoops:
+    """The main loops of one host's agents."""
+
+    def __init__(self, agents: Sequence[BaseAgent], port: Port, shutdown: Shutdown, stop: Callable[[], None]) -> None:
+        self._agents = agents
+        self._port = port
+        self._shutdown = shutdown
+        self._stop = stop
+        self._changed = {agent.name: port.signal() for agent in agents}
+        self.over = port.signal()  # set: one has ended, or all are to end
+        self.running = 0
+        self.jobs: list[Job] = []
+
+    def begin(self) -> None:
+        """Run them, unless the agents are to end already."""
+        agents = () if self._shutdown.requested else self._agents
+        self.running = len(agents)
+        self.jobs = [self._port.spawn_here(partial(self._run, agent), f"{agent.name} main loop") for agent in agents]
+
+    async def join(self) -> None:
+        """Wait until all have ended, one has failed, or the agents are to end."""
+        while self.running and not self._shutdown.requested and self._shutdown.failure is None:
+            await self.over.wait(_LOOK_EVERY)
+            self.over.clear()
+
+    async def _run(self, agent: BaseAgent) -> None:
+        try:
+            await call(self._port, agent.main_loop, {})
+        except SystemExit as error:
+            self._shutdown.fail(error)
+            self._stop()
+        except Exception as error:  # noqa: BLE001 - raised at the end
+            agent.errors += 1
+            fields = {"error": f"{type(error).__name__}: {error}"}
+            agent.agent_context.display.log("ERROR", "main_loop failed", fields, error)
+            self._shutdown.fail(error)
+        finally:
+            self.running -= 1
+            self.over.set()
+
+    async def wait(self, agent: str, seconds: float | None) -> bool:
+        """Wait so many seconds, and on while the agent is paused; False as soon as it is to end."""
+        changed = self._changed[agent]
+        context = next(each.agent_context for each in self._agents if each.name == agent)
+        end = None if seconds is None else self._port.monotonic() + seconds
+        while not self._shutdown.requested:
+            left = _LOOK_EVERY if end is None else end - self._port.monotonic()
+            if left <= 0 and not context.paused:
+                return True
+            await changed.wait(min(left, _LOOK_EVERY) if left > 0 else _LOOK_EVERY)
+            changed.clear()
+        return False
+
+    def wake(self, agent: str) -> None:
+        """Let `wait` look again whether the agent is paused or is to end; from any thread."""
+        self._changed[agent].set()
+
+
+class Shutdown:
+    """Whether the agents are to end, until when they may take, and what failed in them first."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._deadline = 0.0
+        self.requested = False
+        self.failure: BaseException | None = None
+
+    def request(self, timeout: float) -> None:
+        """Let them end, within so many seconds; asked again, without waiting for what runs. From any thread."""
+        if self.requested:
+            self._deadline = 0.0
+        else:
+            # In this order: another thread that sees the request must not find that its time is over already.
+            self._deadline = self._port.monotonic() + timeout
+            self.requested = True
+
+    def fail(self, error: BaseException) -> None:
+        """Keep what is to be raised at the end: the first failure, which may have caused the others."""
+        self.failure = self.failure or error
+
+    @property
+    def overdue(self) -> bool:
+        """Whether what still runs has used up its time."""
+        return self.requested and self._port.monotonic() >= self._deadline
+
+    def time_left(self) -> float:
+        """The seconds that a step of the end may take."""
+        return max(self._deadline - self._port.monotonic(), _LAST_WORK)
+
+    async def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait until it is true, at most until the deadline; whether it is."""
+        while not condition():
+            if self._port.monotonic() >= self._deadline:
+                return False
+            await self._port.sleep(0.01)
+        return True

@@ -11,7 +11,7 @@ from blocking_text import in_blocking_words
 
 from distributed_state import Agent, AsyncAgent, AsyncHost, Host, Limits, Status
 from distributed_state.agents import hooks
-from distributed_state.agents.status import memory_mb
+from distributed_state.agents.display import memory_mb
 from distributed_state.events.config import newest, part_of
 
 pytestmark = pytest.mark.unit

@@ -1249,8 +1249,7 @@ async def test_a_hook_that_found_a_server_away_is_run_again(store: Any, failures
 
 async def test_a_signal_at_the_very_end_changes_nothing(store: Any) -> None:
     agent = made(Recorder, store)
-    async with hosted(agent) as host:
-        pass
-    twin = getattr(host, "_twin", host)
-    for signalled in (twin.request_reload, twin.request_status, twin.stop):
+    async with hosted(agent):
+        run = run_of(agent)
+    for signalled in (run.request_reload, run.request_status, run.stop):
         signalled()

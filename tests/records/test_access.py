@@ -26,9 +26,8 @@ from distributed_state import (
     Workflow,
     tool,
 )
-from distributed_state.agents.agent import AsyncAgent
-from distributed_state.agents.blocking_agent import Agent, Host
-from distributed_state.agents.host import AsyncHost
+from distributed_state.agents.asyncio import AsyncAgent, AsyncHost
+from distributed_state.agents.blocking import Agent, Host
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.events.consumer import AsyncEvents
@@ -415,10 +414,7 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(("position", "register_command", "register_section", "reload", "remove_section"), LOCAL)
     | dict.fromkeys(("resume", "set_description", "set_system_prompt", "shown", "shutdown_timeout", "slow_hook"), LOCAL)
     | dict.fromkeys(("start", "stop", "stopping", "stuck_hook", "update_section", "wait", "watch_config"), LOCAL),
-    "HOST": dict.fromkeys(
-        ("close", "position", "reload", "run", "status", "stop", "stopping", "wait", "waiting", "wake"), LOCAL
-    )
-    | dict.fromkeys(("current_run", "request_reload", "request_status"), LOCAL),
+    "HOST": dict.fromkeys(("run", "stop"), LOCAL),
 }
 TABLE: dict[str, tuple[tuple[type, ...], dict[str, Case]]] = {
     "STORE": ((AsyncStateStore, StateStore), STORE),

@@ -66,9 +66,7 @@ def test_the_stub_is_the_package() -> None:
     ],
 )
 def test_a_stub_that_is_out_of_date_is_noticed(written: str, instead: str, name: str) -> None:
-    stub = STUB.read_text().replace(
-        "Agent, Host\n", "Agent\nfrom distributed_state.agents.blocking_agent import Host\n"
-    )
+    stub = STUB.read_text().replace("Agent, Host\n", "Agent\nfrom distributed_state.agents.blocking import Host\n")
     assert written in stub
     assert name in differences(stub.replace(written, instead))
 

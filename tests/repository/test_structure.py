@@ -175,7 +175,7 @@ def test_agents_stand_on_the_public_store(module: Path) -> None:
         allowed = {"agents", "errors", "values", "port", "events", "records", "conversation", "store"}
         for other in own_imports(module):
             assert place_of(other) in allowed, f"imports {other}"
-        blocking = name_of(module).startswith("agents.blocking_")  # it holds its asyncio twin
+        blocking = name_of(module).startswith("agents.blocking")  # it holds its asyncio twin
         below = {"tiers"} if blocking else {"tiers", "_twin"}
         found = below & {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)}
         assert not found, f"goes below the store by {found}"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from distributed_state.agents.base_agent import BaseAgent
+from distributed_state.agents.agent import BaseAgent
+from distributed_state.agents.asyncio import AsyncHost
 from distributed_state.agents.commands import Progress
-from distributed_state.agents.host import AsyncHost
-from distributed_state.agents.status import Status
+from distributed_state.agents.display import Status
 from distributed_state.events.config import Source
 from distributed_state.port.blocking import finish
 from distributed_state.store.blocking import StateStore
@@ -70,7 +70,7 @@ class Agent(BaseAgent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._hosted().__aexit__(kind, error, trace))
+        finish(self._hosted().close(error))
 
     def run_command(
         self,

@@ -1,0 +1,214 @@
+"""Agents and their host for asyncio code; those for blocking code are generated from this. Law: who waits, no more.
+
+What both have in common is in BaseAgent, and in the HostRun that a host makes each time it runs its agents.
+
+Design: section 12.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from distributed_state.agents.agent import BaseAgent, StoreSource
+from distributed_state.agents.commands import Progress
+from distributed_state.agents.display import Status
+from distributed_state.agents.host_run import HostRun
+from distributed_state.errors import ConfigurationError, InvalidValue
+from distributed_state.events.config import Source
+from distributed_state.port.signals import listening
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.services import Store
+from distributed_state.values.results import Event
+
+
+class AsyncAgent(BaseAgent):
+    """An agent of asyncio: subclass it, define the hooks that you need, `await agent.run()`, or `async with agent:`.
+
+    Example::
+
+        class Notes(AsyncAgent):
+            conversation_defaults = {"notes": []}
+
+            async def initialize(self):
+                self.register_command("add", self.add, arguments=[CommandArgument("note", "string", required=True)])
+
+            async def add(self, note):
+                return await self.conversation.append_to("notes", note)
+
+        async with Notes(store) as agent:
+            await agent.run_command("add", {"note": "milk"}, conversation_id="c1")
+
+    `store` is an AsyncStateStore, or a function that opens one, which is then closed at the end; by default it is
+    opened as the settings in the environment say. Hooks, commands and `main_loop` are `async def`; plain ones run in a
+    thread and cannot use the store there.
+    """
+
+    def __init__(
+        self,
+        store: AsyncStateStore | Callable[[], AsyncStateStore | Awaitable[AsyncStateStore]] | None = None,
+        *,
+        name: str | None = None,
+        config: Source | None = None,
+        client: str = "",
+        since: str | None = None,
+    ) -> None:
+        opens = AsyncStateStore.open if store is None else store
+        super().__init__(opens, name=name, config=config, client=client, since=since)
+
+    async def main_loop(self) -> Any:
+        """Work in the background until it is time to end: `while await self.wait(5.0): ...`."""
+        await self.wait()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
+        return await self._wait(seconds)
+
+    async def run(self) -> None:
+        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT comes: see AsyncHost.run."""
+        await AsyncHost(self).run()
+
+    async def __aenter__(self) -> Self:
+        await AsyncHost(self).__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._hosted().close(error)
+
+    async def run_command(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        conversation_id: str | None = None,
+        directory: str = "",
+        progress: Progress | None = None,
+    ) -> Any:
+        """Run a command on a conversation, by default the current one, and return what it returned.
+
+        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` gets its reports, in the
+        thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
+        command raised; errors of the store as they are.
+        """
+        return await self._run_command(name, args, conversation_id, directory, progress)
+
+    async def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
+        """Notify every replica that a client, by default the agent's own, goes on with this agent; return the event.
+
+        And in which conversation, by default the current one. The agent that the client had before is deactivated:
+        see `activate_agent` of the store.
+        """
+        return await self._activate(client, conversation_id)
+
+    async def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
+        """Notify every replica that a client's user, by default of the agent's own, works from this folder now."""
+        return await self._change_directory(new_path, client)
+
+    async def status(self) -> Status:
+        """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
+        return await self._hosted().status(self.name)
+
+    async def reload(self) -> None:
+        """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
+        await self._hosted().reload(self.name)
+
+
+log = logging.getLogger(__name__)
+
+
+class AsyncHost:
+    """Runs one or several agents of one store in this process: `async with AsyncHost(a, b)`, or `await host.run()`.
+
+    Example::
+
+        class Notes(AsyncAgent):
+            name = "notes"
+
+        class Prices(AsyncAgent):
+            name = "prices"
+
+        async with AsyncHost(Notes(store), Prices(store)):
+            await session.set("city", "Oslo")  # each replica's hooks hear of it
+
+    Raises InvalidValue for agents of the same name, ConfigurationError for agents of several stores.
+    """
+
+    def __init__(self, *agents: BaseAgent) -> None:
+        self._agents = agents
+        self._run: HostRun | None = None
+        names = [agent.name for agent in agents]
+        if not agents or len(set(names)) < len(names):
+            raise InvalidValue(f"a host runs agents with a name each, not {', '.join(names) or 'none'}")
+        first = agents[0].agent_context
+        if any(agent.agent_context.source != first.source for agent in agents):
+            raise ConfigurationError(f"the agents {', '.join(names)} of one host use one store")
+        if any(agent.agent_context.since != first.since for agent in agents):
+            raise ConfigurationError(f"the agents {', '.join(names)} of one host go on from one position")
+
+    async def run(self) -> None:
+        """Run until the agents end or SIGTERM or SIGINT comes, finish what was begun, and return.
+
+        SIGHUP reads the config files again, SIGUSR1 logs how the agents are. Raises what a `main_loop` raised.
+        """
+        run = await self._open()
+        calls = {"SIGTERM": run.stop, "SIGINT": run.stop, "SIGHUP": run.request_reload, "SIGUSR1": run.request_status}
+        with listening(calls) as listens:
+            if not listens:
+                log.warning("signals are handled in the main thread only, and this is another one")
+            try:
+                await run.begin()
+                await run.loops.join()
+            except BaseException as error:
+                await self._close(error)
+                raise
+            await self._close(None)
+
+    async def __aenter__(self) -> Self:
+        run = await self._open()
+        try:
+            await run.begin()
+        except BaseException as error:
+            await self._close(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(error)
+
+    def stop(self) -> None:
+        """Let the agents end, from any thread; called again, without waiting for what runs."""
+        run = self._run
+        if run is not None:
+            run.stop()
+
+    async def _open(self) -> HostRun:
+        contexts = [agent.agent_context for agent in self._agents]
+        if any(context.host is not None for context in contexts):
+            raise ConfigurationError(f"{', '.join(context.name for context in contexts)}: runs already")
+        store = await _opened(contexts[0].source)
+        self._run = run = HostRun(self._agents, store)
+        for context in contexts:
+            context.begin(run, store)
+        return run
+
+    async def _close(self, error: BaseException | None) -> None:
+        run = self._run
+        if run is not None:
+            try:
+                await run.close(error)
+            finally:
+                self._run = None
+
+
+async def _opened(source: StoreSource) -> Store:
+    if not callable(source):
+        return source
+    found = source()
+    # A blocking store is open when it is there, an asyncio one when it was awaited.
+    return await found if isinstance(found, Awaitable) else found
