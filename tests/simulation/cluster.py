@@ -225,7 +225,7 @@ class Member:
 
     def rejoins(self) -> None:
         """Reject commands until it has received messages from the others."""
-        self.serves_from = self.node.world.now + _REJOINS
+        self.serves_from = max(self.node.world.now, self.node.frozen_until) + _REJOINS
         for group in self.cluster.groups:
             sender = self.cluster.primary(group)
             if sender is not self:
@@ -293,12 +293,13 @@ class Cluster:
         self._beat()
 
     def is_sound(self) -> bool:
-        """Whether all primaries serve, all nodes know where all slots are, and no slot is moving."""
+        """Whether all primaries take writes, all nodes know where all slots are, and no slot is moving."""
         primaries = [self.primary(group) for group in self.groups]
         members = self.members.values()
         return (
             not self.moving
             and all(each.is_up() and not is_apart(each) for each in primaries)
+            and all(len(each.node.attached()) >= each.node.least for each in primaries)
             and all(each.owners == primaries[0].owners and not is_apart(each) for each in members)
         )
 
@@ -319,9 +320,13 @@ class Cluster:
         return max(claims, key=lambda each: each.epoch)
 
     def _beat(self) -> None:
-        """Regularly let all primaries announce their slots."""
+        """Regularly let all primaries announce their slots, and replicas that lost their primary follow it again."""
         for group in self.groups:
             self.spread(self.primary(group))
+            cut = [node for node in group.nodes() if node.link is not None and node.link.cut_at <= self.world.now]
+            for node in cut if not is_apart(self.primary(group)) else ():
+                if not is_apart(self.members[node.name]):
+                    group.attach(node.name, after=self.world.chance.uniform(0.0, 0.3))
         self.world.after(_BEAT, self._beat)
 
     def spread(self, sender: Member) -> None:
@@ -353,15 +358,8 @@ class Cluster:
         member.is_cut_off_until = max(member.is_cut_off_until, self.world.now + seconds)
         member.group.cut_replicas(member.name)
         member.falls_silent(seconds)
-        self.world.after(seconds, lambda: self._heal(member, seconds))
-
-    def _heal(self, member: Member, seconds: float) -> None:
-        if not is_apart(member):
-            if seconds > NODE_TIMEOUT:
-                member.rejoins()
-            for replica in list(member.node.followers):
-                if not is_apart(self.members[replica.name]):
-                    member.group.attach(replica.name, after=self.world.chance.uniform(0.0, 0.3))
+        if seconds > NODE_TIMEOUT:
+            self.world.after(seconds, member.rejoins)
 
     def watch(self, member: Member) -> None:
         """Replace a primary once it has been silent for long enough and a majority of the others agree."""

@@ -205,5 +205,23 @@ def test_a_node_that_is_cut_off_from_the_others_takes_no_commands_after_its_time
     assert run.fleet.groups[0].primary_name != run.fleet.groups[0].names[0], "a replica was promoted"
 
 
+def test_a_replica_follows_its_primary_again_although_that_stood_still_when_its_cut_ended() -> None:
+    run = Run(Plan.of(1, SHAPES["failover"]).without(*(f"f{at}" for at in range(20))))
+    attached: list[int] = []
+
+    def cut() -> None:
+        cluster, primary = run.fleet.cluster, run.fleet.groups[0].primary
+        assert cluster is not None
+        cluster.cut_off(primary.member, 0.4)
+        run.fleet.freeze_server(primary, 0.6)
+        for after in (0.1, 2.5):
+            run.world.after(after, lambda: attached.append(len(primary.attached())))
+
+    run.world.after(0.2, cut)
+    assert not run.result().broken
+    assert attached == [0, 1]
+    assert run.fleet.groups[0].primary_name == run.fleet.groups[0].names[0]
+
+
 def _key_of(member: Any) -> bytes:
     return next(key for key in (b"%d" % n for n in range(1000)) if member.owner(slot_of(key)) == member.name)

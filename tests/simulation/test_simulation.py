@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SEEDS = 9  # for each shape: about 20,000 operations in all
 FEWER = {"cluster": 1, "failover": 1, "sentinel": 1}  # for shapes that take longer
 PARTS = [pytest.param(part, marks=[pytest.mark.wide] if part else []) for part in range(5)]  # in CI 100,000
-# Seeds that found a fault of the product, by the fault. The shapes are the same as then.
+# Seeds that found a fault of the product or of the simulator, by the fault. The shapes are the same as then.
 FOUND = {
     "a look that went on while its store was closed listened to Sentinels for good": ("sentinel", 39),
     "a renewal that the end of its turn overtook ended the turn as lost": ("leases", 1),
@@ -27,6 +27,7 @@ FOUND = {
     "a slot returned to a node, after the one between had lost its writes, and was gone on with": ("moved", 36),
     "a record that a node was handed before it restarted stayed there, although its meta was lost": ("moved", 72),
     "a user was forgotten before a commit that only its writer still knew was put back": ("sentinel", 10074),
+    "a simulated replica never followed a primary again that stood still when its cut ended": ("failover", 30045),
 }
 
 
