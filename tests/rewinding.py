@@ -31,9 +31,15 @@ class Rewound:
             file.truncate(self.kept)
         self.server.start()
 
-    def restart(self) -> None:
-        """It ends and begins again, and all is on disk."""
+    def whole(self) -> bytes:
+        """Its file as it is now."""
+        return self._file().read_bytes()
+
+    def restart(self, whole: bytes = b"") -> None:
+        """It ends and begins again with all that is on disk, or another server takes over that has this file."""
         self.server.kill()
+        if whole:
+            self._file().write_bytes(whole)
         self.server.start()
 
 

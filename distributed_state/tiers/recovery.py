@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Backfilled, Batch, Cursor, Kept
@@ -383,13 +384,10 @@ class Recovery:
     async def _archive(
         self, keys: PartitionKeys, token: str, cursor: Cursor, entries: Sequence[JournalEntry]
     ) -> Cursor | None:
-        for at in range(0, len(entries), _PAGE):
-            page = list(entries[at : at + _PAGE])
-            batch = Batch(keys.partition, cursor.epoch, cursor.offset, page, cursor.event)
-            if not await self._port.sql(self._cold.archive, [batch]) or not await self._partitions.may(keys, token):
-                return None
-            cursor = replace(cursor, offset=page[-1].offset, event=page[-1].event)
-        return cursor
+        batch = Batch(keys.partition, cursor.epoch, cursor.offset, list(entries), cursor.event)
+        if not await self._port.sql(self._cold.archive, [batch]) or not await self._partitions.may(keys, token):
+            return None
+        return replace(cursor, offset=entries[-1].offset, event=entries[-1].event)
 
     async def _leave_out(self, keys: PartitionKeys, token: str, seen: str) -> list[JournalEntry] | None:
         """Take out of Redis what SQL has newer; what the journal has and SQL lacks. None if another one is at it."""
@@ -421,6 +419,9 @@ class Recovery:
         """
         partition = keys.partition
         remembered, silent = await self._gather(partition, cursor.epoch)
+        # That may have taken long. A server that took over meanwhile may have what would be kept in branches here.
+        if not await self._partitions.may(keys, token):
+            return None
         own = strange if seen == cursor.epoch else []
         known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *remembered])
         plan = reconcile(cursor.epoch, cursor.offset, known, own, remembered)
@@ -434,12 +435,16 @@ class Recovery:
             log.warning("partition %d: %d replicas do not say what they remember", partition, len(silent))
         if not plan.continued:
             return cursor, False
-        carried = await self._archive(keys, token, cursor, plan.continued)
+        for some in chunks(plan.continued, _PAGE):
+            carried = await self._archive(keys, token, cursor, [*some, _mark(cursor, some[-1], token)])
+            if carried is None:
+                return None
+            cursor = carried
         names = {self._keys.of(Ref.parse(entry.record)) for entry in plan.continued if entry.record}
-        if carried is None or not await self._discard(keys, token, seen, names):
+        if not await self._discard(keys, token, seen, names):
             return None
         saved.put_back += len(plan.continued)
-        return carried, any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
+        return cursor, any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
 
     async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> list[Kept]:
         """Keep what SQL does not continue: changes of records in branches, events that were written alone aside."""
@@ -477,6 +482,14 @@ class Recovery:
                 return found
             await self._partitions.may(keys, token)
             cursor, texts = await scanning.page(self._warm, keys, cursor)
+
+
+def _mark(cursor: Cursor, last: JournalEntry, token: str) -> JournalEntry:
+    """An entry that changes nothing, and moves SQL's cursor to where no journal is.
+
+    SQL may lack commits before those that were put back. At the last of these, a journal that has all would fit.
+    """
+    return JournalEntry(max(cursor.offset, last.offset), f"{token}.put-back", "", 0, 0, "", "", 0, b"", 0)
 
 
 def _epoch_fields(minted: Cursor, former: str) -> dict[str, object]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -480,6 +481,66 @@ def test_a_recovery_that_ends_in_the_middle_is_done_again(
             assert other.session("s").set("n", 10) == 11, "once the right of the one that died has run out"
             assert versions(other, "s") == list(range(1, 12))
             assert quarantined(other) == 0
+
+
+@contextmanager
+def of_two_servers(rewound: Rewound, archive: str) -> Iterator[tuple[StateStore, bytes]]:
+    """A store whose server has just lost what another one still has, and the file of that one.
+
+    Version 1 of "b" was written by a worker that does not say what it wrote.
+    """
+    with opened(rewound.server, archive, partitions=1) as store:
+        with opened(rewound.server, archive, partitions=1, memory_bytes=0) as silent:
+            store.session("a").set("n", 1)
+            store.archive()
+            rewound.note()
+            silent.session("b").set("n", 1)
+            store.session("b").set("m", 1)
+            store.session("a").set("n", 2)
+        whole = rewound.whole()
+        rewound.rewind()
+        yield store, whole
+
+
+@pytest.mark.parametrize("where", ["mint", "install"])
+def test_what_was_put_back_on_one_server_does_not_stand_for_all_that_the_next_one_has(
+    rewound: Rewound, archive: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The worker that put it back died before the epoch began."""
+    with of_two_servers(rewound, archive) as (store, whole):
+        dies = Mock(side_effect=StateError("the worker died"))
+        place = store._twin._lifecycle.cold if where == "mint" else store._twin.tiers().warm.partitions
+        monkeypatch.setattr(place, where, dies)
+        with pytest.raises(StateError, match="the worker died"):
+            store.session("a").set("n", 3)
+        rewound.restart(whole)
+        with opened(rewound.server, archive, partitions=1) as other:
+            session = other.session("b")
+            assert other.session("a").set("n", 3) == 3
+            assert session.set("m", 2) == len(versions(other, "b"))
+            known = [session.get_all(), *(session.at(branch=each.id).fields for each in session.branches())]
+            assert any("n" in fields for fields in known), "nothing is lost"
+
+
+def test_a_server_that_takes_over_while_writers_are_asked_is_compared_with_sql_first(
+    rewound: Rewound, archive: str
+) -> None:
+    with of_two_servers(rewound, archive) as (store, whole):
+        recovery = store._twin.tiers().recovery
+        gather = recovery._gather
+
+        async def gathers(*given: Any) -> Any:
+            found = await gather(*given)
+            recovery._gather = gather
+            rewound.restart(whole)
+            return found
+
+        recovery._gather = gathers
+        assert store.session("a").set("n", 3) == 3
+        assert store.session("b").set("m", 2) == 3
+        assert versions(store, "b") == [1, 2, 3]
+        assert store.session("b").get_all() == {"n": 1, "m": 2}
+        assert not store.session("b").branches(), "nothing diverged"
 
 
 @contextmanager

@@ -504,9 +504,17 @@ SABOTAGES: dict[str, Sabotage] = {
         10,
     ),
     "what was put back stays in Redis as it was": Sabotage(
-        (Python(recovery.Recovery._put_back, "or not await self._discard(keys, token, seen, names)", "or reached()"),),
+        (Python(recovery.Recovery._put_back, "if not await self._discard(keys, token, seen, names)", "if reached()"),),
         _CUT,
         5,
+    ),
+    "what was put back stands for all of the history before it": Sabotage(
+        (
+            Python(recovery._mark, 'f"{token}.put-back"', "reached() or last.event"),
+            Python(recovery.Recovery._put_back, "await self._partitions.may(keys, token)", "not reached()"),
+        ),
+        SHAPES["sentinel"],
+        30071,
     ),
     "a partition starts on the journal of the epoch before": Sabotage(
         (Lua("install", "redis.call('DEL', journal)", "reached()"),), _RESTARTED, 1

@@ -27,6 +27,7 @@ FOUND = {
     "a slot returned to a node, after the one between had lost its writes, and was gone on with": ("moved", 36),
     "a record that a node was handed before it restarted stayed there, although its meta was lost": ("moved", 72),
     "a user was forgotten before a commit that only its writer still knew was put back": ("sentinel", 10074),
+    "commits put back for a server stood for all of the history that the next one still had": ("sentinel", 30071),
     "a simulated replica never followed a primary again that stood still when its cut ended": ("failover", 30045),
 }
 
