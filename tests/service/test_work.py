@@ -25,11 +25,12 @@ from distributed_state.errors import Unavailable, WarmUnavailable
 from distributed_state.port import waited
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.waited import Room
-from distributed_state.programs.service import Service, budget, memory, reading
+from distributed_state.programs.service import Service, budget, memory
 from distributed_state.programs.service.budget import Budget, Buffered, Growing, Sizes
 from distributed_state.programs.service.connections import Connections
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.readiness import Probe
+from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.work import Work
 from distributed_state.values.journal import JournalEntry
 
@@ -255,9 +256,9 @@ def test_what_a_request_took_is_given_back_when_it_fails(monkeypatch: pytest.Mon
     with holding(monkeypatch, request=3.0) as (client, service, _):
         assert client.get("/v1/conversations/none").status_code == 404
         assert client.post("/v1/conversations", json={"id": "x", "fields": 1}).status_code == 422
-        monkeypatch.setattr(reading, "shown", lambda *_, **__: asyncio.Event().wait())
+        monkeypatch.setattr(records, "shown", lambda *_, **__: asyncio.Event().wait())
         assert client.get(NINE).status_code == 503
-        monkeypatch.setattr(reading, "shown", lambda *_, **__: asyncio.sleep(0))
+        monkeypatch.setattr(records, "shown", lambda *_, **__: asyncio.sleep(0))
         assert client.get(NINE).status_code == 500
         assert soon(lambda: service.budget.held == 0)
 

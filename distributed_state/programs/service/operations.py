@@ -10,29 +10,18 @@ from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.responses import Response
 
 from distributed_state.programs.service.resources import (
-    branches,
-    changes,
-    checkpoints,
+    branching,
     conversations,
-    exports,
     fields,
     fleet,
-    forks,
+    history,
     items,
     leases,
-    lifetimes,
-    maintenance,
     messages,
-    overviews,
     records,
     search,
     shapes,
-    timelines,
     tokens,
-    transcripts,
-    turns,
-    versions,
-    writes,
 )
 from distributed_state.programs.service.resources.events import Heard
 from distributed_state.programs.service.routes import (
@@ -74,8 +63,8 @@ def operations(events: Serve) -> list[Operation]:
     many = [*_conversations(), *(each for scope in records.NAMES for each in _records(scope))]
     many += [
         Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", body=search.Search, answer=search.Hits),
-        Operation("GET", f"{PREFIX}/branches", "admin", branches.listing, "List the branches of all records",
-                  query=branches.Page, answer=branches.Branches),
+        Operation("GET", f"{PREFIX}/branches", "admin", branching.all_branches, "List the branches of all records",
+                  query=branching.BranchPage, answer=branching.Branches),
         Operation("GET", f"{PREFIX}/replicas", "admin", fleet.replicas, "List the replicas", answer=fleet.Replicas),
         Operation("GET", f"{PREFIX}/partitions", "admin", fleet.partitions, "List the partitions",
                   answer=fleet.Partitions),
@@ -93,11 +82,11 @@ def operations(events: Serve) -> list[Operation]:
                   answer=tokens.Tokens),
         Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", tokens.revoke, "Refuse a token, and what it made",
                   answer=tokens.Token),
-        Operation("GET", f"{PREFIX}/caller", "read", maintenance.who, "Read who is asking", answer=maintenance.Who),
-        Operation("POST", f"{PREFIX}/maintenance/compact", "admin", maintenance.compact, "Pack old history",
-                  body=maintenance.Compact, answer=maintenance.Counts),
-        Operation("POST", f"{PREFIX}/maintenance/purge", "admin", maintenance.purge, "Remove what is old",
-                  body=maintenance.Purge, answer=maintenance.Counts),
+        Operation("GET", f"{PREFIX}/caller", "read", fleet.who, "Read who is asking", answer=fleet.Who),
+        Operation("POST", f"{PREFIX}/maintenance/compact", "admin", fleet.compact, "Pack old history",
+                  body=fleet.Compact, answer=fleet.Counts),
+        Operation("POST", f"{PREFIX}/maintenance/purge", "admin", fleet.purge, "Remove what is old",
+                  body=fleet.Purge, answer=fleet.Counts),
     ]  # fmt: skip
     return many
 
@@ -105,32 +94,32 @@ def operations(events: Serve) -> list[Operation]:
 def _conversations() -> list[Operation]:
     every = f"{PREFIX}/conversations"
     one = f"{every}/{{id}}"
-    create, listing = partial(conversations.create, "session"), partial(conversations.listing, "session")
+    create, listing = partial(conversations.create, "session"), partial(search.listing, "session")
     return [
-        Operation("POST", f"{one}/turns", "write", turns.turn, "Serve one request in a turn",
-                  body=turns.Turn, answer=turns.Turned, headers=_WRITE),
+        Operation("POST", f"{one}/turns", "write", conversations.turn, "Serve one request in a turn",
+                  body=conversations.Turn, answer=conversations.Turned, headers=_WRITE),
         Operation("GET", one, "read", conversations.read, "Read a conversation",
                   query=conversations.Last, answer=conversations.Conversation, headers=_READ),
         Operation("POST", every, "write", create, "Begin a conversation",
                   body=conversations.Create, answer=shapes.Begun, status=201, headers=_BEGIN),
         Operation("GET", every, "read", listing, "List conversations",
-                  query=conversations.Listing, answer=conversations.Conversations),
+                  query=search.Listing, answer=search.Conversations),
         Operation("GET", f"{one}/messages", "read", messages.page, "Read a page of messages",
                   query=messages.Page, answer=messages.Numbered, headers=_READ),
         Operation("POST", f"{one}/messages", "write", messages.append, "Add messages",
                   body=messages.Append, answer=messages.Appended, status=201, headers=_WRITE),
-        Operation("PUT", f"{one}/messages", "write", transcripts.replace, "Replace messages",
-                  body=transcripts.Replace, answer=shapes.Written, headers=_WRITE),
-        Operation("DELETE", f"{one}/messages/last", "write", transcripts.pop, "Take the last message back",
-                  answer=transcripts.Popped, headers=_WRITE),
-        Operation("GET", f"{one}/transcript", "read", transcripts.page, "Read messages as they were given",
-                  query=messages.Page, answer=transcripts.Transcript, headers=_READ),
+        Operation("PUT", f"{one}/messages", "write", messages.replace, "Replace messages",
+                  body=messages.Replace, answer=shapes.Written, headers=_WRITE),
+        Operation("DELETE", f"{one}/messages/last", "write", messages.pop, "Take the last message back",
+                  answer=messages.Popped, headers=_WRITE),
+        Operation("GET", f"{one}/transcript", "read", messages.transcript, "Read messages as they were given",
+                  query=messages.Page, answer=messages.Transcript, headers=_READ),
         Operation("GET", f"{one}/messages/{{number:number}}", "read", messages.one, "Read one message",
                   query=records.Fresh, answer=messages.Single),
-        Operation("GET", f"{one}/lifetime", "read", lifetimes.read, "Read how long a conversation lives",
-                  answer=lifetimes.Lives),
-        Operation("PUT", f"{one}/lifetime", "write", lifetimes.put, "Set how long a conversation lives",
-                  body=lifetimes.Live, answer=shapes.Written, headers=_WRITE),
+        Operation("GET", f"{one}/lifetime", "read", conversations.read_lifetime, "Read how long a conversation lives",
+                  answer=conversations.Lives),
+        Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set how long a conversation lives",
+                  body=conversations.Live, answer=shapes.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
@@ -143,10 +132,10 @@ def _records(scope: Scope) -> list[Operation]:
 
     found = [
         *_fields(line), *_items(line), *_past(line), *_whole(line),
-        line("POST", "/writes", "write", writes.write, "Make one write", body=writes.WholeWrite,
-             answer=writes.WholeWritten, headers=_WRITE),
-        line("POST", "/changes", "write", changes.change, "Change a field by what it holds", body=changes.FieldChange,
-             answer=changes.FieldChanged, headers=_WRITE),
+        line("POST", "/writes", "write", fields.write_whole, "Make one write", body=fields.WholeWrite,
+             answer=fields.WholeWritten, headers=_WRITE),
+        line("POST", "/changes", "write", fields.change_field, "Change a field by what it holds",
+             body=fields.FieldChange, answer=fields.FieldChanged, headers=_WRITE),
     ]  # fmt: skip
     if scope != "session":
         found.append(line("GET", "", "read", records.read, "Read the state",
@@ -154,11 +143,11 @@ def _records(scope: Scope) -> list[Operation]:
     if scope == "task":
         found.append(Operation("POST", f"{PREFIX}/tasks", "write", partial(conversations.create, scope), "Begin a task",
                                body=conversations.Create, answer=shapes.Begun, status=201, headers=_BEGIN))  # fmt: skip
-        found.append(Operation("GET", f"{PREFIX}/tasks", "read", partial(conversations.listing, scope), "List tasks",
-                               query=conversations.Listing, answer=conversations.Tasks))  # fmt: skip
+        found.append(Operation("GET", f"{PREFIX}/tasks", "read", partial(search.listing, scope), "List tasks",
+                               query=search.Listing, answer=search.Tasks))  # fmt: skip
     if scope == "user":
-        found.append(Operation("GET", f"{PREFIX}/users", "read", partial(conversations.listing, scope), "List users",
-                               query=conversations.Listing, answer=conversations.Users))  # fmt: skip
+        found.append(Operation("GET", f"{PREFIX}/users", "read", partial(search.listing, scope), "List users",
+                               query=search.Listing, answer=search.Users))  # fmt: skip
         found.append(line("DELETE", "/traces", "delete", records.forget, "Remove every trace",
                           answer=records.Forgotten))  # fmt: skip
     return found
@@ -196,28 +185,29 @@ def _items(line: Line) -> list[Operation]:
 
 def _past(line: Line) -> list[Operation]:
     return [
-        line("GET", "/versions", "read", versions.history, "Read a page of the history",
-             query=versions.Past, answer=versions.Versions, copies=_PAST),
-        line("GET", "/versions/{version:number}", "read", versions.at, "Read a version",
-             query=versions.OnBranch, answer=versions.State, copies=_PAST),
-        line("GET", "/versions/{version:number}/diff", "read", versions.diff, "Compare two versions",
-             query=versions.Other, answer=versions.Difference, copies=2 * _PAST),
-        line("GET", "/overview", "read", overviews.overview, "Read as much as fits on a page",
-             query=overviews.Looked, answer=overviews.Overview),
-        line("GET", "/timeline", "read", timelines.timeline, "Read what happened to the state",
-             query=timelines.Below, answer=timelines.Timeline),
-        line("GET", "/forks", "read", timelines.forks, "List the forks",
-             query=timelines.Some, answer=timelines.Forks),
-        line("GET", "/checkpoints", "read", checkpoints.listing, "List the checkpoints",
-             query=checkpoints.CheckpointPage, answer=checkpoints.Checkpoints),
-        line("POST", "/checkpoints", "write", checkpoints.make, "Make a checkpoint",
-             body=checkpoints.Checkpoint, answer=shapes.Written, status=201, headers=_WRITE),
-        line("POST", "/rollback", "write", checkpoints.rollback, "Restore an earlier state",
-             body=checkpoints.Rollback, answer=shapes.Written, headers=_AGAIN),
-        line("POST", "/forks", "write", forks.fork, "Make a fork",
-             body=forks.Fork, answer=shapes.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
-        line("GET", "/branches", "read", branches.of_record, "List the branches", answer=branches.Branches),
-        line("DELETE", "/branches/{branch}", "delete", branches.drop, "Drop a branch", answer=branches.Dropped),
+        line("GET", "/versions", "read", history.history, "Read a page of the history",
+             query=history.Past, answer=history.Versions, copies=_PAST),
+        line("GET", "/versions/{version:number}", "read", history.at, "Read a version",
+             query=history.OnBranch, answer=history.State, copies=_PAST),
+        line("GET", "/versions/{version:number}/diff", "read", history.diff, "Compare two versions",
+             query=history.Other, answer=history.Difference, copies=2 * _PAST),
+        line("GET", "/overview", "read", history.overview, "Read as much as fits on a page",
+             query=history.Looked, answer=history.Overview),
+        line("GET", "/timeline", "read", history.timeline, "Read what happened to the state",
+             query=history.Below, answer=history.Timeline),
+        line("GET", "/forks", "read", branching.list_forks, "List the forks",
+             query=branching.ForkPage, answer=branching.Forks),
+        line("GET", "/checkpoints", "read", branching.checkpoints, "List the checkpoints",
+             query=branching.CheckpointPage, answer=branching.Checkpoints),
+        line("POST", "/checkpoints", "write", branching.make_checkpoint, "Make a checkpoint",
+             body=branching.Checkpoint, answer=shapes.Written, status=201, headers=_WRITE),
+        line("POST", "/rollback", "write", branching.rollback, "Restore an earlier state",
+             body=branching.Rollback, answer=shapes.Written, headers=_AGAIN),
+        line("POST", "/forks", "write", branching.fork, "Make a fork",
+             body=branching.Fork, answer=shapes.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
+        line("GET", "/branches", "read", branching.branches_of, "List the branches", answer=branching.Branches),
+        line("DELETE", "/branches/{branch}", "delete", branching.drop_branch, "Drop a branch",
+             answer=branching.Dropped),
     ]  # fmt: skip
 
 
@@ -237,5 +227,5 @@ def _whole(line: Line) -> list[Operation]:
              answer=shapes.Versioned, headers=(IF_MATCH, LEASE)),
         line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history",
              answer=records.Erased, headers=_HELD),
-        line("GET", "/export", "admin", exports.export, "Export the whole history", media="application/jsonl"),
+        line("GET", "/export", "admin", records.export, "Export the whole history", media="application/jsonl"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from pydantic import Field
 from distributed_state.errors import InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
-from distributed_state.programs.service import fairness, reading, writing
+from distributed_state.programs.service import fairness, writing
 from distributed_state.programs.service.mcp.tool import OfSession
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Limit, Version
@@ -45,7 +45,7 @@ class GetState(OfSession):
         async def read() -> CachedRecord:
             entry = records.there(await context.read(True), "session", session.id)
             if self.keys is None:
-                reading.size_of(entry, asked.limits)
+                records.size_of(entry, asked.limits)
             return entry
 
         entry = await waited.with_room(read)
@@ -128,7 +128,7 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
     context.allow("read", MESSAGES)
     order: Literal["asc", "desc"] = "desc" if wanted.after is None else "asc"
     page = shown_messages.Page(limit=wanted.limit, before=wanted.before, after=wanted.after, order=order)
-    shown, size = await reading.shown(context, page, asked.limits, fresh=True)
+    shown, size = await records.read_shown(context, page, asked.limits, fresh=True)
     records.there(shown.entry, "session", session.id)
     found = await fairness.in_turn(size, shown.raw)
     return {

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from distributed_state.errors import NotFound
-from distributed_state.programs.service import reading, writing
+from distributed_state.programs.service import writing
 from distributed_state.programs.service.fairness import copying, searching
 from distributed_state.programs.service.mcp.tool import OfSession, Tool
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.conversations import narrowed
+from distributed_state.programs.service.resources.search import narrowed
 from distributed_state.programs.service.resources.shapes import Limit, Version
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records.context import context_of
@@ -53,7 +53,7 @@ class History(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The changes; times are in seconds since 1970."""
         context = context_of(self.chosen(asked))
-        changes = await reading.history(context, asked.limits, after=self.after, limit=self.limit)
+        changes = await records.read_history(context, asked.limits, after=self.after, limit=self.limit)
         if not changes and not self.after:
             raise NotFound("there is no such session, or nothing of its history is left")
         return {

@@ -1,4 +1,8 @@
-"""Conversations: begun, read and listed. Law: ids that are made here begin with the caller's prefix."""
+"""Conversations: begun, read, served in turns, and ended by time. Law: a turn is one commit, made once.
+
+A conversation and a task begin by the same request. An id that is made here begins with the caller's prefix. How long a
+conversation lives is decided by the server's clock alone.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +13,34 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.responses import Response
 
-from distributed_state.errors import AccessDenied, InvalidValue
-from distributed_state.programs.service import conditions, fairness, reading, requests, writing
+from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.programs.service import conditions, fairness, remembering, requests, writing
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.remembering import DIGEST
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
     Answer,
     Body,
     Encoded,
     Id,
-    Limit,
     Messages,
-    Name,
     Query,
+    Run,
+    Span,
     Values,
     together,
 )
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records import creation
-from distributed_state.records.access import MESSAGES, MOVES
+from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page, Shown
-from distributed_state.values import bytes_as_text
-from distributed_state.values.model import MAX_PHASE, PHASE, Scope
-from distributed_state.warm import held
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import bytes_as_text, field_ttl
+from distributed_state.values.model import PHASE, Scope
+from distributed_state.values.turn_times import TimedRun
+
+_TURN_TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
 
 
 class Create(Body):
@@ -91,7 +99,7 @@ async def read(asked: Asked) -> Response:
     id = records.id_of(asked)
     context = context_of(asked.store.session(id))
     context.allow("read", MESSAGES, MOVES)
-    shown, size = await reading.shown(context, Page(last=given.last), asked.limits, fresh=given.fresh)
+    shown, size = await records.read_shown(context, Page(last=given.last), asked.limits, fresh=given.fresh)
     entry = shown.entry
     records.there(entry, "session", id)
     known = conditions.not_modified(asked.request, entry)
@@ -113,105 +121,103 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
     return answer(found, version=entry.version)
 
 
-_LOOKED_AT = 500  # records of which it is asked whether they are held
-_TAGS = 32  # of one query: SQL takes some hundreds, and is said to be away for more
+# Turns
 
 
-class Listing(Query):
-    """Which records are listed.
+class Turn(Body):
+    """What happens in a turn: messages are added, fields set, the phase moves by an event.
 
-    Without `prefix` and `tag` the last changed first, else in the order of their ids. A `tag` is `key:text`, and may
-    stand several times: records that have all of them are listed. `after` is what the page before gave. `phase` is of
-    their state machine, `changed_since` and `changed_before` are in seconds since 1970, `larger_than` in bytes that
-    were committed. `held` are those that somebody has a lease of now: of 500 records that fit otherwise, so that there
-    may be few on a page, or none, and `after` goes on.
+    `request_id` is what the header Idempotency-Key is, for clients that cannot send it. `runs` are the tools and models
+    that the client ran for it, `seconds` how long it was at it, for the times that the turn's version shows.
     """
 
-    user: Id | None = None
-    prefix: Name | None = None
-    tag: list[Name] = Field(default_factory=list, max_length=_TAGS)
-    limit: Limit = 50
-    after: Name | None = None
-    fresh: bool = False
-    phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
-    changed_since: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    changed_before: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    larger_than: Annotated[int, Field(ge=0, lt=2**62)] | None = None
-    held: bool = False
+    request_id: str | None = None
+    messages: Messages | None = None
+    set: Values | None = None
+    bytes: Encoded | None = None
+    event: str | None = None
+    runs: list[Run] = Field(default_factory=list)
+    seconds: float = Field(0.0, ge=0, le=1e9)
 
 
-class Row(Answer):
-    """A record of a listing. Times are in seconds since 1970; `cursor` continues behind it.
+class Turned(Answer):
+    """The version that the turn became. `outcome` is what is remembered of a request that has a key."""
 
-    `size` is in bytes that were committed, as far as they were counted. With `held`, `held_for` is how long its lease
-    lasts unless it is renewed, in seconds.
-    """
-
-    id: str
-    user: str | None
     version: int
-    created: float
-    updated: float
-    deleted: bool
-    cursor: str
-    phase: str | None
-    size: int | None
-    held_for: float | None = None
+    repeated: bool
+    outcome: Any
 
 
-class Conversations(Answer):
-    """A page; `after` is null if it is the last."""
-
-    conversations: list[Row]
-    after: str | None
-
-
-class Users(Answer):
-    """A page; `after` is null if it is the last."""
-
-    users: list[Row]
-    after: str | None
-
-
-class Tasks(Answer):
-    """A page; `after` is null if it is the last."""
-
-    tasks: list[Row]
-    after: str | None
-
-
-async def listing(scope: Scope, asked: Asked) -> Response:
-    """A page of conversations, users or tasks."""
-    given = requests.query(asked.request, Listing)
-    tags: dict[str, list[str]] = {}
-    for each in given.tag:
-        key, found, text = each.partition(":")
-        if not found:
-            raise InvalidValue(f"a tag is key:text, not {each!r:.80}")
-        tags.setdefault(key, []).append(text)
-    if given.user is not None:
-        records.within(asked, given.user)
-    limit = _LOOKED_AT if given.held else given.limit
-    page = await asked.store.sessions(
-        user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=limit, after=given.after,
-        scope=scope, fresh=given.fresh, phase=given.phase, changed_since=given.changed_since,
-        changed_before=given.changed_before, larger_than=given.larger_than,
-    )  # fmt: skip
-    after = page[-1].cursor if len(page) == limit else None
-    rows: list[dict[str, Any]] = [asdict(each) for each in page]
-    if given.held:
-        keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
-        left = await held.seconds(asked.store.tiers().warm, keys)
-        rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
-    more = conditions.next_page(asked.request, after=after) if after is not None else None
-    return answer({f"{records.NAMES[scope]}s": rows, "after": after}, headers=more)
+async def turn(asked: Asked) -> Response:
+    """Serve one request to a conversation."""
+    given = requests.body(asked.request, asked.limits, Turn)
+    fields = together(given.set, given.bytes)
+    key = remembering.key_of(asked)
+    if key is not None and given.request_id not in (None, key):
+        raise InvalidValue("request_id and Idempotency-Key are two: give one")
+    key = given.request_id if key is None else key
+    if not (given.messages or fields or given.event):
+        raise InvalidValue("a turn has messages, fields to set, or an event")
+    wanted = conditions.of_write(asked.request)
+    noted = {} if key is None else {DIGEST: requests.digest(asked.request)}
+    session = records.written_by(asked, "session")
+    async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL) as now:
+        if not now.repeated:
+            wanted.check(now.version)
+            if now.version == 0:
+                raise NotFound(f"there is no conversation {session.id!r:.200}")
+            now.reported(given.seconds, [TimedRun(each.kind, each.name, each.seconds) for each in given.runs])
+            now.append(*(given.messages or ()))
+            now.update(fields)
+            if given.event is not None:
+                now.transition(given.event)
+            # Nobody else writes while the turn runs, so its commit is the next version.
+            now.outcome = {"version": now.version + 1, "phase": now.phase, **noted}
+    outcome = now.outcome
+    if now.repeated and key is not None:
+        remembering.same_request(outcome, noted[DIGEST], key)
+    # Not from the outcome: a worker of the library's leaves whatever it likes there.
+    version = now.answered_version if now.written is None else now.written.version
+    if isinstance(outcome, dict):
+        outcome = {name: value for name, value in outcome.items() if name != DIGEST}
+    return answer({"version": version, "repeated": now.repeated, "outcome": outcome}, version=version)
 
 
-def narrowed(asked: Asked, prefix: str | None) -> str | None:
-    """What the ids of a listing begin with: what was asked for, within what is the caller's. Raises AccessDenied."""
-    mine = asked.caller.prefix
-    if not mine or (prefix is not None and prefix.startswith(mine)):
-        return prefix
-    if prefix is None or mine.startswith(prefix):
-        return mine
-    raise AccessDenied(f"ids of yours begin with {mine!r}, not {prefix!r:.80}")
+# How long a conversation lives
+
+
+class Lives(Answer):
+    """`idle` seconds without a commit, and at most until `until`; null is without end.
+
+    It `ends` then if nobody writes any more. Times are in seconds since 1970 by the store's clock.
+    """
+
+    idle: float | None
+    until: float | None
+    ends: float | None
+
+
+async def read_lifetime(asked: Asked) -> Response:
+    """How long a conversation lives."""
+    session = asked.store.session(records.id_of(asked))
+    await records.look(session, "session", False, VERSION)
+    return answer(asdict(await session.lifetime()))
+
+
+class Live(Body):
+    """It ends `idle` seconds after the last commit, and `lifetime` seconds from now at the latest; null: never."""
+
+    idle: Span | None = None
+    lifetime: Span | None = None
+
+    def build(self, changes: Changes) -> None:
+        """Put it into a change."""
+        changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
+
+
+async def put_lifetime(asked: Asked) -> Response:
+    """Let a conversation end by itself, in place of what was set before."""
+    given = requests.body(asked.request, asked.limits, Live)
+    session = asked.store.session(records.id_of(asked))
+    context_of(session).allow("write", None)
+    return writing.written(await writing.write(asked, session, writing.Write("lifetime", given.build)))

@@ -1,27 +1,44 @@
-"""The store as a whole: its replicas, partitions and servers. Law: it is for operators, who have the right `admin`."""
+"""The store as a whole, for operators. Law: what concerns all tenants is refused to a caller of one.
+
+Replicas, partitions, servers and tenants; upkeep of the archive; and `who`, the caller as the service knows it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
+from typing import Annotated
 
+from pydantic import Field
 from starlette.responses import Response
 
 from distributed_state.errors import AccessDenied, Unavailable
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources.shapes import Answer, Values
+from distributed_state.programs.service.resources.shapes import Answer, Body, Values
 from distributed_state.programs.service.routes import Asked
 from distributed_state.store import fleet_checks
 from distributed_state.values.model import escape
 
 _TENANTS = 20  # shown
 _CONVERSATIONS = 10_000  # counted of each
+_Age = Annotated[float, Field(ge=0, le=1e10, description="Seconds.")]  # three centuries; SQL's integers end
+_Count = Annotated[int, Field(ge=0, le=2**31)]
+
+
+# Replicas, partitions and servers
 
 
 class Replicas(Answer):
     """The replicas that are there."""
 
     replicas: list[Values]
+
+
+async def replicas(asked: Asked) -> Response:
+    """The replicas of the store."""
+    found = await asked.store.replicas()
+    return answer({"replicas": [asdict(each) | {"role": each.role} for each in found]})
 
 
 class PartitionRow(Answer):
@@ -48,6 +65,25 @@ class Partitions(Answer):
     partitions: list[PartitionRow]
 
 
+async def partitions(asked: Asked) -> Response:
+    """How far each partition was written and archived."""
+    _of_all_tenants(asked)
+    tiers = asked.store.tiers()
+    looked = await fleet_checks.look(tiers)
+    there, _ = await fleet_checks.present(tiers)
+    diverged = await fleet_checks.diverged(tiers, there)
+    rows = [
+        {
+            "partition": each, "epoch": place.epoch, "offset": place.offset,
+            "waiting": max(0, place.offset - place.archived), "bytes": max(0, place.waiting),
+            "lag": looked.ages.get(each, None if each in diverged else 0.0), "fill": place.fill(tiers.settings),
+            "diverged": diverged.get(each, ""),
+        }
+        for each, place in sorted(looked.places.items())
+    ]  # fmt: skip
+    return answer({"partitions": rows})
+
+
 class FindingRow(Answer):
     """What a doctor found, and what to do about it if it is not `ok`."""
 
@@ -61,6 +97,16 @@ class Findings(Answer):
     """What a doctor found of the servers and the fleet."""
 
     findings: list[FindingRow]
+
+
+async def findings(asked: Asked) -> Response:
+    """What a doctor finds of the servers and the fleet."""
+    found = await asked.store.doctor()
+    rows = [{"name": each.name, "ok": each.ok, "found": each.found, "advice": each.advice} for each in found]
+    return answer({"findings": rows})
+
+
+# Tenants
 
 
 class TenantRow(Answer):
@@ -84,12 +130,6 @@ class Tenants(Answer):
     tenants: list[TenantRow]
 
 
-def _of_all_tenants(asked: Asked) -> None:
-    """Raise AccessDenied where nothing of the store is asked that would ask its policy."""
-    if asked.caller.prefix:
-        raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")
-
-
 async def tenants(asked: Asked) -> Response:
     """What tenants ask of this worker, and how many conversations they have."""
     _of_all_tenants(asked)
@@ -106,33 +146,59 @@ async def tenants(asked: Asked) -> Response:
     return answer({"tenants": rows})
 
 
-async def partitions(asked: Asked) -> Response:
-    """How far each partition was written and archived."""
-    _of_all_tenants(asked)
-    tiers = asked.store.tiers()
-    looked = await fleet_checks.look(tiers)
-    there, _ = await fleet_checks.present(tiers)
-    diverged = await fleet_checks.diverged(tiers, there)
-    rows = [
-        {
-            "partition": each, "epoch": place.epoch, "offset": place.offset,
-            "waiting": max(0, place.offset - place.archived), "bytes": max(0, place.waiting),
-            "lag": looked.ages.get(each, None if each in diverged else 0.0), "fill": place.fill(tiers.settings),
-            "diverged": diverged.get(each, ""),
-        }
-        for each, place in sorted(looked.places.items())
-    ]  # fmt: skip
-    return answer({"partitions": rows})
+class Who(Answer):
+    """Who the service takes the caller for: what history shows, what ids begin with, and what is allowed."""
+
+    actor: str
+    prefix: str
+    rights: list[str]
 
 
-async def findings(asked: Asked) -> Response:
-    """What a doctor finds of the servers and the fleet."""
-    found = await asked.store.doctor()
-    rows = [{"name": each.name, "ok": each.ok, "found": each.found, "advice": each.advice} for each in found]
-    return answer({"findings": rows})
+async def who(asked: Asked) -> Response:
+    """The caller as the service knows it."""
+    caller = asked.caller
+    return answer({"actor": caller.actor, "prefix": caller.prefix, "rights": sorted(caller.rights)})
 
 
-async def replicas(asked: Asked) -> Response:
-    """The replicas of the store."""
-    found = await asked.store.replicas()
-    return answer({"replicas": [asdict(each) | {"role": each.role} for each in found]})
+# Upkeep
+
+
+class Compact(Body):
+    """History older than this is packed."""
+
+    older_than: _Age = 86_400.0
+
+
+class Purge(Body):
+    """What is removed from the archive: see `purge` of the store."""
+
+    older_than: _Age | None = None
+    keep_changes: _Count | None = None
+    messages_older_than: _Age | None = None
+    keep_messages: _Count | None = None
+    events_older_than: _Age | None = None
+    branches_older_than: _Age | None = None
+
+
+class Counts(Answer):
+    """How much it concerned, by name."""
+
+    counts: dict[str, int]
+
+
+async def compact(asked: Asked) -> Response:
+    """Pack what is old; repeated it goes on where it was broken off."""
+    given = requests.body(asked.request, asked.limits, Compact)
+    return answer({"counts": await asked.store.compact(older_than=given.older_than)})
+
+
+async def purge(asked: Asked) -> Response:
+    """Remove what is old; the present states stay."""
+    given = requests.body(asked.request, asked.limits, Purge)
+    return answer({"counts": await asked.store.purge(**given.model_dump())})
+
+
+def _of_all_tenants(asked: Asked) -> None:
+    """Raise AccessDenied where nothing of the store is asked that would ask its policy."""
+    if asked.caller.prefix:
+        raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")

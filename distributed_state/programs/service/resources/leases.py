@@ -16,7 +16,7 @@ from starlette.responses import Response
 from distributed_state.errors import Fenced, InvalidValue
 from distributed_state.programs.service import conditions, leasing, requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources import conversations, records
+from distributed_state.programs.service.resources import records, search
 from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Name, Query
 from distributed_state.programs.service.routes import LEASE, Asked
 from distributed_state.records.context import RecordContext, context_of
@@ -128,7 +128,7 @@ class Leases(Answer):
 async def listing(asked: Asked) -> Response:
     """Who holds which records, and who waits for them."""
     given = requests.query(asked.request, Page)
-    prefix = conversations.narrowed(asked, given.prefix) or ""
+    prefix = search.narrowed(asked, given.prefix) or ""
     found = await asked.store.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
     after = found[-1].cursor if len(found) == given.limit else None
     more = conditions.next_page(asked.request, after=after) if after is not None else None

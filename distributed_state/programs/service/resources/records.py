@@ -1,45 +1,52 @@
-"""Records that a path names: conversations, users and tasks. Law: the id that is compared is the id that is used."""
+"""Records that a path names, and how they are read. Law: the id that is compared is the id that is used.
+
+A caller of a tenant names ids that begin with its prefix. What is too large to answer is refused before it is in
+memory. An export is sent as it is read, some lines at a time.
+
+Design: section 24.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
-from distributed_state.errors import AccessDenied, Deleted, NotFound
+from distributed_state.errors import AccessDenied, Deleted, InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
-from distributed_state.programs.service import conditions, fairness, leasing, reading, requests
+from distributed_state.programs.service import conditions, fairness, leasing, requests
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.downloading import A_PAGE, Download
+from distributed_state.programs.service.fairness import copying
+from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.remembering import key_of
 from distributed_state.programs.service.resources.shapes import Answer, Encoded, Query, Values
 from distributed_state.programs.service.routes import PREFIX, Asked
-from distributed_state.records import deletion
+from distributed_state.records import deletion, messages
+from distributed_state.records import history as past
 from distributed_state.records.access import TAGS
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
+from distributed_state.store.export import Export
 from distributed_state.values import bytes_as_text, path_names
 from distributed_state.values.model import Ref, Scope
+from distributed_state.values.results import Change, Snapshot
 from distributed_state.values.tags import tags_in
 
+T = TypeVar("T")
 NAMES: dict[Scope, str] = {"session": "conversation", "user": "user", "task": "task"}
 
 
-class Fresh(Query):
-    """How a record is read: `fresh` asks the server, whatever this worker knows."""
-
-    fresh: bool = False
+# The record that a request names
 
 
-class Shown(Answer):
-    """A record as it is."""
-
-    id: str
-    version: int
-    fields: Values
-    bytes: Encoded | None = None
-    tags: dict[str, list[str]]
+def id_of(asked: Asked) -> str:
+    """The id in the path. Raises AccessDenied, InvalidValue and TooLarge."""
+    return within(asked, checked(asked.request.path_params["id"]))
 
 
 def within(asked: Asked, id: str) -> str:
@@ -57,6 +64,24 @@ def checked(id: str) -> str:
 def owner(asked: Asked, user: str | None) -> str | None:
     """The owner that a new record will have. Raises AccessDenied, InvalidValue and TooLarge."""
     return user if user is None else within(asked, checked(user))
+
+
+def handle(asked: Asked, scope: Scope) -> Any:
+    """The record that the path names."""
+    return of(asked, scope, id_of(asked))
+
+
+def of(asked: Asked, scope: Scope, id: str) -> Any:
+    """The record of this id."""
+    store = asked.store
+    return store.session(id) if scope == "session" else store.user(id) if scope == "user" else store.task(id)
+
+
+def written_by(asked: Asked, scope: Scope) -> Any:
+    """The record that the path names, to be written under the lease that the request names."""
+    record = handle(asked, scope)
+    leasing.carry(asked, context_of(record))
+    return record
 
 
 def begun(asked: Asked, id: str | None) -> str | None:
@@ -78,27 +103,13 @@ def place(scope: Scope, id: str) -> dict[str, str]:
     return {"Location": path_names.path(PREFIX, f"/{NAMES[scope]}s/{{}}", id)}
 
 
-def id_of(asked: Asked) -> str:
-    """The id in the path. Raises AccessDenied, InvalidValue and TooLarge."""
-    return within(asked, checked(asked.request.path_params["id"]))
+# Reading it
 
 
-def handle(asked: Asked, scope: Scope) -> Any:
-    """The record that the path names."""
-    return of(asked, scope, id_of(asked))
+class Fresh(Query):
+    """How a record is read: `fresh` asks the server, whatever this worker knows."""
 
-
-def of(asked: Asked, scope: Scope, id: str) -> Any:
-    """The record of this id."""
-    store = asked.store
-    return store.session(id) if scope == "session" else store.user(id) if scope == "user" else store.task(id)
-
-
-def written_by(asked: Asked, scope: Scope) -> Any:
-    """The record that the path names, to be written under the lease that the request names."""
-    record = handle(asked, scope)
-    leasing.carry(asked, context_of(record))
-    return record
+    fresh: bool = False
 
 
 def there(entry: CachedRecord, scope: Scope, id: str) -> CachedRecord:
@@ -126,9 +137,73 @@ async def whole(
     async def read() -> tuple[CachedRecord, Response | None, int]:
         entry = await look(record, scope, fresh)
         known = conditions.not_modified(asked.request, entry)
-        return entry, known, 0 if known is not None else reading.size_of(entry, asked.limits)
+        return entry, known, 0 if known is not None else size_of(entry, asked.limits)
 
     return await waited.with_room(read)
+
+
+def size_of(entry: CachedRecord, limits: Limits) -> int:
+    """Count the bytes of a record's fields and return them. Raises InvalidValue if an answer may not be that large."""
+    size = sum(map(len, entry.fields.values()))
+    if size > limits.answer:
+        raise InvalidValue(f"the fields are {size} bytes, more than {limits.answer}: read them one by one")
+    waited.room(size)
+    return size
+
+
+async def read_shown(
+    context: RecordContext, page: messages.Page, limits: Limits, *, fresh: bool
+) -> tuple[messages.Shown, int]:
+    """Fields, phase and messages of one version, as one look at the record gives them, and their size in bytes.
+
+    Raises InvalidValue, which says how to ask for less, if they are larger than an answer may be.
+    """
+    return await waited.with_room(partial(_read_shown, context, page, limits.answer, fresh))
+
+
+async def _read_shown(
+    context: RecordContext, page: messages.Page, most: int, fresh: bool
+) -> tuple[messages.Shown, int]:
+    found = await _unless_too_large(messages.chosen(context.tiers, context.keys, page, fresh=fresh, most=most))
+    size = sum(map(len, found.entry.fields.values())) + sum(map(len, found.stored.values()))
+    if size > most:
+        raise InvalidValue(f"fields and messages are {size} bytes, more than {most}: ask for fewer messages at once")
+    waited.room(size)
+    return found, size
+
+
+async def read_history(
+    context: RecordContext, limits: Limits, *, after: int, limit: int, before: int | None = None,
+    branch: str | None = None,
+) -> list[Change]:  # fmt: skip
+    """The changes between two versions. Raises InvalidValue if they are larger than an answer may be."""
+    read = partial(past.history, context, after, before, limit, branch, most=limits.answer)
+    return await waited.with_room(lambda: _unless_too_large(read()))
+
+
+async def read_version(context: RecordContext, limits: Limits, *, version: int, branch: str | None = None) -> Snapshot:
+    """The record as it was at a version. Raises InvalidValue if that is larger than an answer may be."""
+    return await waited.with_room(lambda: _unless_too_large(past.at(context, version, branch, most=limits.answer)))
+
+
+async def _unless_too_large(read: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await read
+    except TooLarge as error:
+        raise InvalidValue(f"{error}: ask for fewer of them, page by page") from error
+
+
+# Operations of every record
+
+
+class Shown(Answer):
+    """A record as it is."""
+
+    id: str
+    version: int
+    fields: Values
+    bytes: Encoded | None = None
+    tags: dict[str, list[str]]
 
 
 async def read(scope: Scope, asked: Asked) -> Response:
@@ -178,3 +253,22 @@ class Forgotten(Answer):
 async def forget(_: Scope, asked: Asked) -> Response:
     """Remove every trace of a user: its record, conversations and tasks, their forks and history."""
     return answer({"records": await asked.store.forget(id_of(asked))})
+
+
+async def export(scope: Scope, asked: Asked) -> Response:
+    """The record as JSON lines, to download."""
+    record = handle(asked, scope)
+    context = context_of(record)
+    context.allow("admin", None)
+    found = Export(context.tiers, context.keys)
+    party = asked.caller.party
+    with waited.queued():
+        taken = await asked.budget.take(party, A_PAGE)
+    try:
+        async with copying(party):
+            first = await found.begin()
+    except BaseException:
+        taken.give_back()
+        raise
+    count = partial(asked.rates.count, asked.caller)
+    return Download(first, found, record.id, asked.limits, asked.budget, taken, count)

@@ -1,23 +1,138 @@
-"""Search of what records say. Law: a caller finds what is its own tenant's alone."""
+"""Finding records. Law: a caller finds what is its own tenant's alone.
+
+A listing finds conversations, users and tasks by what they are, and search finds messages, fields and items by what
+they say.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from distributed_state.errors import ConfigurationError, InvalidValue, TooLarge
-from distributed_state.programs.service import requests
+from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
+from distributed_state.programs.service import conditions, requests
 from distributed_state.programs.service.answers import answer, log_seldom
 from distributed_state.programs.service.fairness import searching
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.conversations import narrowed
-from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Name, Values
+from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Limit, Name, Query, Values
 from distributed_state.programs.service.routes import Asked
-from distributed_state.values.model import Scope
+from distributed_state.records.context import context_of
+from distributed_state.values.model import MAX_PHASE, Scope
 from distributed_state.values.search import KINDS, Kind, SearchHit
+from distributed_state.warm import held
+
+_LOOKED_AT = 500  # records of which it is asked whether they are held
+_TAGS = 32  # of one query: SQL takes some hundreds, and is said to be away for more
+
+
+# Listings
+
+
+class Listing(Query):
+    """Which records are listed.
+
+    Without `prefix` and `tag` the last changed first, else in the order of their ids. A `tag` is `key:text`, and may
+    stand several times: records that have all of them are listed. `after` is what the page before gave. `phase` is of
+    their state machine, `changed_since` and `changed_before` are in seconds since 1970, `larger_than` in bytes that
+    were committed. `held` are those that somebody has a lease of now: of 500 records that fit otherwise, so that there
+    may be few on a page, or none, and `after` goes on.
+    """
+
+    user: Id | None = None
+    prefix: Name | None = None
+    tag: list[Name] = Field(default_factory=list, max_length=_TAGS)
+    limit: Limit = 50
+    after: Name | None = None
+    fresh: bool = False
+    phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
+    changed_since: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    changed_before: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    larger_than: Annotated[int, Field(ge=0, lt=2**62)] | None = None
+    held: bool = False
+
+
+class Row(Answer):
+    """A record of a listing. Times are in seconds since 1970; `cursor` continues behind it.
+
+    `size` is in bytes that were committed, as far as they were counted. With `held`, `held_for` is how long its lease
+    lasts unless it is renewed, in seconds.
+    """
+
+    id: str
+    user: str | None
+    version: int
+    created: float
+    updated: float
+    deleted: bool
+    cursor: str
+    phase: str | None
+    size: int | None
+    held_for: float | None = None
+
+
+class Conversations(Answer):
+    """A page; `after` is null if it is the last."""
+
+    conversations: list[Row]
+    after: str | None
+
+
+class Users(Answer):
+    """A page; `after` is null if it is the last."""
+
+    users: list[Row]
+    after: str | None
+
+
+class Tasks(Answer):
+    """A page; `after` is null if it is the last."""
+
+    tasks: list[Row]
+    after: str | None
+
+
+async def listing(scope: Scope, asked: Asked) -> Response:
+    """A page of conversations, users or tasks."""
+    given = requests.query(asked.request, Listing)
+    tags: dict[str, list[str]] = {}
+    for each in given.tag:
+        key, found, text = each.partition(":")
+        if not found:
+            raise InvalidValue(f"a tag is key:text, not {each!r:.80}")
+        tags.setdefault(key, []).append(text)
+    if given.user is not None:
+        records.within(asked, given.user)
+    limit = _LOOKED_AT if given.held else given.limit
+    page = await asked.store.sessions(
+        user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=limit, after=given.after,
+        scope=scope, fresh=given.fresh, phase=given.phase, changed_since=given.changed_since,
+        changed_before=given.changed_before, larger_than=given.larger_than,
+    )  # fmt: skip
+    after = page[-1].cursor if len(page) == limit else None
+    rows: list[dict[str, Any]] = [asdict(each) for each in page]
+    if given.held:
+        keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
+        left = await held.seconds(asked.store.tiers().warm, keys)
+        rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
+    more = conditions.next_page(asked.request, after=after) if after is not None else None
+    return answer({f"{records.NAMES[scope]}s": rows, "after": after}, headers=more)
+
+
+def narrowed(asked: Asked, prefix: str | None) -> str | None:
+    """What the ids of a listing begin with: what was asked for, within what is the caller's. Raises AccessDenied."""
+    mine = asked.caller.prefix
+    if not mine or (prefix is not None and prefix.startswith(mine)):
+        return prefix
+    if prefix is None or mine.startswith(prefix):
+        return mine
+    raise AccessDenied(f"ids of yours begin with {mine!r}, not {prefix!r:.80}")
+
+
+# Search
 
 
 class Search(Body):

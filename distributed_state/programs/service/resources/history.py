@@ -1,12 +1,18 @@
-"""The past of a record: its versions, one by one and compared. Law: the past is read and never rewritten."""
+"""The past of a record. Law: it is read and never rewritten, and what is too large is named and hides nothing else.
+
+Four views of it: whole versions, one by one; two versions compared; a timeline, which names what each version changed,
+without its values; and an overview, which is as much of one version as fits on a page.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.responses import Response
 
-from distributed_state.programs.service import conditions, reading, requests
+from distributed_state.programs.service import conditions, requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -23,10 +29,18 @@ from distributed_state.programs.service.resources.shapes import (
     value_shown,
 )
 from distributed_state.programs.service.routes import Asked
-from distributed_state.records.context import context_of
+from distributed_state.records import inspection
+from distributed_state.records.context import RecordContext, context_of
+from distributed_state.records.messages import Page
 from distributed_state.values import bytes_as_text
-from distributed_state.values.model import Message, Scope
+from distributed_state.values.model import OWNER, PARENT, PHASE, Message, Ref, Scope, unescape
 from distributed_state.values.results import Change, Snapshot
+from distributed_state.values.tags import tags_in
+
+_NAMED = 200  # fields that are left out
+
+
+# Versions
 
 
 class Past(Query):
@@ -38,7 +52,7 @@ class Past(Query):
     branch: str | None = None
 
 
-class ItemChange(Answer):
+class ChangedItem(Answer):
     """An item that was put, or deleted: then it has no value."""
 
     collection: str
@@ -63,7 +77,7 @@ class VersionChange(Answer):
     messages: Messages
     phase: str | None
     label: str | None
-    items: list[ItemChange]
+    items: list[ChangedItem]
     tagged: list[list[str]]
     untagged: list[list[str]]
     times: Times | None
@@ -79,7 +93,7 @@ async def history(scope: Scope, asked: Asked) -> Response:
     """The versions of a record, a page of them."""
     given = requests.query(asked.request, Past)
     record = records.handle(asked, scope)
-    found = await reading.history(
+    found = await records.read_history(
         context_of(record), asked.limits, after=given.after, before=given.before, limit=given.limit,
         branch=given.branch,
     )  # fmt: skip
@@ -141,7 +155,7 @@ async def at(scope: Scope, asked: Asked) -> Response:
     """The record as it was at a version."""
     given = requests.query(asked.request, OnBranch)
     record, version = records.handle(asked, scope), asked.request.path_params["version"]
-    found = await reading.at(context_of(record), asked.limits, version=version, branch=given.branch)
+    found = await records.read_version(context_of(record), asked.limits, version=version, branch=given.branch)
     shown = {
         "version": found.version,
         **bytes_as_text.apart(found.fields),
@@ -151,6 +165,9 @@ async def at(scope: Scope, asked: Asked) -> Response:
         "tags": found.tags,
     }
     return answer(shown, version=found.version)
+
+
+# Two versions compared
 
 
 class Other(Query):
@@ -183,8 +200,8 @@ async def diff(scope: Scope, asked: Asked) -> Response:
     """What changed from a version to another one."""
     given = requests.query(asked.request, Other)
     context, version = context_of(records.handle(asked, scope)), asked.request.path_params["version"]
-    one = await reading.at(context, asked.limits, version=version)
-    return answer(_difference(one, await reading.at(context, asked.limits, version=given.to)))
+    one = await records.read_version(context, asked.limits, version=version)
+    return answer(_difference(one, await records.read_version(context, asked.limits, version=given.to)))
 
 
 def _difference(one: Snapshot, other: Snapshot) -> dict[str, Any]:
@@ -214,3 +231,146 @@ def _same(one: Any, other: Any) -> bool:
 
 def _pairs(found: Snapshot) -> set[tuple[str, str]]:
     return {(key, text) for key, texts in found.tags.items() for text in texts}
+
+
+# The timeline
+
+
+class Below(Query):
+    """How many versions below `before`; without it the last ones."""
+
+    before: Version | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+
+
+class Outline(Answer):
+    """A version without what it says. `fields` and `deleted` are some of the names that it changed, `more` the others.
+
+    `restored` is the version that a rollback went back to; `size` is in bytes, without messages and items. `phase` is
+    where it moved, "" if it has none since, null if it stayed.
+    """
+
+    version: int
+    time: float
+    kind: str
+    actor: str
+    replica: str
+    token: int
+    fields: list[str]
+    deleted: list[str]
+    more: int
+    messages: int
+    items: int
+    phase: str | None
+    label: str | None
+    restored: int | None
+    size: int
+    times: Times | None
+
+
+class Timeline(Answer):
+    """A page of versions, the newest first; fewer than `limit` where much would have to be read for more."""
+
+    versions: list[Outline]
+
+
+async def timeline(scope: Scope, asked: Asked) -> Response:
+    """What the versions of a record changed."""
+    given = requests.query(asked.request, Below)
+    record = records.handle(asked, scope)
+    found = await inspection.timeline(context_of(record), given.before, given.limit, most=asked.limits.answer)
+    if not found and given.before is None:
+        await records.look(record, scope, False)  # NotFound, unless only its history is gone
+    more = conditions.next_page(asked.request, before=found[-1].version) if found and found[-1].version > 1 else None
+    shown = [asdict(each) | {"times": times_shown(each.times)} for each in found]
+    return answer({"versions": shown}, headers=more)
+
+
+# The overview
+
+
+class Looked(Query):
+    """Which version, without one: as it is; and which messages: the last `limit` of those numbered below `before`.
+
+    At most so many bytes of fields come, the shortest first, and as many of messages, the last first.
+    """
+
+    version: Version | None = None
+    before: Version | None = None
+    limit: Annotated[int, Field(ge=0, le=200)] = 30
+    most: Annotated[int, Field(ge=0, le=2**24)] = 2**19
+
+
+class LeftOut(Answer):
+    """A field that did not fit, and its bytes as they are stored."""
+
+    name: str
+    size: int
+
+
+class Parent(Answer):
+    """What a record was forked from."""
+
+    id: str
+    version: int
+
+
+class Overview(Answer):
+    """A record at a version; `newest` is its present one.
+
+    `left_out` are the largest of the fields that did not fit, `left_out_count` is of all of them. `earlier`: there are
+    messages before those. `too_large` is the number of a message that did not fit alone, where the last of them is one.
+    """
+
+    id: str
+    version: int
+    newest: int
+    user: str | None
+    parent: Parent | None
+    phase: str | None
+    deleted: bool
+    tags: Texts
+    fields: Values
+    bytes: Encoded | None = None
+    left_out: list[LeftOut]
+    left_out_count: int
+    messages: Messages
+    earlier: bool
+    too_large: int | None
+
+
+async def overview(scope: Scope, asked: Asked) -> Response:
+    """A record, as far as it fits."""
+    given = requests.query(asked.request, Looked)
+    record = records.handle(asked, scope)
+    context = context_of(record)
+    page = Page(limit=given.limit, before=given.before, order="desc")
+    if given.version is None:
+        await records.look(record, scope, True)
+    most = min(given.most, asked.limits.answer // 4)
+    found = await inspection.overview(context, given.version, page, fields=most, said=most)
+    return answer(_overview_shown(context, found), version=found.entry.version)
+
+
+def _overview_shown(context: RecordContext, found: inspection.Overview) -> dict[str, Any]:
+    entry = found.entry
+    kept = entry.fields
+    phase, owner = kept.get(PHASE), kept.get(OWNER)
+    parent, _, version = kept.get(PARENT, b"").decode().rpartition("@")
+    left = sorted(found.left_out.items(), key=lambda field: -field[1])[:_NAMED]
+    return {
+        "id": context.ref.id,
+        "version": entry.version,
+        "newest": found.newest,
+        "user": None if not owner else unescape(owner.decode()),
+        "parent": {"id": Ref.parse(parent).id, "version": int(version)} if parent else None,
+        "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
+        "deleted": entry.deleted,
+        "tags": tags_in(kept),
+        **bytes_as_text.apart(context.fields(entry)),
+        "left_out": [{"name": name, "size": size} for name, size in left],
+        "left_out_count": len(found.left_out),
+        "messages": found.shown.raw(),
+        "earlier": found.earlier,
+        "too_large": found.too_large,
+    }
