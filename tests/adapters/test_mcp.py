@@ -22,9 +22,8 @@ from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs import service
 from distributed_state.programs.cli import serving, shell
 from distributed_state.programs.service import mcp
-from distributed_state.programs.service.auth import Access, Authentication, callers_policy
-from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.mcp import endpoint
+from distributed_state.programs.service.authentication import Access, Authentication
+from distributed_state.programs.service.callers import Caller, callers_policy
 from distributed_state.programs.service.resources import records
 from distributed_state.values.access_tokens import RIGHTS
 from tests.service.test_service import Worker
@@ -231,10 +230,10 @@ async def test_a_tool_is_refused_without_its_right_and_not_shown(opened: Any) ->
         for rights in ("read", "write", "delete"):
             async with here.agent(rights=rights, actor="eve") as ask:
                 shown = {each.name for each in (await ask.client.list_tools()).tools}
-                assert shown == {name for name, each in endpoint.TOOLS.items() if each.right == rights}
+                assert shown == {name for name, each in mcp.TOOLS.items() if each.right == rights}
                 for name in OF_SESSION.keys() - shown:
                     text = await ask.refused(name, session="s", **OF_SESSION[name])
-                    assert text == f"AccessDenied: 'eve' has no right to {endpoint.TOOLS[name].right}"
+                    assert text == f"AccessDenied: 'eve' has no right to {mcp.TOOLS[name].right}"
         assert await here.store.session("s").version(fresh=True) == 1
 
 
@@ -311,7 +310,7 @@ async def test_what_is_too_large_is_refused_and_a_failure_says_nothing_of_the_in
         async def broken(self: Any, asked: Any) -> Any:
             raise RuntimeError("redis://user:password@host")
 
-        monkeypatch.setattr(endpoint.TOOLS["get_state"], "run", broken)
+        monkeypatch.setattr(mcp.TOOLS["get_state"], "run", broken)
         text = await ask.refused("get_state", session="s")
         assert text.startswith("InternalError: ")
         assert "password" not in text
@@ -327,7 +326,7 @@ async def test_a_call_counts_as_one_operation_and_has_its_limits(opened: Any, mo
         finally:
             ended.set()
 
-    monkeypatch.setattr(endpoint.TOOLS["get_state"], "run", endless)
+    monkeypatch.setattr(mcp.TOOLS["get_state"], "run", endless)
     async with opened(limits=service.Limits(request=0.3, requests=1)) as here:
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "get_state", "arguments": {}}}
         headers = {"accept": "application/json, text/event-stream"}
@@ -435,7 +434,7 @@ async def test_a_large_text_is_not_given_to_the_sdk_and_arrives_whole(
 ) -> None:
     """It would copy it some ten times."""
     given: list[int] = []
-    kept = endpoint._Collected.keep
+    kept = mcp._Collected.keep
 
     def keep(self: Any, text: str) -> str:
         word = kept(self, text)
@@ -447,7 +446,7 @@ async def test_a_large_text_is_not_given_to_the_sdk_and_arrives_whole(
         await ask("create_session", session="s")
         for text in said:
             await ask("append_message", session="s", role="user", content=text)
-        monkeypatch.setattr(endpoint._Collected, "keep", keep)
+        monkeypatch.setattr(mcp._Collected, "keep", keep)
         found = (await ask("read_messages", session="s"))["messages"]
         assert [each["content"] for each in found] == said
         changes = (await ask("history", session="s"))["changes"]

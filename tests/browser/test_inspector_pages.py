@@ -23,7 +23,7 @@ from serving import served
 from distributed_state import Fenced, LockTimeout, StateStore
 from distributed_state.programs.inspector import PATH, Tickets, inspector
 from distributed_state.programs.service import Access, Service, callers_policy
-from distributed_state.programs.service.auth import Authentication
+from distributed_state.programs.service.authentication import Authentication
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 KEY = "k" * 43

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from deploy.load import attacks
 from deploy.load.attacks import CONVERSATIONS, HONEST, Target
 from distributed_state import AsyncStateStore
-from distributed_state.programs.service import Limits, Service, bodies
+from distributed_state.programs.service import Limits, Service, requests
 from distributed_state.programs.service.routes import Asked, Operation
 
 QUICK = ("--head-seconds", "0.4", "--body-seconds", "0.4", "--read-seconds", "0.4", "--min-rate", "10000000")
@@ -189,7 +189,7 @@ async def test_a_body_is_waited_for_before_its_request_has_a_place(
     first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it were waited for in that place, strangers who send nothing would take all of them."""
-    receive, waiting = bodies.receive, list[Request]()
+    receive, waiting = requests.receive_body, list[Request]()
 
     async def counted(request: Request, limits: Limits) -> int:
         waiting.append(request)
@@ -204,7 +204,7 @@ async def test_a_body_is_waited_for_before_its_request_has_a_place(
             await counted(asked.request, asked.limits)
         return Response()
 
-    monkeypatch.setattr(bodies, "receive", counted if first else unread)
+    monkeypatch.setattr(requests, "receive_body", counted if first else unread)
     async with AsyncStateStore.open(archive="memory") as store:
         service = Service(Limits(requests=4), more=[Operation("POST", "/v1/late", "write", late)])
         service.begin(store)
@@ -225,7 +225,7 @@ async def test_a_body_is_waited_for_before_its_request_has_a_place(
 
 
 def test_a_body_of_an_absurd_shape_is_refused_unread(strict: Target) -> None:
-    """Each kind of them, and that it is its limit which refuses it: tests/service/test_bodies.py."""
+    """Each kind of them, and that it is its limit which refuses it: tests/service/test_requests.py."""
     with Watch(strict) as watch:
         for body in (attacks.many_fields(50_000), attacks.many_fields(6_000), attacks.deep(100_000)):
             assert attacks.sent(strict, body, 1) == {422}

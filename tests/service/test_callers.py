@@ -13,13 +13,12 @@ from below import tiers, until
 from tenants import OPERATIONS, Served, body_of, opened, path_of
 
 from distributed_state import AsyncStateStore, ConfigurationError
-from distributed_state.programs.service import Access, Service, callers_policy
-from distributed_state.programs.service.auth import Authentication, policy
-from distributed_state.programs.service.auth import access_tokens as recognized
+from distributed_state.programs.service import Access, Service, callers, callers_policy, credentials
+from distributed_state.programs.service.authentication import Authentication
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.positions import Positions
 from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.streaming import Positions
 from distributed_state.records.access import Request as Asked
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import RIGHTS
@@ -215,7 +214,7 @@ async def test_an_operation_that_forgets_its_check_is_stopped_by_the_policy(
         token = await served.token("evil:", *RIGHTS)
         options = {"json": {"value": 2}} if name.startswith("PUT") else {}
         assert (await served.ask(name.split()[0], place, token, **options)).status_code == 403
-        monkeypatch.setattr(policy, "_in_tenant", lambda prefix, request: True)
+        monkeypatch.setattr(callers, "_in_tenant", lambda prefix, request: True)
         assert (await served.ask(name.split()[0], place, token, **options)).status_code == 200
 
 
@@ -395,7 +394,7 @@ async def test_a_revoked_token_is_refused_within_five_seconds_and_until_then_sql
 ) -> None:
     async with opened() as store:
         clock = Clock()
-        monkeypatch.setattr(recognized, "time", clock)
+        monkeypatch.setattr(credentials, "time", clock)
         served = Served(store, Access(tokens=True))
         token = await served.token("acme:", "read")
         finds = counted(store)

@@ -12,9 +12,9 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
+from distributed_state.programs.service.connections import Connection as Protocol
 from distributed_state.programs.service.connections import Connections
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.protocol import Protocol
 
 pytestmark = pytest.mark.unit
 

@@ -24,12 +24,11 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import AccessDenied, WarmUnavailable
 from distributed_state.programs import logs
 from distributed_state.programs.servers import redis_server
-from distributed_state.programs.service import Limits, Service, remembering
+from distributed_state.programs.service import Limits, Service, writing
 from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.quotas import Quota
-from distributed_state.programs.service.rates import Rates
-from distributed_state.programs.service.resources import conversations, records
+from distributed_state.programs.service.quotas import Quota, Rates
+from distributed_state.programs.service.resources import conversations, records, search
 from distributed_state.programs.service.routes import READ, SENT, Asked
 
 HI = {"role": "user", "content": "hi"}
@@ -153,13 +152,13 @@ def test_a_condition_that_does_not_hold_is_not_tried_again(
 ) -> None:
     path, stale = f"/v1/conversations/{id}", {"If-Match": '"9"'}
     tried = []
-    begin = remembering.OnceOnly.look
+    begin = writing.OnceOnly.look
 
-    def look(once: remembering.OnceOnly, entry: Any) -> None:
+    def look(once: writing.OnceOnly, entry: Any) -> None:
         tried.append(entry.version)
         begin(once, entry)
 
-    monkeypatch.setattr(remembering.OnceOnly, "look", look)
+    monkeypatch.setattr(writing.OnceOnly, "look", look)
     asked: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", "/changes", {"key": "n", "add": 1}),
         ("PUT", "/messages", {"messages": [HI]}),
@@ -322,7 +321,7 @@ def test_without_its_memory_a_repeated_write_would_be_made_twice(
     http: httpx.Client, id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the tests before."""
-    monkeypatch.setattr(remembering.remembered_requests, "remember", lambda *parts: None)
+    monkeypatch.setattr(writing.remembered_requests, "remember", lambda *parts: None)
     for version in 2, 3:
         key = {"Idempotency-Key": "r"}
         found = http.patch(f"/v1/conversations/{id}/fields", json={"increment": {"n": 1}}, headers=key).json()
@@ -826,8 +825,8 @@ async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
                 await conversations.create("session", asked("POST", "/v1/conversations", body))
         with pytest.raises(AccessDenied):
             await records.delete("session", asked("DELETE", "/v1/conversations/other:c", id="other:c"))
-        found = await conversations.listing("session", asked("GET", "/v1/conversations?fresh=true"))
+        found = await search.listing("session", asked("GET", "/v1/conversations?fresh=true"))
         assert [each["id"][:5] for each in json.loads(bytes(found.body))["conversations"]] == ["acme:"]
         for wrong in "prefix=other:", "user=other:u":
             with pytest.raises(AccessDenied):
-                await conversations.listing("session", asked("GET", f"/v1/conversations?{wrong}"))
+                await search.listing("session", asked("GET", f"/v1/conversations?{wrong}"))

@@ -12,7 +12,7 @@ import pytest
 from below import until
 from tenants import Served, opened
 
-from distributed_state.programs.service import Access, fairness, shares
+from distributed_state.programs.service import Access, quotas, scheduling
 from distributed_state.programs.service.callers import RIGHTS
 from distributed_state.programs.service.limits import Limits
 
@@ -65,13 +65,13 @@ async def test_a_tenant_that_hears_much_leaves_streams_for_another(monkeypatch: 
                     return one.result().status_code if one.done() else 200
 
         assert await heard() == 200
-        monkeypatch.setattr(shares.Shares, "take", _first_come)
+        monkeypatch.setattr(quotas.Shares, "take", _first_come)
         assert await heard() == 429
 
 
-def _first_come(self: shares.Shares, caller: Any) -> None:
+def _first_come(self: quotas.Shares, caller: Any) -> None:
     if len(self) >= 4:
-        raise shares.HTTPException(429, "full")
+        raise quotas.HTTPException(429, "full")
     self._all += 1
     self._taken.update(caller.tenants)
 
@@ -92,7 +92,7 @@ async def test_a_tenant_copies_records_one_by_one_and_others_meanwhile() -> None
     most = dict(running_now)
 
     async def copy(tenant: str) -> None:
-        async with fairness.copying(tenant):
+        async with scheduling.copying(tenant):
             running_now[tenant] += 1
             most[tenant] = max(most[tenant], running_now[tenant])
             await asyncio.sleep(0)
@@ -108,11 +108,11 @@ async def test_forks_and_rollbacks_of_a_tenant_wait_for_its_others(path: str, gi
         here = Served(store, Access(tokens=True))
         mine = await here.token("acme:", *RIGHTS)
         await store.session("acme:c").set("n", 1)
-        async with fairness.copying("prefix b:"):
+        async with scheduling.copying("prefix b:"):
             assert (await here.ask("POST", f"{C}/{path}", mine, json=given)).is_success
         given = given | ({"id": "acme:e"} if "id" in given else {})
         async with (
-            fairness.copying("prefix acme:"),
+            scheduling.copying("prefix acme:"),
             running(here.ask("POST", f"{C}/{path}", mine, json=given)) as (one,),
         ):
             assert (await here.ask("GET", C, mine)).is_success

@@ -17,7 +17,7 @@ from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.programs import service
 from distributed_state.programs.cli import shell
 from distributed_state.programs.service.answers import PUBLIC, STATUS, encode, refusal
-from distributed_state.programs.service.conditions import not_modified
+from distributed_state.programs.service.resources.records import not_modified
 from distributed_state.values.codec import Codec
 
 pytestmark = pytest.mark.unit

@@ -25,13 +25,13 @@ from distributed_state.errors import Unavailable, WarmUnavailable
 from distributed_state.port import waited
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.waited import Room
-from distributed_state.programs.service import Service, budget, memory
+from distributed_state.programs.service import Service, budget
 from distributed_state.programs.service.budget import Budget, Buffered, Growing, Sizes
 from distributed_state.programs.service.connections import Connections
+from distributed_state.programs.service.health import Probe
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.readiness import Probe
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.work import Work
+from distributed_state.programs.service.scheduling import Work
 from distributed_state.values.journal import JournalEntry
 
 
@@ -137,7 +137,7 @@ async def test_the_memory_of_a_crowd_of_connections_is_given_back_once(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[int] = []
-    monkeypatch.setattr(memory, "trim", lambda: given.append(1))
+    monkeypatch.setattr(budget, "trim_memory", lambda: given.append(1))
     connections = Connections(Limits(head=0.02))
     watching = asyncio.create_task(connections.watch())
     for each in [Mock(address="10.1.2.3") for _ in range(many)]:
@@ -150,10 +150,10 @@ async def test_the_memory_of_a_crowd_of_connections_is_given_back_once(
 
 
 def test_giving_memory_back_is_no_error_wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.trim()
-    monkeypatch.setattr(memory.ctypes, "CDLL", Mock(side_effect=OSError))
-    memory.trim()
-    memory.give_back()
+    budget.trim_memory()
+    monkeypatch.setattr(budget.ctypes, "CDLL", Mock(side_effect=OSError))
+    budget.trim_memory()
+    budget.return_large_blocks()
 
 
 # What a worker holds for its clients
@@ -256,9 +256,9 @@ def test_what_a_request_took_is_given_back_when_it_fails(monkeypatch: pytest.Mon
     with holding(monkeypatch, request=3.0) as (client, service, _):
         assert client.get("/v1/conversations/none").status_code == 404
         assert client.post("/v1/conversations", json={"id": "x", "fields": 1}).status_code == 422
-        monkeypatch.setattr(records, "shown", lambda *_, **__: asyncio.Event().wait())
+        monkeypatch.setattr(records, "read_shown", lambda *_, **__: asyncio.Event().wait())
         assert client.get(NINE).status_code == 503
-        monkeypatch.setattr(records, "shown", lambda *_, **__: asyncio.sleep(0))
+        monkeypatch.setattr(records, "read_shown", lambda *_, **__: asyncio.sleep(0))
         assert client.get(NINE).status_code == 500
         assert soon(lambda: service.budget.held == 0)
 

@@ -23,7 +23,7 @@ from distributed_state.programs.inspector.access import Tickets
 from distributed_state.programs.inspector.api import Api, Refused
 from distributed_state.programs.inspector.pages import HEADERS, page, refusal
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.paths import NamedRoute
+from distributed_state.programs.service.requests import NamedRoute
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from distributed_state.errors import InvalidValue
 from distributed_state.programs.inspector.api import Api, Refused, named, query_of
 from distributed_state.programs.inspector.pages import HEADERS, refusal
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.paths import NamedRoute
+from distributed_state.programs.service.requests import NamedRoute
 
 _AS_FILE = [
     (b"content-disposition", b'attachment; filename="field.json"'),

@@ -18,6 +18,7 @@ from functools import partial
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,29 +26,42 @@ from starlette.routing import Route
 from distributed_state.errors import AccessDenied, InvalidValue, StateError, Unavailable, WarmUnavailable
 from distributed_state.port import waited
 from distributed_state.programs import logs
-from distributed_state.programs.service import bodies, requests
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import PaidResponse, answer, compress, refusal
-from distributed_state.programs.service.auth import Authentication, KnownHosts
+from distributed_state.programs.service.authentication import Authentication, KnownHosts
 from distributed_state.programs.service.budget import Budget, Growing, Sizes
 from distributed_state.programs.service.callers import Caller, serving
-from distributed_state.programs.service.cors import cors
-from distributed_state.programs.service.described import Described
-from distributed_state.programs.service.fairness import in_line
+from distributed_state.programs.service.health import Measures, Probe, probes, ready
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.measures import Measures
+from distributed_state.programs.service.openapi import Described
 from distributed_state.programs.service.operations import operations
-from distributed_state.programs.service.paths import NamedRoute
-from distributed_state.programs.service.positions import Positions
-from distributed_state.programs.service.quotas import Quota
-from distributed_state.programs.service.rates import Rates
-from distributed_state.programs.service.readiness import Probe, probes, ready
-from distributed_state.programs.service.resources.events import Heard
-from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID, PREFIX, REQUEST_ID, Asked, Operation
-from distributed_state.programs.service.shares import Shares
-from distributed_state.programs.service.streaming import EventStream
-from distributed_state.programs.service.work import Work
+from distributed_state.programs.service.quotas import Quota, Rates, Shares
+from distributed_state.programs.service.requests import NamedRoute
+from distributed_state.programs.service.routes import (
+    CONDITIONS,
+    LAST_EVENT_ID,
+    PREFIX,
+    READ,
+    REQUEST_ID,
+    SENT,
+    Asked,
+    Operation,
+)
+from distributed_state.programs.service.scheduling import Work, in_line
+from distributed_state.programs.service.streaming import EventStream, Heard, Positions
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.metrics import collector
+
+
+def cors(origins: tuple[str, ...]) -> list[Middleware]:
+    """Let the scripts of these pages call the service. Credentials of the browser are never sent along."""
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=READ, expose_headers=SENT, max_age=600,
+        )
+    ]  # fmt: skip
+
 
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
@@ -223,7 +237,7 @@ class Service:
         for name in CONDITIONS:
             if name in request.headers and name not in operation.headers and request.method != "GET":
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
-        parsed = await bodies.receive(request, self.limits)
+        parsed = await requests.receive_body(request, self.limits)
         self._rates.count(caller, len(request.state.body))
         actor = caller.actor
         with (

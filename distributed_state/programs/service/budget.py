@@ -3,8 +3,13 @@
 There is one budget. Bodies count as they arrive; a slow one makes room (`connections.py`). A request waits for what its
 body takes once it is read, and for what its answer takes: that is known of the last one of its kind, and guessed
 otherwise. It gives it back when the socket has taken the answer. A party leaves a part free for others, as with places
-(`shares.py`), and the request that waits longest is not overtaken for ever. An answer larger than the whole budget goes
+(`Shares`), and the request that waits longest is not overtaken for ever. An answer larger than the whole budget goes
 alone. Streams of events count what they buffer, and buffer little where they buffer much together.
+
+What is large goes back to the system when it is free. glibc learns from each large block that is freed to keep the next
+ones, and has an arena for each thread: after bodies and answers of a megabyte each, a worker kept 150 MB more than it
+used. What is small it gives back from the end of its heap only, where some byte is always in use: after 6,000 half
+heads it kept 45 MB more.
 
 Design: section 24.
 """
@@ -12,9 +17,11 @@ Design: section 24.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.exceptions import HTTPException
 
@@ -26,40 +33,8 @@ _LOADING = 0.25  # seconds after which a request of unknown size waits for a ser
 _PRESSING = 2.0  # seconds after which a waiting request disconnects slow readers of its own party
 _OVERTAKEN = 2.0  # seconds after which no other request goes first
 _A_STREAM = 256 * 1024  # bytes that a stream of events buffers at most
-
-
-class Taken:
-    """The bytes that one request has taken and not given back yet."""
-
-    __slots__ = ("_budget", "party", "reader", "size", "written")
-
-    def __init__(self, budget: Budget, party: str, size: int) -> None:
-        self._budget: Budget | None = budget
-        self.party = party
-        self.size = size
-        self.written = False
-        """Whether the answer is with the socket: then the connection gives it back."""
-        self.reader: Callable[[float], bool] | None = None
-        """Disconnects the client if it has read slowly for so many seconds, and says whether it did."""
-
-    def become(self, size: int) -> None:
-        """Hold so much from now on: what is there cannot be refused any more."""
-        if self._budget is not None:
-            self._budget.change(self, size)
-
-    def give_back(self) -> None:
-        """Hold nothing. A second time it does nothing."""
-        if self._budget is not None:
-            budget, self._budget, self.reader = self._budget, None, None
-            budget.end(self)
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    party: str
-    size: int
-    since: float
-    granted: asyncio.Future[None]
+_TRIM, _MAP, _ARENAS = -1, -3, -8  # of mallopt(3)
+_LARGE_BLOCK = 256 * 1024
 
 
 class Budget:
@@ -229,6 +204,40 @@ class Budget:
         return Buffered(self)
 
 
+class Taken:
+    """The bytes that one request has taken and not given back yet."""
+
+    __slots__ = ("_budget", "party", "reader", "size", "written")
+
+    def __init__(self, budget: Budget, party: str, size: int) -> None:
+        self._budget: Budget | None = budget
+        self.party = party
+        self.size = size
+        self.written = False
+        """Whether the answer is with the socket: then the connection gives it back."""
+        self.reader: Callable[[float], bool] | None = None
+        """Disconnects the client if it has read slowly for so many seconds, and says whether it did."""
+
+    def become(self, size: int) -> None:
+        """Hold so much from now on: what is there cannot be refused any more."""
+        if self._budget is not None:
+            self._budget.change(self, size)
+
+    def give_back(self) -> None:
+        """Hold nothing. A second time it does nothing."""
+        if self._budget is not None:
+            budget, self._budget, self.reader = self._budget, None, None
+            budget.end(self)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    party: str
+    size: int
+    since: float
+    granted: asyncio.Future[None]
+
+
 class Growing:
     """Room for an answer whose size becomes known while it is read: `copies` times the bytes read, plus `beside`.
 
@@ -321,3 +330,27 @@ class Sizes:
 def _shrink(taken: Taken, guess: int, rest: int) -> None:
     if taken.size == guess:
         taken.become(rest)
+
+
+# Memory of the process
+
+
+def return_large_blocks() -> None:
+    """Have large blocks mapped each by itself. Without glibc this does nothing."""
+    if tell := _of_glibc("mallopt"):
+        tell(_MAP, _LARGE_BLOCK)
+        tell(_TRIM, _LARGE_BLOCK)
+        tell(_ARENAS, 2)
+
+
+def trim_memory() -> None:
+    """Give back whole pages that are free, wherever they lie: 0.3 ms, and 16 ms for 100 MB. Likewise."""
+    if give := _of_glibc("malloc_trim"):
+        give(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    try:
+        return cast("Callable[..., int]", getattr(ctypes.CDLL(None), name))  # ctypes has no types for what it finds
+    except (AttributeError, OSError, TypeError):
+        return None

@@ -23,7 +23,6 @@ from distributed_state.programs.service.resources import (
     shapes,
     tokens,
 )
-from distributed_state.programs.service.resources.events import Heard
 from distributed_state.programs.service.routes import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
@@ -35,6 +34,7 @@ from distributed_state.programs.service.routes import (
     Operation,
     Serve,
 )
+from distributed_state.programs.service.streaming import Heard
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.model import Scope
 

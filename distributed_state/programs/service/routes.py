@@ -16,8 +16,7 @@ from starlette.responses import Response
 from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.quotas import Quota
-from distributed_state.programs.service.rates import Rates
+from distributed_state.programs.service.quotas import Quota, Rates
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.access_tokens import Right
 

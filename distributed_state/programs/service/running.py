@@ -31,11 +31,10 @@ from starlette.types import ASGIApp
 
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError, Unavailable
 from distributed_state.programs.service.app import Service, log_of_requests
-from distributed_state.programs.service.auth import Access, Authentication
-from distributed_state.programs.service.connections import BACKLOG, Connections
+from distributed_state.programs.service.authentication import Access, Authentication
+from distributed_state.programs.service.budget import return_large_blocks
+from distributed_state.programs.service.connections import BACKLOG, Connection, Connections
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.memory import give_back
-from distributed_state.programs.service.protocol import Protocol
 from distributed_state.programs.service.routes import Operation
 from distributed_state.store.asyncio import AsyncStateStore
 
@@ -110,7 +109,7 @@ def serve(
     log_of_requests.setLevel(logging.INFO if access_log else logging.WARNING)
     if access_log:
         _write_access()
-    give_back()
+    return_large_blocks()
     factory = None
     if find_spec("uvloop") is not None:
         import uvloop  # type: ignore[import-not-found,unused-ignore]  # installed or not, as the user likes
@@ -204,7 +203,7 @@ async def _run(
 
 def config_of(application: Starlette, connections: Connections) -> uvicorn.Config:
     """Make uvicorn serve an application with our connections; their `watch` runs beside it."""
-    protocol: Any = partial(Protocol, connections)  # uvicorn calls what it is given, though its types say a class
+    protocol: Any = partial(Connection, connections)  # uvicorn calls what it is given, though its types say a class
     limits = connections.limits
     # The address of a connection stays the peer's own: by that a proxy is known, see `auth.proxies`.
     return uvicorn.Config(

@@ -1,33 +1,67 @@
-"""Events as server-sent events. Law: each carries the position after it, so a client that reconnects misses nothing.
+"""Answers that are sent as they are made: streams of events, and downloads.
 
-For a slow client this process holds a bounded number of events; the others wait in Redis. A client that reads nothing
-for a while is disconnected, and continues from `Last-Event-ID` when it reconnects. Source: the WHATWG
-HTML standard, "Server-sent events".
+Law: a client that reads slowly costs a bounded number of bytes, and one that reconnects to a stream misses nothing.
+
+Events are server-sent events, each with the position after it. The process holds a bounded number of them; the others
+wait in Redis. A client that reads nothing for a while is disconnected, and continues from `Last-Event-ID` when it
+reconnects. A download is read a page at a time, as its client takes it. Source: the WHATWG HTML standard, "Server-sent
+events".
+
+A position counts the events of each partition, of all tenants together: plain, it would tell how busy the others are,
+and when a given record of theirs may have changed. So a tenant's callers get it encrypted, and of one of a few lengths.
+Every worker of the store opens it: the key comes from the id of its archive, which no answer shows. Callers of all
+tenants get it plain.
+
+Design: sections 23, 28.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import logging
+import os
 import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
+from urllib.parse import quote
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pydantic import Field
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from distributed_state.errors import CorruptState, StateError
+from distributed_state.errors import CorruptState, InvalidValue, StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.programs.service.answers import encode
-from distributed_state.programs.service.budget import Buffered
+from distributed_state.programs.service.budget import Budget, Buffered, Taken
 from distributed_state.programs.service.connections import CONNECTION
-from distributed_state.programs.service.fairness import turn
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.resources.shapes import Query
+from distributed_state.programs.service.scheduling import copying, turn
+from distributed_state.store.export import PAGE, Export
 from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
 _MANY = 8  # events that are waiting: who has so many catches up
+_NONCE = 12  # bytes
+_STEP = 256  # lengths are multiples of it
+A_PAGE = 4 * PAGE  # bytes that some lines take while they are made: stored, unpacked, written, encoded
+
+
+# Events
+
+
+class Heard(Query):
+    """Which events: `types` are names or patterns, several or separated by commas; `since` is where to go on."""
+
+    types: list[str] = Field(default_factory=list)
+    since: str | None = None
 
 
 class EventStream(Response):
@@ -156,3 +190,96 @@ class EventStream(Response):
             await self._events.close()
         except StateError as error:
             log.warning("events: %s", error)
+
+
+class Positions:
+    """Seals positions for the callers of one tenant, and opens those that were sealed for it."""
+
+    def __init__(self, archive_id: str, tenant: str) -> None:
+        key = hashlib.blake2b(archive_id.encode(), digest_size=32, person=b"event positions")
+        self._cipher = AESGCM(key.digest()) if tenant else None
+        self._tenant = tenant.encode()
+
+    def seal(self, position: str) -> str:
+        """The position as the tenant gets it."""
+        if self._cipher is None:
+            return position
+        plain = position.encode()
+        nonce = os.urandom(_NONCE)
+        sealed = self._cipher.encrypt(nonce, plain.ljust(-(-len(plain) // _STEP) * _STEP), self._tenant)
+        return urlsafe_b64encode(nonce + sealed).decode()
+
+    def open(self, sealed: str) -> str:
+        """The position as the store takes it: "oldest" and "" are themselves.
+
+        Raises InvalidValue for what was not sealed for this tenant.
+        """
+        if self._cipher is None or sealed in ("oldest", ""):
+            return sealed
+        try:
+            data = urlsafe_b64decode(sealed.encode())
+            return self._cipher.decrypt(data[:_NONCE], data[_NONCE:], self._tenant).decode().rstrip()
+        except (InvalidTag, ValueError) as error:
+            raise InvalidValue("this is no position of a stream of events of this tenant's") from error
+
+
+# Downloads
+
+
+class Download(Response):
+    """Writes the lines of an export, some at a time. An error behind the first of them ends the connection."""
+
+    media_type = "application/jsonl"
+
+    def __init__(
+        self,
+        lines: list[str],
+        export: Export,
+        name: str,
+        limits: Limits,
+        budget: Budget,
+        taken: Taken,
+        count: Callable[[int], None],
+    ) -> None:
+        # `lines` are the first ones; `taken` holds their bytes. `count` is called with the bytes that are sent.
+        title = quote(name[:200], safe="", errors="replace")
+        named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{title}.jsonl"
+        super().__init__(headers={"Content-Disposition": named, "Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._lines = lines
+        self._export = export
+        self._limits = limits
+        self._budget = budget
+        self._taken = taken
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write all lines, or as far as the client reads them in time."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            while self._lines:
+                block = "".join(f"{line}\n" for line in self._lines).encode()
+                self._lines = []
+                self._taken.become(len(block))
+                self._count(len(block))
+                async with asyncio.timeout(self._limits.slow):
+                    await send({"type": "http.response.body", "body": block, "more_body": True})
+                del block
+                self._taken.give_back()
+                self._taken = await self._budget.take(self._taken.party, A_PAGE)
+                async with copying(self._taken.party):
+                    self._lines = await self._export.following()
+        except (TimeoutError, StateError, HTTPException) as error:
+            slow = f"the client read nothing for {self._limits.slow:g} s"
+            log.warning("an export was cut off: %s", slow if isinstance(error, TimeoutError) else error)
+            connection = scope.get("state", {}).get(CONNECTION)
+            if connection is None:
+                raise
+            connection.abort()  # an answer that ends as it should would be taken for a whole file
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):  # or uvicorn would log the response as incomplete
+                    await receive()
+            return
+        finally:
+            self._taken.give_back()
+        await send({"type": "http.response.body", "body": b""})

@@ -1,26 +1,38 @@
 """A write as a request asks for it. Law: it is one commit, made once however often its request comes.
 
-Of one that has an `Idempotency-Key` it is known beforehand what will come: its commit is made for the very version that
-was read, and again if somebody else was faster.
+Conditions: the ETag of a record is its version, and it is strong. Source: RFC 9110, section 13.
+
+Leases: the client carries all that there is of its lease, so any worker serves under it. It is renewed by its client
+alone, and ends with its time. What a client is given is opaque to it and cannot be guessed.
+
+Repeated requests: `Idempotency-Key` is the request id of the store's own turns, and what came of the request is
+remembered in the record, with a digest of the request, by the commit that it made. The commit is made for the very
+version in which the request was not found, so that of two requests with one key, at two workers at once, one applies it
+and the other finds it. So its result is computed before it is sent, and again if somebody else was faster.
+
+Design: section 23.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import random
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.errors import Conflict, Deleted, NotFound
+from distributed_state.conversation import remembered_requests
+from distributed_state.errors import Conflict, Deleted, InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.programs.service import leasing
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.conditions import Conditions
-from distributed_state.programs.service.remembering import OnceOnly
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import IDEMPOTENCY_KEY, IF_MATCH, IF_NONE_MATCH, LEASE, Asked
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.preconditions import preconditions
@@ -31,18 +43,12 @@ from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
 from distributed_state.values.model import NEXT
 from distributed_state.warm.answers import Draft
+from distributed_state.warm.carried_lease import CarriedLease
 
+_VERSION_TAG = re.compile(r'"([0-9]{1,18})"')
+T = TypeVar("T")
+DIGEST = "digest"  # in the outcome of a request: of what was asked
 Build = Callable[[Changes], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a write came to. `first_message` is the number of the first one that it added, None if it added none."""
-
-    version: int
-    repeated: bool = False
-    results: dict[str, Any] = field(default_factory=dict)
-    first_message: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +73,20 @@ class Write:
         return changes.draft(self.kind) if self.draft is None else self.draft(context, changes), changes
 
 
-def written(done: Done, status: int = 200) -> Response:
-    """The answer to a write of which the version is all that came."""
-    return answer({"version": done.version, "repeated": done.repeated}, status, version=done.version)
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a write came to. `first_message` is the number of the first one that it added, None if it added none."""
+
+    version: int
+    repeated: bool = False
+    results: dict[str, Any] = field(default_factory=dict)
+    first_message: int | None = None
 
 
 async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
     """Apply a change under the conditions, the lease and the key that its request names."""
     context = context_of(record)
-    leasing.carry(asked, context)
+    write_under_lease(asked, context)
     once = OnceOnly.of(asked, context)
     # A conversation begins by its own operation, so that a mistaken id makes none; other records with a first write.
     implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
@@ -94,6 +105,11 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
         if implied:
             _require(await context.read(True, VERSION), context, conflict)
         raise
+
+
+def written(done: Done, status: int = 200) -> Response:
+    """The answer to a write of which the version is all that came."""
+    return answer({"version": done.version, "repeated": done.repeated}, status, version=done.version)
 
 
 def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) -> None:
@@ -178,3 +194,186 @@ def _sums(entry: CachedRecord, changes: Changes) -> Iterable[tuple[str, int]]:
         before = 0 if entry.deleted else entry.value(key, 0)
         by = int(changes.fields[codec.encode_key(key)][2])
         yield key, (before if isinstance(before, int) else 0) + by  # what is no number is refused
+
+
+# Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What must hold for a write: the record is at this version, or exists, or does not."""
+
+    version: int | None = None
+    exists: bool | None = None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether they hold for a record that is not there yet."""
+        return not self.version and not self.exists
+
+    def check(self, version: int, deleted: bool = False) -> None:
+        """Raise Conflict unless they hold for a record that nobody else changes meanwhile."""
+        if self.version is not None and self.version != version:
+            raise Conflict(f"expected version {self.version}, found version {version}", version=version)
+        if self.exists is not None and self.exists is not (version > 0 and not deleted):
+            raise Conflict(f"the record exists {'not' if self.exists else 'already'}", version=version)
+
+
+def conditions_of(request: Request) -> Conditions:
+    """The conditions of a write. Raises InvalidValue for those that no write can have."""
+    match, none = (
+        requests.header(request, each).strip() if each in request.headers else None
+        for each in (IF_MATCH, IF_NONE_MATCH)
+    )
+    if match is not None and none is not None:
+        raise InvalidValue("give If-Match or If-None-Match, not both")
+    if none not in (None, "*"):
+        raise InvalidValue("a write takes If-None-Match: * alone, for a record that is not there yet")
+    if match is None:
+        return Conditions(exists=None if none is None else False)
+    if match == "*":
+        return Conditions(exists=True)
+    found = _VERSION_TAG.fullmatch(match)
+    if found is None:
+        raise InvalidValue(f'If-Match is * or one version as an ETag has it, as "7", not {match!r:.80}')
+    return Conditions(version=int(found[1]))
+
+
+# The lease that a client holds
+
+
+def show_lease(lease: CarriedLease) -> str:
+    """A lease as its client carries it."""
+    return base64.urlsafe_b64encode(lease.lock_value.encode()).decode().rstrip("=")
+
+
+def lease_of(asked: Asked) -> CarriedLease | None:
+    """The lease that a request names, None if it names none. Raises InvalidValue for what is none."""
+    text = requests.header(asked.request, LEASE)
+    if LEASE not in asked.request.headers:
+        return None
+    try:
+        found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii")
+        return CarriedLease(found)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidValue("Lease is what was given with the lease, as it was given") from error
+
+
+def write_under_lease(asked: Asked, context: RecordContext) -> None:
+    """Have this request write under the lease that it names, if it names one."""
+    lease = lease_of(asked)
+    if lease is not None:
+        context.allow("lock", None)
+        lease.carry(context.tiers.leases, context.tiers.lock(context.keys, wait=0, ttl=lease.TTL))
+
+
+# Repeated requests
+
+
+@dataclass(frozen=True, slots=True)
+class OnceOnly:
+    """A request with its key and its conditions. Without a key it is made each time."""
+
+    key: str | None
+    name: bytes
+    digest: str
+    most: int
+    conditions: Conditions
+
+    @classmethod
+    def of(cls, asked: Asked, context: RecordContext, *others: str) -> OnceOnly:
+        """Of this request, to a record and perhaps about others. Raises InvalidValue for a key that cannot be kept."""
+        key = key_of(asked)
+        name = remembered_requests.name_of(key) or b""
+        digest = "" if key is None else requests.digest(asked.request, *others)
+        most = context.store.settings.remembered_requests
+        return cls(key, name, digest, most, conditions_of(asked.request))
+
+    def answered(self, entry: CachedRecord) -> Answered | None:
+        """What came of it, None if nothing yet. Raises InvalidValue if the key is another request's."""
+        kept = None if self.key is None else remembered_requests.find(entry, self.name)
+        if kept is None:
+            return None
+        outcome = kept[1] if isinstance(kept[1], dict) else {}
+        if outcome.get(DIGEST) != self.digest:
+            raise _another(self.key)
+        return Answered(remembered_requests.answered_at(kept), outcome)
+
+    def remember(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
+        """Remember in this change, which is made for that version, what comes of it."""
+        if self.key is not None:
+            kept = [entry.version, {**found, DIGEST: self.digest}, self.key, None]
+            remembered_requests.remember(self.most, changes, entry, self.name, kept)
+
+    # For what the store changes by itself
+
+    async def settle(self, change: Coroutine[Any, Any, Any]) -> tuple[Any, Answered | None]:
+        """What the change gives, or what came of the request before, as `look` finds. Raises Conflict."""
+        try:
+            return await change, None
+        except _Settled as settled:
+            if settled.refused is not None:
+                raise settled.refused from None
+            return None, settled.answered
+
+    async def looked(self, context: RecordContext, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same for what may find nothing to change, and so no version to be looked at: it is looked at before."""
+        if self.key is not None or self.conditions != Conditions():
+            self.look(await context.read(True, VERSION))
+        return await change()
+
+    def look(self, entry: CachedRecord) -> None:
+        """Go on only if the request was not answered yet, and its conditions hold for this version."""
+        done = self.answered(entry)
+        if done is not None:
+            raise _Settled(done, None)
+        try:
+            self.conditions.check(entry.version, entry.deleted)
+        except Conflict as refused:
+            raise _Settled(None, refused) from None
+
+    def note(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
+        """Look at this version, and remember in the change that is made for it what comes of it."""
+        self.look(entry)
+        self.remember(entry, changes, **found)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of a request: the version that it made, and what else it remembers."""
+
+    version: int
+    found: dict[str, Any]
+
+
+class _Settled(Exception):
+    """Nothing is to be written: `answered` is what came of the request before, else `refused` says why.
+
+    It is no Conflict, which whoever makes the change would take for one to be made again.
+    """
+
+    def __init__(self, answered: Answered | None, refused: Conflict | None) -> None:
+        super().__init__()
+        self.answered = answered
+        self.refused = refused
+
+
+def key_of(asked: Asked) -> str | None:
+    """The request's Idempotency-Key, None if it has none. Raises InvalidValue for one that cannot be kept."""
+    if IDEMPOTENCY_KEY not in asked.request.headers:
+        return None
+    key = requests.header(asked.request, IDEMPOTENCY_KEY)
+    if not key.isascii():
+        raise InvalidValue(f"{IDEMPOTENCY_KEY} is ASCII, not {key!r:.80}")  # of other bytes two might be read as one
+    remembered_requests.name_of(key)
+    return key
+
+
+def same_request(outcome: Any, digest: str, key: str) -> None:
+    """Raise InvalidValue if the key stands for another request; what was remembered elsewhere has no digest."""
+    if isinstance(outcome, dict) and outcome.get(DIGEST, digest) != digest:
+        raise _another(key)
+
+
+def _another(key: str | None) -> InvalidValue:
+    return InvalidValue(f"{IDEMPOTENCY_KEY} {key!r:.80} was used for another request already")

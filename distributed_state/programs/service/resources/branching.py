@@ -16,14 +16,13 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from distributed_state.errors import Conflict
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.fairness import copying
-from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Label, Limit, Query, Version
 from distributed_state.programs.service.routes import Asked
-from distributed_state.programs.service.writing import Write
+from distributed_state.programs.service.scheduling import copying
+from distributed_state.programs.service.writing import OnceOnly, Write
 from distributed_state.records import fork as forks
 from distributed_state.records import inspection
 from distributed_state.records import rollback as rollbacks
@@ -66,7 +65,7 @@ async def checkpoints(scope: Scope, asked: Asked) -> Response:
     more = None
     if len(found) == given.limit:
         end = {"before" if given.order == "desc" else "after": found[-1].version}
-        more = conditions.next_page(asked.request, **end)
+        more = requests.next_page(asked.request, **end)
     return answer({"checkpoints": rows}, headers=more)
 
 
@@ -168,7 +167,7 @@ class ForkPage(Query):
 class Forks(Answer):
     """Records that were forked from this one, the newest first, as far as they are archived."""
 
-    list_forks: list[ForkRow]
+    forks: list[ForkRow]
 
 
 async def list_forks(scope: Scope, asked: Asked) -> Response:
@@ -224,7 +223,7 @@ async def all_branches(asked: Asked) -> Response:
     given = requests.query(asked.request, BranchPage)
     found = await asked.store.branches(limit=given.limit, after=given.after)
     full = len({each.cursor for each in found}) == given.limit
-    more = conditions.next_page(asked.request, after=found[-1].cursor) if full else None
+    more = requests.next_page(asked.request, after=found[-1].cursor) if full else None
     return answer({"branches": [asdict(each) for each in found]}, headers=more)
 
 

@@ -14,9 +14,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from distributed_state.errors import InvalidValue, NotFound
-from distributed_state.programs.service import conditions, fairness, remembering, requests, writing
+from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.remembering import DIGEST
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
     Answer,
@@ -31,6 +30,7 @@ from distributed_state.programs.service.resources.shapes import (
     together,
 )
 from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.writing import DIGEST
 from distributed_state.records import creation
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
@@ -102,10 +102,10 @@ async def read(asked: Asked) -> Response:
     shown, size = await records.read_shown(context, Page(last=given.last), asked.limits, fresh=given.fresh)
     entry = shown.entry
     records.there(entry, "session", id)
-    known = conditions.not_modified(asked.request, entry)
+    known = records.not_modified(asked.request, entry)
     if known is not None:
         return known
-    return await fairness.in_turn(size, lambda: _shown(id, shown, context))
+    return await scheduling.in_turn(size, lambda: _shown(id, shown, context))
 
 
 def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
@@ -152,13 +152,13 @@ async def turn(asked: Asked) -> Response:
     """Serve one request to a conversation."""
     given = requests.body(asked.request, asked.limits, Turn)
     fields = together(given.set, given.bytes)
-    key = remembering.key_of(asked)
+    key = writing.key_of(asked)
     if key is not None and given.request_id not in (None, key):
         raise InvalidValue("request_id and Idempotency-Key are two: give one")
     key = given.request_id if key is None else key
     if not (given.messages or fields or given.event):
         raise InvalidValue("a turn has messages, fields to set, or an event")
-    wanted = conditions.of_write(asked.request)
+    wanted = writing.conditions_of(asked.request)
     noted = {} if key is None else {DIGEST: requests.digest(asked.request)}
     session = records.written_by(asked, "session")
     async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL) as now:
@@ -175,7 +175,7 @@ async def turn(asked: Asked) -> Response:
             now.outcome = {"version": now.version + 1, "phase": now.phase, **noted}
     outcome = now.outcome
     if now.repeated and key is not None:
-        remembering.same_request(outcome, noted[DIGEST], key)
+        writing.same_request(outcome, noted[DIGEST], key)
     # Not from the outcome: a worker of the library's leaves whatever it likes there.
     version = now.answered_version if now.written is None else now.written.version
     if isinstance(outcome, dict):

@@ -15,9 +15,8 @@ from starlette.responses import Response
 
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.programs.service import conditions, fairness, leasing, requests, writing
+from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.conversations import Live
 from distributed_state.programs.service.resources.items import ItemChange
@@ -39,7 +38,7 @@ from distributed_state.programs.service.resources.shapes import (
     value_shown,
 )
 from distributed_state.programs.service.routes import Asked
-from distributed_state.programs.service.writing import Write
+from distributed_state.programs.service.writing import OnceOnly, Write
 from distributed_state.records import creation, inspection
 from distributed_state.records.access import TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
@@ -74,7 +73,7 @@ async def read(scope: Scope, asked: Asked) -> Response:
     entry, known, size = await records.whole(asked, record, scope, given.fresh)
     if known is not None:
         return known
-    return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
+    return await scheduling.in_turn(size, lambda: _shown(context_of(record), entry))
 
 
 def _shown(context: RecordContext, entry: CachedRecord) -> Response:
@@ -107,7 +106,7 @@ async def get(scope: Scope, asked: Asked) -> Response:
     value = context_of(record).value(entry, key, _GONE)
     if value is _GONE:
         raise NotFound(f"there is no field {key!r:.80}")
-    known = conditions.not_modified(asked.request, entry)
+    known = records.not_modified(asked.request, entry)
     if known is not None:
         return known
     return answer({"version": entry.version, **value_shown(value)}, version=entry.version)
@@ -236,7 +235,7 @@ async def change_field(scope: Scope, asked: Asked) -> Response:
     """Change a field by what it holds."""
     given = requests.body(asked.request, asked.limits, FieldChange)
     context = context_of(await owned(asked, scope, given.user))
-    leasing.carry(asked, context)
+    writing.write_under_lease(asked, context)
     # Who repeats a request is told what came of it, too.
     context.allow("write", given.key)
     context.allow("read", given.key)
@@ -279,7 +278,7 @@ async def tags(scope: Scope, asked: Asked) -> Response:
     given = requests.query(asked.request, records.Fresh)
     record = records.handle(asked, scope)
     entry = await records.look(record, scope, given.fresh, TAGS)
-    known = conditions.not_modified(asked.request, entry)
+    known = records.not_modified(asked.request, entry)
     if known is not None:
         return known
     return answer({"version": entry.version, "tags": tags_in(entry.fields)}, version=entry.version)

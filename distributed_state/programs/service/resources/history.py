@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.responses import Response
 
-from distributed_state.programs.service import conditions, requests
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -99,7 +99,7 @@ async def history(scope: Scope, asked: Asked) -> Response:
     )  # fmt: skip
     if not found and given.after == 0 and given.branch is None:
         await records.look(record, scope, False)  # NotFound, unless only its history is gone
-    more = conditions.next_page(asked.request, after=found[-1].version) if len(found) == given.limit else None
+    more = requests.next_page(asked.request, after=found[-1].version) if len(found) == given.limit else None
     return answer({"versions": [_change(each) for each in found]}, headers=more)
 
 
@@ -281,7 +281,7 @@ async def timeline(scope: Scope, asked: Asked) -> Response:
     found = await inspection.timeline(context_of(record), given.before, given.limit, most=asked.limits.answer)
     if not found and given.before is None:
         await records.look(record, scope, False)  # NotFound, unless only its history is gone
-    more = conditions.next_page(asked.request, before=found[-1].version) if found and found[-1].version > 1 else None
+    more = requests.next_page(asked.request, before=found[-1].version) if found and found[-1].version > 1 else None
     shown = [asdict(each) | {"times": times_shown(each.times)} for each in found]
     return answer({"versions": shown}, headers=more)
 

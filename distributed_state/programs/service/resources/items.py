@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from distributed_state.errors import InvalidValue, NotFound
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -79,7 +79,7 @@ async def page(scope: Scope, asked: Asked) -> Response:
         await records.look(record, scope, False, ITEMS)
     more: dict[str, str] | None = None
     if found.next is not None:
-        more = conditions.next_page(asked.request, **{"before" if given.order == "desc" else "after": found.next})
+        more = requests.next_page(asked.request, **{"before" if given.order == "desc" else "after": found.next})
     shown = {"items": [_shown(each) for each in found.items], "next": found.next}
     return answer(shown, headers=more)
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from distributed_state.errors import Fenced, InvalidValue
-from distributed_state.programs.service import conditions, leasing, requests
+from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records, search
 from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Name, Query
@@ -48,7 +48,7 @@ async def take(scope: Scope, asked: Asked) -> Response:
     context = _of(asked, scope)
     wait = min(given.wait, asked.limits.busy)
     lease = await CarriedLease.take(context.tiers.leases, context.keys, wait=wait, ttl=given.ttl)
-    return answer({"lease": leasing.shown(lease), "token": lease.token, "ttl": given.ttl}, 201)
+    return answer({"lease": writing.show_lease(lease), "token": lease.token, "ttl": given.ttl}, 201)
 
 
 class Renew(Body):
@@ -63,7 +63,7 @@ async def renew(scope: Scope, asked: Asked) -> Response:
     context, lease = _of(asked, scope), _given(asked)
     if not await lease.renew(context.tiers.leases, context.keys, ttl=given.ttl):
         raise Fenced(f"{context.text[:200]}: the lease has ended")
-    return answer({"lease": leasing.shown(lease), "token": lease.token, "ttl": given.ttl})
+    return answer({"lease": writing.show_lease(lease), "token": lease.token, "ttl": given.ttl})
 
 
 class Released(Answer):
@@ -131,7 +131,7 @@ async def listing(asked: Asked) -> Response:
     prefix = search.narrowed(asked, given.prefix) or ""
     found = await asked.store.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
     after = found[-1].cursor if len(found) == given.limit else None
-    more = conditions.next_page(asked.request, after=after) if after is not None else None
+    more = requests.next_page(asked.request, after=after) if after is not None else None
     time = await asked.store.time()
     return answer({"time": time, "leases": [asdict(each) for each in found], "after": after}, headers=more)
 
@@ -144,7 +144,7 @@ async def take_over(scope: Scope, asked: Asked) -> Response:
     token = asked.request.path_params["token"]
     leases = context.tiers.leases
     lease = await CarriedLease.take(leases, context.keys, wait=0, ttl=given.ttl, take_over=token)
-    return answer({"lease": leasing.shown(lease), "token": lease.token, "ttl": given.ttl})
+    return answer({"lease": writing.show_lease(lease), "token": lease.token, "ttl": given.ttl})
 
 
 async def end(scope: Scope, asked: Asked) -> Response:
@@ -161,7 +161,7 @@ def _of(asked: Asked, scope: Scope) -> RecordContext:
 
 
 def _given(asked: Asked) -> CarriedLease:
-    lease = leasing.given(asked)
+    lease = writing.lease_of(asked)
     if lease is None:
         raise InvalidValue(f"the header {LEASE} says which lease is meant")
     return lease

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_state.conversation import replacing
-from distributed_state.programs.service import conditions, fairness, requests, writing
+from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
     Answer,
@@ -30,6 +29,7 @@ from distributed_state.programs.service.resources.shapes import (
     Written,
 )
 from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.writing import OnceOnly
 from distributed_state.records import history
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, VERSION
@@ -91,10 +91,10 @@ async def page_of(asked: Asked, said: Said) -> Response:
     wanted = shown_messages.Page(limit=given.limit, before=given.before, after=given.after, order=given.order)
     shown, size = await records.read_shown(context, wanted, asked.limits, fresh=given.fresh)
     records.there(shown.entry, "session", session.id)
-    known = conditions.not_modified(asked.request, shown.entry)
+    known = records.not_modified(asked.request, shown.entry)
     if known is not None:
         return known
-    return await fairness.in_turn(size, lambda: _page(asked.request, given, shown, said))
+    return await scheduling.in_turn(size, lambda: _page(asked.request, given, shown, said))
 
 
 def _page(request: Request, given: Page, shown: shown_messages.Shown, said: Said) -> Response:
@@ -104,7 +104,7 @@ def _page(request: Request, given: Page, shown: shown_messages.Shown, said: Said
     more: dict[str, str] | None = None
     if len(found) == given.limit:
         bound = "before" if given.order == "desc" else "after"
-        more = conditions.next_page(request, **{bound: found[-1]["number"]})
+        more = requests.next_page(request, **{bound: found[-1]["number"]})
     version = shown.entry.version
     return answer({"version": version, "messages": found}, version=version, headers=more)
 

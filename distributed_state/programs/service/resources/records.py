@@ -9,23 +9,25 @@ Design: section 24.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_state.errors import AccessDenied, Deleted, InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
-from distributed_state.programs.service import conditions, fairness, leasing, requests
+from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.downloading import A_PAGE, Download
-from distributed_state.programs.service.fairness import copying
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.remembering import key_of
 from distributed_state.programs.service.resources.shapes import Answer, Encoded, Query, Values
-from distributed_state.programs.service.routes import PREFIX, Asked
+from distributed_state.programs.service.routes import IF_NONE_MATCH, PREFIX, Asked
+from distributed_state.programs.service.scheduling import copying
+from distributed_state.programs.service.streaming import A_PAGE, Download
+from distributed_state.programs.service.writing import key_of
 from distributed_state.records import deletion, messages
 from distributed_state.records import history as past
 from distributed_state.records.access import TAGS
@@ -33,6 +35,7 @@ from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.export import Export
 from distributed_state.values import bytes_as_text, path_names
+from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.model import Ref, Scope
 from distributed_state.values.results import Change, Snapshot
 from distributed_state.values.tags import tags_in
@@ -80,7 +83,7 @@ def of(asked: Asked, scope: Scope, id: str) -> Any:
 def written_by(asked: Asked, scope: Scope) -> Any:
     """The record that the path names, to be written under the lease that the request names."""
     record = handle(asked, scope)
-    leasing.carry(asked, context_of(record))
+    writing.write_under_lease(asked, context_of(record))
     return record
 
 
@@ -136,7 +139,7 @@ async def whole(
 
     async def read() -> tuple[CachedRecord, Response | None, int]:
         entry = await look(record, scope, fresh)
-        known = conditions.not_modified(asked.request, entry)
+        known = not_modified(asked.request, entry)
         return entry, known, 0 if known is not None else size_of(entry, asked.limits)
 
     return await waited.with_room(read)
@@ -214,7 +217,7 @@ async def read(scope: Scope, asked: Asked) -> Response:
     if known is not None:
         return known
     context_of(record).allow("read", TAGS)
-    return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
+    return await scheduling.in_turn(size, lambda: _shown(context_of(record), entry))
 
 
 def _shown(context: RecordContext, entry: CachedRecord) -> Response:
@@ -227,8 +230,8 @@ async def delete(scope: Scope, asked: Asked) -> Response:
     """Delete a record; its history stays."""
     context = context_of(written_by(asked, scope))
     context.allow("write", None)
-    given = conditions.of_write(asked.request)
-    check = None if given == conditions.Conditions() else given.check
+    given = writing.conditions_of(asked.request)
+    check = None if given == writing.Conditions() else given.check
     version = await deletion.delete(context.tiers, context.keys, context.store.deleting, check=check)
     return answer({"version": version}, version=version)
 
@@ -272,3 +275,17 @@ async def export(scope: Scope, asked: Asked) -> Response:
         raise
     count = partial(asked.rates.count, asked.caller)
     return Download(first, found, record.id, asked.limits, asked.budget, taken, count)
+
+
+_TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
+
+
+def not_modified(request: Request, entry: CachedRecord) -> Response | None:
+    """The answer to a client that has this version of the record already; None if it has not."""
+    given = requests.header(request, IF_NONE_MATCH)
+    # A field that has a deadline goes without a new version.
+    if not given or entry.expires != NEVER:
+        return None
+    if given.strip() != "*" and str(entry.version) not in (tag[1] for tag in _TAG.finditer(given)):
+        return None
+    return Response(status_code=304, headers={"ETag": f'"{entry.version}"'})

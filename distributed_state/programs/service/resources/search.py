@@ -14,12 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
-from distributed_state.programs.service import conditions, requests
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer, log_seldom
-from distributed_state.programs.service.fairness import searching
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Limit, Name, Query, Values
 from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.scheduling import searching
 from distributed_state.records.context import context_of
 from distributed_state.values.model import MAX_PHASE, Scope
 from distributed_state.values.search import KINDS, Kind, SearchHit
@@ -118,7 +118,7 @@ async def listing(scope: Scope, asked: Asked) -> Response:
         keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
         left = await held.seconds(asked.store.tiers().warm, keys)
         rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
-    more = conditions.next_page(asked.request, after=after) if after is not None else None
+    more = requests.next_page(asked.request, after=after) if after is not None else None
     return answer({f"{records.NAMES[scope]}s": rows, "after": after}, headers=more)
 
 

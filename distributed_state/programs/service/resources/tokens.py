@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from distributed_state.cold.access_tokens import AccessTokenStore
 from distributed_state.errors import AccessDenied, InvalidValue, NotFound
-from distributed_state.programs.service import conditions, requests
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Query, Span
 from distributed_state.programs.service.routes import PREFIX, Asked
@@ -102,7 +102,7 @@ async def listing(asked: Asked) -> Response:
     read = partial(_tokens(asked).page, asked.caller.prefix, given.after, given.limit)
     found = await asked.store.tiers().port.sql(read)
     after = found[-1].id if len(found) == given.limit else None
-    more = conditions.next_page(asked.request, after=after) if after is not None else None
+    more = requests.next_page(asked.request, after=after) if after is not None else None
     return answer({"tokens": [_shown(each) for each in found], "after": after}, headers=more)
 
 

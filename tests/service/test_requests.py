@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from deploy.load import attacks
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.service import bodies, requests
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.resources.conversations import Create
 
@@ -31,7 +31,7 @@ def asked(body: bytes) -> Request:
 
 async def read(body: bytes, limits: Limits) -> Create:
     request = asked(body)
-    await bodies.receive(request, limits)
+    await requests.receive_body(request, limits)
     return requests.body(request, limits, Create)
 
 

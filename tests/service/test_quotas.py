@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from distributed_state.programs.service import rates as rates_module
-from distributed_state.programs.service import traffic as traffic_module
+from distributed_state.programs.service import quotas
 from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.quotas import Quota
-from distributed_state.programs.service.rates import Rates
-from distributed_state.programs.service.shares import Shares
+from distributed_state.programs.service.quotas import Quota, Rates, Shares
 from distributed_state.programs.service.streaming import EventStream
 
 pytestmark = pytest.mark.unit
@@ -132,7 +129,7 @@ def test_nothing_is_counted_by_default() -> None:
 
 
 def test_who_asked_nothing_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates_module, "_TENANTS", 300)
+    monkeypatch.setattr(quotas, "_TENANTS", 300)
     rates = Rates(Limits(tenant_requests=0.1), Clock())
     for number in range(301):
         rates.ask(Caller(actor=str(number)))
@@ -255,8 +252,7 @@ def test_a_tenant_within_another_has_no_more_than_its_own() -> None:
 
 
 def test_whatever_tokens_are_made_so_many_buckets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in rates_module, traffic_module:
-        monkeypatch.setattr(module, "_TENANTS", 300)
+    monkeypatch.setattr(quotas, "_TENANTS", 300)
     rates = Rates(Limits(tenant_requests=10**6), Clock())
     for caller in within(450):
         rates.ask(caller)

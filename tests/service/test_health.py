@@ -6,7 +6,7 @@ import pytest
 
 from distributed_state.programs.service import Limits
 from distributed_state.programs.service.app import Service
-from distributed_state.programs.service.measures import Measures
+from distributed_state.programs.service.health import Measures
 
 pytestmark = pytest.mark.unit
 

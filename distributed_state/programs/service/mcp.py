@@ -1,7 +1,9 @@
-"""The endpoint of the Model Context Protocol. Law: nothing is kept from one request to the next.
+"""The Model Context Protocol, as one more operation of the service. Law: nothing is kept between two requests.
 
-So any worker answers any request, whichever answered the one before, and what an agent begins with one worker it goes
+Any worker answers any request, whichever answered the one before, and what an agent begins with one worker it goes
 on with at another. What it asks for is done as its caller, who was recognized before the protocol is looked at.
+
+It needs the extra `mcp`.
 
 Design: section 25. Source: the specification at modelcontextprotocol.io, "Streamable HTTP".
 """
@@ -24,10 +26,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from distributed_state.errors import InvalidValue, StateError
-from distributed_state.programs.service import bodies, fairness, requests
+from distributed_state.programs.service import mcp_tools, requests, scheduling
 from distributed_state.programs.service.answers import encode, refusal
-from distributed_state.programs.service.mcp import session_tools, store_tools
-from distributed_state.programs.service.mcp.tool import Tool, allow
+from distributed_state.programs.service.mcp_tools import Tool, allow
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import PREFIX, SESSION, Asked, Operation
 from distributed_state.values import path_names
@@ -36,19 +37,19 @@ PATH = f"{PREFIX}/mcp"
 TOOLS: dict[str, type[Tool]] = {
     each.name: each
     for each in (
-        session_tools.GetState,
-        session_tools.SetState,
-        session_tools.AppendMessage,
-        session_tools.ReadMessages,
-        session_tools.AddNote,
-        session_tools.ListNotes,
-        session_tools.DeleteNote,
-        store_tools.Search,
-        store_tools.History,
-        store_tools.ListSessions,
-        store_tools.CreateSession,
-        store_tools.ForkSession,
-        store_tools.Rollback,
+        mcp_tools.GetState,
+        mcp_tools.SetState,
+        mcp_tools.AppendMessage,
+        mcp_tools.ReadMessages,
+        mcp_tools.AddNote,
+        mcp_tools.ListNotes,
+        mcp_tools.DeleteNote,
+        mcp_tools.Search,
+        mcp_tools.History,
+        mcp_tools.ListSessions,
+        mcp_tools.CreateSession,
+        mcp_tools.ForkSession,
+        mcp_tools.Rollback,
     )
 }
 RESOURCES = {"state": "State of a session: version, phase, fields.", "messages": "The last messages of a session."}
@@ -159,9 +160,9 @@ class Endpoint:
                 raise InvalidValue(f"a resource is state://SESSION or messages://SESSION, not {params.uri!r:.80}")
             asked = _asked(context)
             given = {"session": records.within(asked, _name(named))}
-            tool: type[Tool] = session_tools.GetState
+            tool: type[Tool] = mcp_tools.GetState
             if kind == "messages":
-                tool, given = session_tools.ReadMessages, given | {"limit": str(_LAST)}
+                tool, given = mcp_tools.ReadMessages, given | {"limit": str(_LAST)}
             text = await _run(asked, tool, given)
         except Exception as error:  # noqa: BLE001 - likewise
             code = types.INVALID_PARAMS if isinstance(error, StateError) else types.INTERNAL_ERROR
@@ -181,7 +182,7 @@ def _name(quoted: str) -> str:
 async def _run(asked: Asked, tool: type[Tool], given: dict[str, Any] | None) -> str:
     """What the tool comes to, as JSON. Raises StateError."""
     allow(asked, tool.right)
-    bodies.bound(given or {}, asked.limits)
+    requests.check_members(given or {}, asked.limits)
     text = encode(await tool.read(given).run(asked))
     if len(text) > asked.limits.answer:
         raise InvalidValue(f"the answer has {len(text)} bytes, more than {asked.limits.answer}: ask for less")
@@ -255,7 +256,7 @@ class _Collected:
         """All of it."""
         for word in [*self._kept]:
             text = self._kept.pop(word)
-            await fairness.in_turn(len(text), partial(self._put, word, text))
+            await scheduling.in_turn(len(text), partial(self._put, word, text))
         # The SDK keeps references to this object until the next garbage collection: the body must not wait for that.
         body, self._body = self._body, b""
         response = Response(body, self._status)
