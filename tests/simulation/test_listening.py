@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ import pytest
 from controls import sabotage
 
 from distributed_state import Event
+from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.warm.consumer import RESYNC, Subscription
 from distributed_state.warm.heard_events import HeardEvents
 from tests.simulation.listening import Got, Listener, Listening
@@ -135,6 +137,25 @@ def test_where_nothing_fails_no_two_members_have_one_event() -> None:
         broken = Run(calm).result().broken
     assert broken.startswith("group: "), broken
     assert " again, " in broken or " while " in broken, broken
+
+
+async def test_a_listener_whose_connection_was_closed_listens_again_until_its_store_is_closed() -> None:
+    errors: list[StateError] = [
+        WarmUnavailable("redis://server:6379: the server closed the connection"),
+        ConfigurationError("this store cannot be used: it is closed"),
+    ]
+    left = list(errors)
+
+    async def sleep(_: float) -> None: ...
+
+    def begin() -> Any:
+        raise left.pop(0)
+
+    world: Any = SimpleNamespace(sleep=sleep, note=lambda *_: None)
+    process: Any = SimpleNamespace(tasks=["one"], world=world)
+    listening = Listening(SimpleNamespace(world=world), [])  # type: ignore[arg-type]  # nothing else is asked of it
+    await listening._stretches(Listener("r1/member", process, ("app.*",)), begin, Random(1))
+    assert not left
 
 
 def test_a_member_that_was_not_ready_in_time_handles_events_of_its_group_later() -> None:

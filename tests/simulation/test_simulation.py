@@ -29,6 +29,7 @@ FOUND = {
     "a user was forgotten before a commit that only its writer still knew was put back": ("sentinel", 10074),
     "commits put back for a server stood for all of the history that the next one still had": ("sentinel", 30071),
     "a simulated replica never followed a primary again that stood still when its cut ended": ("failover", 30045),
+    "a simulated member did not join again after a server had closed its connection": ("events", 40006),
 }
 
 
