@@ -20,6 +20,7 @@ from distributed_state.port import callers, user_coroutines
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 JOINED = 10.0  # seconds to wait for a job that is asked to end
+CUT = 9.5  # seconds after which one waits for Redis no longer: before the others, which wait for SQL, are given up
 
 
 class _Here(threading.local):

@@ -45,6 +45,7 @@ class BlockingPort(Router):
         self._connecting = threading.Lock()  # a set that grows cannot be gone through
         self.closed = False
         self._is_cut = False
+        self._parting: Waited | None = None  # of the call that closes: it connects even after the cut
         self._uninterruptible = UninterruptibleThread()
         connections.used(self._gone)
 
@@ -75,9 +76,11 @@ class BlockingPort(Router):
         for socket in over:
             socket.shut()
 
-    def cut(self) -> None:
-        """End every wait for an answer, in whatever thread, for good."""
-        self._is_cut = True
+    def cut(self, parting: Waited | None) -> None:
+        """End every wait for an answer, in whatever thread, for good. Only the call that parts may connect again."""
+        self._parting, self._is_cut = parting, True
+        for free in list(self._free.values()):
+            self._close_free(free)  # nobody waits there; left in the stack, they would fail their next user
         with self._connecting:
             sockets = {socket for kept in (self._made, self._used) for node in kept.values() for socket in node}
         for socket in sockets:
@@ -146,16 +149,20 @@ class BlockingPort(Router):
         def begun(socket: Socket) -> None:
             with self._connecting:
                 self._made[node].add(socket)
-            if self._is_cut:
+            if self._is_over():
                 socket.shut()
 
         try:
-            if self._is_cut:
+            if self._is_over():
                 raise WarmUnavailable(f"{self._place}: the store is closed, and Redis did not answer")
             return self._connections.connect(node, on_error, begun, seconds)
         except StateError:
             self._topology.doubt()
             raise
+
+    def _is_over(self) -> bool:
+        """Whether the caller may wait for nothing more: all were cut but the call that closes."""
+        return self._is_cut and (self._parting is None or waited.present() is not self._parting)
 
     def _close_free(self, free: list[Socket]) -> None:
         """They were connected to the same server, before it left."""
@@ -164,7 +171,7 @@ class BlockingPort(Router):
                 free.pop().close()
 
     def _put_back(self, free: list[Socket], socket: Socket) -> None:
-        if self.closed:
+        if self.closed or self._is_cut:
             socket.close()
         else:
             free.append(socket)

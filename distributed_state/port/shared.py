@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Guard, Job, Words, background, callers, waited
 from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, complete, shield
-from distributed_state.port.background import JOINED, BlockingJob, finish
+from distributed_state.port.background import CUT, JOINED, BlockingJob, finish
 from distributed_state.port.blocking import BlockingGuard, BlockingPort
 from distributed_state.port.connections import Connections
 from distributed_state.port.pools import Pools
@@ -228,17 +228,18 @@ class SharedPort(BlockingPort):
                 # One that waits for an answer of a server that stands still cannot hear that it is to end.
                 account, now = waited.present(), time.monotonic()
                 left = self._connections.limit - (account.seconds(now) if account is not None else 0.0)
-                self._cutting = threading.Timer(max(0.0, left), self._give_up, (account, now))
+                # Not when jobs that wait for SQL are given up: what is said to Redis at that moment would be cut.
+                self._cutting = threading.Timer(max(0.0, min(left, CUT)), self._give_up, (account, now))
                 self._cutting.daemon = True
                 self._cutting.start()
         for job in jobs:
             job.ask()
 
     def _give_up(self, account: Waited | None, began: float) -> None:
-        """Wait no longer for jobs that wait for Redis, nor for what they would say to it in the end."""
+        """Wait no longer for jobs that wait for Redis, nor long for what is said to it in the end."""
         if account is not None:
             account.add(began)
-        self.cut()
+        self.cut(account)
 
     def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
         loop = callers.loop()

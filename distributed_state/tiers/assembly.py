@@ -309,7 +309,8 @@ class Tiers:
         steps += [each.end for each in handlings]
         steps += [each.finish for each in handlings] + [each.close for each in handlings]
         steps += [self.background_events.close, *([self.last_archiving.finish] if self.settings.url else [])]
-        steps += [self.port.ask_all, *(each.close for each in self.workers)]
+        # The roll first: while a job waits for a SQL that hangs, the replica would seem to have died.
+        steps += [self.port.ask_all, self.presence.close, *(each.close for each in self.workers)]
         steps += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
-        steps += [self.leases.close, self.presence.close, self.link.close, self.port.close]
+        steps += [self.leases.close, self.link.close, self.port.close]
         await try_each(steps)

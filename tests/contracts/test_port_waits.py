@@ -658,6 +658,19 @@ async def test_jobs_that_wait_for_a_silent_server_are_given_up_within_the_limit_
     await port.close()
 
 
+@on(NETWORK)
+async def test_a_call_that_closes_still_reaches_redis_after_waits_were_cut(ground: Any) -> None:
+    """A job may wait for SQL for so long. What the store says to Redis in the end arrives nevertheless."""
+    port = ground.open(retry_for=SHORT)
+    await ground.again(port.open)
+    with waited.call():
+        port.ask_all()
+        await port.sleep(SHORT + 0.2)
+        for _ in range(2):
+            assert await port.command(b"ECHO", b"the last") == b"the last"
+    await port.close()
+
+
 @on((*EMBEDDED, *REAL), face="asyncio")
 async def test_the_end_of_an_event_loop_is_reported(ground: Any) -> None:
     port, ended, loops = ground.port, [], []

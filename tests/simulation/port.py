@@ -21,7 +21,7 @@ import redis.exceptions as driver
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import lives, waited
-from distributed_state.port.background import JOINED, Stopped
+from distributed_state.port.background import CUT, JOINED, Stopped
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import translate
 from distributed_state.port.routing import Router
@@ -186,6 +186,7 @@ class SimulatedPort(Router):
         self._passes, self._starts = Pool(_LENT), Pool(_LENT)
         self._lent: dict[Future, None] = {}  # work that continues although its caller has left
         self._is_closed = self._is_over = self._is_cut = False
+        self._parting: Waited | None = None  # of the call that closes
         self._cutting: Future | None = None  # settled when nothing must be cut any longer
         connections.used(self._gone)
 
@@ -264,16 +265,17 @@ class SimulatedPort(Router):
             if connection.node.name == node:
                 connection.fail("another server has its keys now")
 
-    def _cut(self) -> None:
-        """End every present and future wait of a thread for an answer."""
-        self._is_cut = True
+    def _cut(self, parting: Waited | None) -> None:
+        """End every present and future wait of a thread for an answer. Only the call that parts may connect again."""
+        self._is_cut, self._parting = True, parting
+        self._free.clear()
         for connection in [each for each in self._made if each not in self._shared.values()]:
             connection.fail("the store is closed")
 
     async def _connect(self, node: str, kind: Callable[..., Connection], seconds: float) -> Connection:
         """A new connection. The handshake is one exchange, so INFO may be lost like any other command."""
         server = self._network.nodes[node]
-        if self._task.in_thread and self._is_cut:
+        if self._task.in_thread and self._is_cut and (self._parting is None or waited.present() is not self._parting):
             raise WarmUnavailable(f"{self._place}: the store is closed, and Redis did not answer")
         if server.is_down:
             await self.world.sleep(self._network.delay())
@@ -554,13 +556,13 @@ class SimulatedPort(Router):
             async def cut() -> None:
                 if account is not None:
                     account.add(now)
-                self._cut()
+                self._cut(account)
 
             def due() -> None:
                 if not cutting.done and not self.process.is_dead:
                     Task(self.process, cut(), f"{self.process.name}/cut", in_thread=True)
 
-            self.world.after(max(0.0, left), due)
+            self.world.after(max(0.0, min(left, CUT)), due)
         for job in self._jobs:
             job.ask()
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -346,6 +347,7 @@ async def test_closing_waits_for_the_archive_no_longer_than_it_may(
 
     async def said(close_timeout: float) -> list[str]:
         store = await opener(archive_every=60, close_timeout=close_timeout)
+        await until(lambda: tiers(store).archiver.places)  # its first look is over, and the next one far away
         await store.session(f"s{close_timeout}").set("n", 1)
         tiers(store).cold.archive = hang
         caplog.clear()
@@ -363,6 +365,46 @@ async def test_closing_waits_for_the_archive_no_longer_than_it_may(
             if asked:
                 break
         assert asked
+    finally:
+        answers.set()
+
+
+@fleet
+@pytest.mark.only(warm="single")
+async def test_a_store_whose_archiver_hangs_in_sql_leaves_its_redis_in_order(
+    opener: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waits for Redis were cut while SQL was waited for, so the replica stayed on the roll, and Redis was blamed."""
+    monkeypatch.setattr(background, "JOINED", 2.0)
+    answers, asked = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> Any:
+        asked.set()
+        answers.wait(60)
+        return {}
+
+    other = await opener(archiver=False)
+    store = await opener(archive_every=0.05, close_timeout=0, retry_for=1.0)
+    replica = core(store).replica
+    tiers(store).cold.archive = hang  # type: ignore[method-assign]
+    await store.session("s").set("n", 1)
+    try:
+        await until(asked.is_set)
+        caplog.clear()
+        began = time.monotonic()
+        closing = asyncio.create_task(store.close())
+
+        async def listed() -> list[str]:
+            return [each.id for each in await other.replicas()]
+
+        while replica in await listed():
+            assert not closing.done()
+            await asyncio.sleep(0.02)
+        assert time.monotonic() - began < 1.5, "it is off the roll before SQL is given up"
+        await closing
+        assert time.monotonic() - began < 4.0
+        assert not await tiers(other).archiver.anybody(time.time())
+        assert not [each for each in caplog.records if "close: " in each.getMessage()]
     finally:
         answers.set()
 
