@@ -23,9 +23,9 @@ from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, Fenced, StateStore, tool
 from distributed_state.errors import StateError
-from distributed_state.programs.inspector import PATH, Tickets, access, api, fleet, inspector, pages
+from distributed_state.programs.inspector import PATH, Tickets, api, inspector, pages, store_pages
 from distributed_state.programs.inspector.api import COOKIE
-from distributed_state.programs.inspector.trees import Budget, tree, trees
+from distributed_state.programs.inspector.conversation import Budget, tree, trees
 from distributed_state.programs.service import Access
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.store.export import PAGE, Export
@@ -173,14 +173,14 @@ def test_what_was_lost_and_which_link_is_silent_is_told() -> None:
     silent = {"stats": {"link_up": 0, "link_silence_ms": 9000, "restarted": 2, "restarted_at": 1_764_000_000}}
     sql = {"name": "sql quarantine", "found": "3", "ok": False}
     redis = {"name": "127.0.0.1:7000 memory", "found": "2 MB", "ok": True}
-    hot, warm, cold = fleet._tiers([well, silent, {"stats": {}}], [sql, redis])
+    hot, warm, cold = store_pages._tiers([well, silent, {"stats": {}}], [sql, redis])
     assert (hot.wrong, warm.wrong, cold.wrong) == (1, 0, 1)
     assert "75% of 4 reads answered" in hot.facts
     assert ("2 MB" in warm.facts, "quarantine: 3" in cold.facts) == (True, True)
-    lost, aside = fleet._losses([well, silent], [sql])
+    lost, aside = store_pages._losses([well, silent], [sql])
     assert lost[1:] == ("2, the last 2025-11-24 16:00:00 UTC", True)
     assert aside[1:] == ("3", True)
-    assert fleet._losses([well], [])[0][2] is False, "the negative control"
+    assert store_pages._losses([well], [])[0][2] is False, "the negative control"
 
 
 async def test_who_is_nobody_signs_in_first() -> None:
@@ -227,7 +227,7 @@ async def test_a_form_of_another_site_changes_nothing(monkeypatch: pytest.Monkey
         assert await session.get("city") == "Bergen"
         assert await rolled_back(Origin="http://localhost") == 303
         assert await session.get("city") == "Oslo"
-        monkeypatch.setattr(access, "_ours", lambda request: True)
+        monkeypatch.setattr(pages, "_ours", lambda request: True)
         assert await rolled_back(**foreign[0]) == 303, "the negative control"
 
 

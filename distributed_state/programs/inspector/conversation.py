@@ -1,42 +1,45 @@
 """One conversation: what it is, what it was, and how it came to that. Law: each part is a page, however long it is.
 
+A page shows so many nodes and letters of what users wrote, however much it is, and a message of an unknown shape is
+shown, not lost. What is drawn is in words beside it, too. The line of versions is as wide for ten as for a million. In
+the graph each version is a line, the newest at the top: phases colour it, a rollback is a bow to the version that it
+brought back, branches and forks lead away from the version behind which they begin.
+
 Design: section 28.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector import drawing, line
-from distributed_state.programs.inspector.access import form
 from distributed_state.programs.inspector.api import Api, Found, Refused, named, query_of
-from distributed_state.programs.inspector.messages import shown
-from distributed_state.programs.inspector.pages import HEADERS, conversation_page, page, typed
-from distributed_state.programs.inspector.trees import trees
+from distributed_state.programs.inspector.pages import HEADERS, conversation_page, form, page, typed
 from distributed_state.programs.turn_parts import spent
 
+ROW, TOP, LANE = 26, 18, 110  # pixels: between two versions, above the first, left of the line
+_BOW = 90  # the widest
+_COLOURS = 6
+_LETTERS_OF_NAME = 60  # of a name; the lists have more
+_AWAY = 3  # that lead away from one version; the lists have all
+WIDTH, _EDGE = 720, 20
+_MARKS = 60  # marks of a kind
+_NODES = 400
+_LONGEST_TEXT = 4000  # characters of one value
+_LETTERS = 8000
+_KNOWN = frozenset({"role", "content", "number", "timestamp", "name", "tool_calls", "tool_call_id"})
+_NODES_OF_MESSAGE = 60  # of one message's values
 _MESSAGES = 30
 _VERSIONS = 20
 _DRAWN = 60  # versions in a graph
 _CHECKPOINTS = 100
 _PARTS = 6  # of what a version did
-
-
-def _place(request: Request) -> str:
-    return named("/v1/conversations/{}", request.path_params["id"])
-
-
-def _number(request: Request, name: str) -> int | None:
-    text = query_of(request).get(name, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-        raise Refused(422, f"{name} is a number, not {text!r:.40}")
-    return int(text)
 
 
 async def read(request: Request, api: Api) -> Response:
@@ -47,52 +50,33 @@ async def read(request: Request, api: Api) -> Response:
     state, versions, checkpoints, branches = await asyncio.gather(
         api.get(request, f"{place}/overview", seen),
         _optional(api.get(request, f"{place}/timeline", below)),
-        _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": line.MOST})),
+        _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": _MARKS})),
         _optional(api.get(request, f"{place}/branches")),
     )
     now, found = state.json, [each.json if each else {} for each in (versions, checkpoints, branches)]
     rows, named = found[0].get("versions", []), found[1].get("checkpoints", [])[::-1]
     apart = found[2].get("branches", [])
-    said = [shown(each) for each in now["messages"]]
+    said = [message_shown(each) for each in now["messages"]]
     before = now["too_large"] or (said[0]["number"] if said and now["earlier"] else None)
     return page(
         request, "conversation", id=request.path_params["id"], state=now, version=version,
         fields=trees(now["fields"], now.get("bytes")), said=said, before=before,
         history=[each | {"what": _what(each)} for each in rows], below=_below(rows), checkpoints=named, branches=apart,
-        drawn=line.drawn(now["newest"], named, apart, now["version"]),
+        drawn=line_of(now["newest"], named, apart, now["version"]),
         spent=spent(await _times(request, api, place, now["version"], rows)),
     )  # fmt: skip
 
 
-async def graph(request: Request, api: Api) -> Response:
-    """What came of what: versions with phases, checkpoints and rollbacks, branches and forks."""
-    place, top = _place(request), _number(request, "top")
-    below = {"before": None if top is None else top + 1, "limit": _DRAWN}
-    now, versions = await asyncio.gather(
-        api.get(request, f"{place}/overview", {"limit": 0, "most": 0}), api.get(request, f"{place}/timeline", below)
-    )
-    asked = {"checkpoints": {"order": "desc", "limit": _CHECKPOINTS}, "branches": {}, "forks": {}}
-    others = await asyncio.gather(*(_optional(api.get(request, f"{place}/{name}", asked[name])) for name in asked))
-    checkpoints, branches, forks = (
-        each.json[name] if each else [] for each, name in zip(others, asked, strict=True)
-    )  # fmt: skip
-    rows = versions.json["versions"]
-    return page(
-        request, "graph", id=request.path_params["id"], now=now.json, drawn=drawing.drawn(rows, branches, forks),
-        rows=rows, below=_below(rows), top=top, checkpoints=checkpoints,
-        most_checkpoints=_CHECKPOINTS, branches=branches, forks=forks,
-    )  # fmt: skip
-
-
-async def _optional(found: Any) -> Found | None:
-    """What is not there for everybody, as the history of a record that is only in Redis."""
-    try:
-        answer: Found = await found
-    except Refused as refused:
-        if refused.status not in (404, 410):
-            raise
-        return None
-    return answer
+def _what(change: dict[str, Any]) -> str:
+    """What one version did, in a few words."""
+    parts = [f"{name[:80]} set" for name in change["fields"]] + [f"{name[:80]} deleted" for name in change["deleted"]]
+    parts += [f"{change['messages']} messages"] if change["messages"] else []
+    parts += [f"{change['items']} items"] if change["items"] else []
+    parts += [f"phase {change['phase'][:80] or 'none'}"] if change["phase"] is not None else []
+    parts += [f"checkpoint {change['label'][:80]}"] if change["label"] is not None else []
+    parts += [f"back to version {change['restored']}"] if change["restored"] is not None else []
+    more = len(parts[_PARTS:]) + change["more"]
+    return ", ".join(parts[:_PARTS]) + (f" and {more} more" if more else "")
 
 
 def _below(rows: list[dict[str, Any]]) -> int | None:
@@ -110,16 +94,24 @@ async def _times(
     return next((each["times"] for each in rows if each["version"] == version), None)
 
 
-def _what(change: dict[str, Any]) -> str:
-    """What one version did, in a few words."""
-    parts = [f"{name[:80]} set" for name in change["fields"]] + [f"{name[:80]} deleted" for name in change["deleted"]]
-    parts += [f"{change['messages']} messages"] if change["messages"] else []
-    parts += [f"{change['items']} items"] if change["items"] else []
-    parts += [f"phase {change['phase'][:80] or 'none'}"] if change["phase"] is not None else []
-    parts += [f"checkpoint {change['label'][:80]}"] if change["label"] is not None else []
-    parts += [f"back to version {change['restored']}"] if change["restored"] is not None else []
-    more = len(parts[_PARTS:]) + change["more"]
-    return ", ".join(parts[:_PARTS]) + (f" and {more} more" if more else "")
+async def graph(request: Request, api: Api) -> Response:
+    """What came of what: versions with phases, checkpoints and rollbacks, branches and forks."""
+    place, top = _place(request), _number(request, "top")
+    below = {"before": None if top is None else top + 1, "limit": _DRAWN}
+    now, versions = await asyncio.gather(
+        api.get(request, f"{place}/overview", {"limit": 0, "most": 0}), api.get(request, f"{place}/timeline", below)
+    )
+    asked = {"checkpoints": {"order": "desc", "limit": _CHECKPOINTS}, "branches": {}, "forks": {}}
+    others = await asyncio.gather(*(_optional(api.get(request, f"{place}/{name}", asked[name])) for name in asked))
+    checkpoints, branches, forks = (
+        each.json[name] if each else [] for each, name in zip(others, asked, strict=True)
+    )  # fmt: skip
+    rows = versions.json["versions"]
+    return page(
+        request, "graph", id=request.path_params["id"], now=now.json, drawn=graph_of(rows, branches, forks),
+        rows=rows, below=_below(rows), top=top, checkpoints=checkpoints,
+        most_checkpoints=_CHECKPOINTS, branches=branches, forks=forks,
+    )  # fmt: skip
 
 
 async def difference(request: Request, api: Api) -> Response:
@@ -134,9 +126,33 @@ async def difference(request: Request, api: Api) -> Response:
     return page(
         request, "difference", id=request.path_params["id"], found=found,
         had=trees(had), has=trees(found["fields"], found.get("bytes")),
-        messages=[shown(each) for each in found["messages"][:_MESSAGES]],
+        messages=[message_shown(each) for each in found["messages"][:_MESSAGES]],
         left_out=max(0, len(found["messages"]) - _MESSAGES),
     )  # fmt: skip
+
+
+async def _optional(found: Any) -> Found | None:
+    """What is not there for everybody, as the history of a record that is only in Redis."""
+    try:
+        answer: Found = await found
+    except Refused as refused:
+        if refused.status not in (404, 410):
+            raise
+        return None
+    return answer
+
+
+def _place(request: Request) -> str:
+    return named("/v1/conversations/{}", request.path_params["id"])
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = query_of(request).get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise Refused(422, f"{name} is a number, not {text!r:.40}")
+    return int(text)
 
 
 # What changes something: asked first on a page, then done by a form
@@ -172,3 +188,195 @@ def _of_form(given: dict[str, str], name: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise Refused(422, f"{name} is a number, not {text!r:.40}")
     return int(text)
+
+
+# Values as trees to unfold
+
+
+class Budget:
+    """How many nodes may still be shown."""
+
+    def __init__(self, nodes: int = _NODES) -> None:
+        self.left = nodes
+
+
+@dataclass(slots=True)
+class Node:
+    """A value under its name; `more` says how much of it is left out."""
+
+    name: str
+    kind: str
+    text: str = ""
+    children: list[Node] = field(default_factory=list)
+    more: str = ""
+
+
+def trees(values: dict[str, Any], encoded: dict[str, str] | None = None) -> list[Node]:
+    """Fields, and those that are bytes, which come in base64."""
+    budget = Budget()
+    found = list[Node]()
+    for name, value in sorted(values.items()):
+        if budget.left <= 0:
+            found.append(Node("", "more", f"{len(values) - len(found)} more fields"))
+            break
+        found.append(tree(name, value, budget))
+    for name, text in sorted((encoded or {}).items()):
+        found.append(Node(name, "bytes", text[:200], more=_left(text, 200)))
+    return found
+
+
+def tree(name: str, value: Any, budget: Budget) -> Node:
+    """A value and what is in it, as far as the budget goes."""
+    budget.left -= 1
+    if isinstance(value, dict | list):
+        kind = "object" if isinstance(value, dict) else "list"
+        node = Node(name, kind, f"{len(value)} in {'{}' if isinstance(value, dict) else '[]'}")
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
+            if budget.left <= 0:
+                node.more = f"{len(value) - len(node.children)} more"
+                break
+            node.children.append(tree(str(key), part, budget))
+        return node
+    if isinstance(value, str):
+        return Node(name, "text", value[:_LONGEST_TEXT], more=_left(value))
+    return Node(name, "value", json.dumps(value)[:_LONGEST_TEXT])
+
+
+def _left(text: str, most: int = _LONGEST_TEXT) -> str:
+    return f"{len(text) - most} more characters" if len(text) > most else ""
+
+
+# Messages as a chat
+
+
+def message_shown(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of the interface, as a template shows it."""
+    texts, parts = _content(message.get("content"))
+    calls = [_call(each) for each in message.get("tool_calls") or [] if isinstance(each, dict)]
+    rest = {name: value for name, value in message.items() if name not in _KNOWN}
+    text = "\n".join(texts)
+    return {
+        "number": message.get("number"),
+        "time": message.get("timestamp"),
+        "role": str(message.get("role", "?"))[:40],
+        "name": str(message.get("name") or message.get("tool_call_id") or "")[:200],
+        "text": text[:_LETTERS],
+        "more": len(text) - _LETTERS if len(text) > _LETTERS else 0,
+        "folded": message.get("role") == "tool",
+        "calls": calls,
+        "parts": parts,
+        "rest": [tree(name, value, Budget(_NODES_OF_MESSAGE)) for name, value in rest.items()],
+    }
+
+
+def _content(content: Any) -> tuple[list[str], list[Node]]:
+    """The texts of it, and what else there is."""
+    if content is None:
+        return [], []
+    if isinstance(content, str):
+        return [content], []
+    texts, parts = [], []
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = str(part.get("type", "part")) if isinstance(part, dict) else "part"
+            parts.append(tree(kind, part, Budget(_NODES_OF_MESSAGE)))
+    return texts, parts
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a tool; its arguments are mostly JSON in a text."""
+    function = call.get("function") if isinstance(call.get("function"), dict) else call
+    assert isinstance(function, dict)
+    arguments = function.get("arguments", function.get("input", {}))
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    named = str(function.get("name", "tool"))[:200]
+    return {
+        "name": named,
+        "id": str(call.get("id", ""))[:200],
+        "arguments": tree("arguments", arguments, Budget(_NODES_OF_MESSAGE)),
+    }
+
+
+# The line of versions
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place on the line: `at` from the left, `kind` says what is there."""
+
+    at: float
+    kind: str
+    version: int
+    label: str
+    to: float = 0.0  # where a branch ends
+
+
+def line_of(newest: int, checkpoints: list[dict[str, Any]], branches: list[dict[str, Any]], seen: int) -> list[Mark]:
+    """The marks of a record with so many versions, of which the page shows one."""
+    span = max(1, newest - 1)
+
+    def at(version: int) -> float:
+        return round(_EDGE + (WIDTH - 2 * _EDGE) * min(1.0, max(0, version - 1) / span), 1)
+
+    marks = [Mark(at(each["version"]), "checkpoint", each["version"], each["label"]) for each in checkpoints]
+    marks += [
+        Mark(at(each["base"]), "branch", each["base"], each["id"], at(each["version"])) for each in branches[-_MARKS:]
+    ]
+    return [*marks, Mark(at(seen), "seen", seen, f"version {seen}")]
+
+
+# The graph of versions
+
+
+@dataclass(slots=True)
+class Dot:
+    """A version: where it is, its colour, what stands beside it, and what leads away from it as kind, name and id."""
+
+    version: int
+    y: int
+    colour: int
+    words: str
+    marked: bool
+    bow: str = ""
+    away: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def graph_of(rows: list[dict[str, Any]], branches: list[dict[str, Any]], forks: list[dict[str, Any]]) -> list[Dot]:
+    """A dot for each of these rows of a timeline, the newest first."""
+    places = {each["version"]: TOP + at * ROW for at, each in enumerate(rows)}
+    found: list[Dot] = []
+    colours = {"": 0}
+    colour = 0
+    for each in reversed(rows):
+        if each["phase"] is not None:
+            colour = colours.setdefault(each["phase"], (len(colours) - 1) % _COLOURS + 1)
+        found.append(_dot(each, places, colour))
+    dots = {each.version: each for each in found}
+    for branch in branches:
+        if branch["base"] in dots:
+            dots[branch["base"]].away.append(("branch", f"branch {branch['id']}: {branch['commits']} commits", ""))
+    for fork in forks:
+        if fork["version"] in dots:
+            dots[fork["version"]].away.append(("fork", f"fork {fork['id']}"[:_LETTERS_OF_NAME], fork["id"]))
+    for each_dot in found:
+        each_dot.away[_AWAY:] = []
+    return found[::-1]
+
+
+def _dot(row: dict[str, Any], places: dict[int, int], colour: int) -> Dot:
+    marks = [f"phase {row['phase'] or 'none'}"] if row["phase"] is not None else []
+    marks += [f"checkpoint {row['label']}"] if row["label"] is not None else []
+    marks += [f"back to {row['restored']}"] if row["restored"] is not None else []
+    y = places[row["version"]]
+    words = " · ".join([f"{row['version']} {row['kind']}", *(each[:_LETTERS_OF_NAME] for each in marks)])
+    dot = Dot(row["version"], y, colour, words, bool(marks))
+    if row["restored"] in places:
+        end = places[row["restored"]]
+        left = LANE - min(_BOW, 20 + abs(end - y) // 4)
+        dot.bow = f"M{LANE} {y} C{left} {y} {left} {end} {LANE} {end}"
+    return dot
