@@ -1,43 +1,6 @@
-"""The command line; `shell` is where it starts."""
+"""The command line: each module adds its commands to the one of `shell`, where it starts."""
 
-from distributed_state.programs.cli import (
-    adopting,
-    auditing,
-    changing,
-    fleet,
-    inspecting,
-    leases,
-    listing,
-    looking,
-    maintenance,
-    moving,
-    running,
-    searching,
-    sending,
-    serving,
-    showing,
-    token,
-    top,
-)
+from distributed_state.programs.cli import changing, fleet, maintenance, moving, reading, running, serving, token
 from distributed_state.programs.cli.shell import main
 
-__all__ = [
-    "adopting",
-    "auditing",
-    "changing",
-    "fleet",
-    "inspecting",
-    "leases",
-    "listing",
-    "looking",
-    "main",
-    "maintenance",
-    "moving",
-    "running",
-    "searching",
-    "sending",
-    "serving",
-    "showing",
-    "token",
-    "top",
-]
+__all__ = ["changing", "fleet", "main", "maintenance", "moving", "reading", "running", "serving", "token"]

@@ -1,7 +1,13 @@
-"""Commands that show the fleet and its events. Law: people and programs can read what is shown."""
+"""Commands that show the fleet: replicas, events, leases, and what a doctor finds.
+
+Law: people and programs can read what is shown.
+
+A lease is named by its fencing token, and ended only if it is that one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,10 +22,20 @@ from rich.table import Table
 from rich.text import Text
 
 import distributed_state
-from distributed_state.errors import NotFound
-from distributed_state.programs.cli.auditing import ago, moment
-from distributed_state.programs.cli.looking import plain, printable, when
-from distributed_state.programs.cli.shell import app, err, open_existing, out
+from distributed_state.errors import NotFound, Unavailable
+from distributed_state.programs.cli.shell import (
+    Id,
+    Scope,
+    ago,
+    app,
+    err,
+    moment,
+    open_existing,
+    out,
+    plain,
+    printable,
+    when,
+)
 
 _COLOURS = {
     "conversation": "green",
@@ -207,3 +223,122 @@ def _short(value: Any, length: int) -> str:
 def _fields(replica: distributed_state.Replica) -> dict[str, Any]:
     fields = {name: getattr(replica, name) for name in distributed_state.Replica.__dataclass_fields__}
     return fields | {"role": replica.role}
+
+
+@app.command()
+def leases(
+    context: typer.Context,
+    scope: Annotated[str | None, typer.Option(help="Only of this kind: session, user, app or task.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only of ids that begin so.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Continue behind this cursor, which the page before named.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """List who holds which records, locks and running turns, and who waits for them; those held longest first.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents leases[/]
+    """
+    with open_existing(context) as store:
+        found = store.leases(scope=scope, prefix=prefix, limit=limit, after=after)
+        now = store.time() if found and not as_json else 0.0
+    if as_json:
+        # JSON in ASCII: control sequences that a terminal would obey are escaped.
+        sys.stdout.writelines(json.dumps(dataclasses.asdict(each)) + "\n" for each in found)
+    else:
+        table = Table("record", "kind", "token", "replica", "held", "ends in", "waiting")
+        for each in found:
+            times = [ago(now - each.since), f"{max(0.0, each.ends - now):.0f}s", str(each.waiting or "")]
+            row = [f"{each.scope} {each.record_id}", each.kind, str(each.token), each.replica, *times]
+            table.add_row(*(plain(text) for text in row))
+        out.print(table)
+    if len(found) == limit:
+        err.print(f"more may follow: --after {found[-1].cursor}", markup=False, highlight=False)
+
+
+@app.command(name="end-lease")
+def end_lease(
+    context: typer.Context,
+    id: Id,
+    token: Annotated[int, typer.Argument(help="Its fencing token, as `leases` shows it.", show_default=False)],
+    scope: Scope = "session",
+) -> None:
+    """End a lease, whoever holds it: what its holder writes is refused from then on, and who waits is next.
+
+    Example: [cyan]distributed-state end-lease c1 1764123456789012[/]
+    """
+    with open_existing(context) as store:
+        if not store.end_lease(id, token, scope=scope):
+            raise NotFound(f"{scope} {id!r:.200}: no lease with token {token} is held (any more)")
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Check Redis, SQL, and who archives, and advise what to do. Exit code 1 if anything needs somebody.
+
+    Each server is looked at by itself: while one is away, the other one is shown all the same.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents doctor[/]
+    """
+    findings = _findings(context)
+    if as_json:
+        sys.stdout.writelines(json.dumps(_told(each)) + "\n" for each in findings)
+    else:
+        table = Table("", "what", "found", "what to do")
+        for each in findings:
+            mark = "[green]ok[/]" if each.ok else "[red]bad[/]"
+            table.add_row(mark, plain(each.name), plain(each.found), plain(each.advice))
+        out.print(table)
+    if not all(each.ok for each in findings):
+        raise typer.Exit(1)
+
+
+def _findings(context: typer.Context) -> list[distributed_state.Finding]:
+    try:
+        # It does not archive itself: whether others do is what is asked.
+        with open_existing(context, archiver=False) as store:
+            return store.doctor()
+    except (Unavailable, NotFound) as error:
+        from distributed_state.store.doctor_apart import examine_apart
+
+        settings = distributed_state.Settings.of(**context.obj)
+        if settings.url is None:
+            raise
+        return examine_apart(settings, error)
+
+
+def _told(finding: distributed_state.Finding) -> dict[str, Any]:
+    return {"name": finding.name, "ok": finding.ok, "found": finding.found, "advice": finding.advice}
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print what was seen, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+) -> None:
+    """Watch the fleet: commits a second, what waits for SQL, the slowest replicas, the busiest conversations.
+
+    It asks Redis alone, so it works while SQL is away, and goes on while Redis is. Ctrl-C ends it. Where the output is
+    no terminal it prints once. The busiest are a sample of the ends of the journals: see "sampled".
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents top --interval 5[/]
+    """
+    # It is no replica, archives nothing, and says what is away at once instead of trying for long.
+    quick = {"archiver": False, "timeout": 1.0, "retry_for": 0.0, "sql_timeout": 2.0}
+    try:
+        with open_existing(context, **quick) as store:
+            from distributed_state.programs.cli import top as screen
+
+            watched = screen.Watched(store, interval)
+            if sys.stdout.isatty() and not once and not as_json:
+                watched.live(out)
+            elif as_json:
+                sys.stdout.write(json.dumps(screen.fields(watched.once())) + "\n")
+            else:
+                out.print(watched.shown(watched.once(), rows=sys.maxsize))
+    except KeyboardInterrupt:
+        raise typer.Exit from None

@@ -1,8 +1,10 @@
-"""Commands that run for a while. Law: Ctrl-C ends them cleanly, and running them again does no harm."""
+"""Commands that run for a while: an archiver, an agent, a replay, a demo. Law: Ctrl-C ends them cleanly.
+
+A demo is real, verifies itself, and leaves nothing running.
+"""
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import signal
@@ -13,11 +15,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 import distributed_state
 from distributed_state.errors import InvalidValue, StateError
-from distributed_state.programs.cli.looking import printable
-from distributed_state.programs.cli.shell import Scope, app, ending_in_the_log, err, open_store, out
+from distributed_state.programs.cli.shell import (
+    app,
+    ending_in_the_log,
+    err,
+    named,
+    open_store,
+    out,
+    print_json,
+)
 
 
 @app.command()
@@ -53,133 +63,6 @@ def archiver(
                 typer.echo(_progress(store))
             time.sleep(0.1)
     typer.echo("stopped")
-
-
-@app.command()
-def reencrypt(
-    context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
-) -> None:
-    """Re-encrypt everything with the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
-
-    What has that key already is skipped, so the command may be interrupted and repeated, while workers run. Exit code 1
-    if a record cannot be decrypted.
-
-    Example: [cyan]distributed-state reencrypt --dry-run[/]
-    """
-    done: distributed_state.Reencrypted | None = None  # None: nothing was looked at, as without keys
-
-    def show(now: distributed_state.Reencrypted) -> None:
-        nonlocal done
-        done = now
-        err.print(f"{done.records} records, {done.values} values", highlight=False)
-
-    try:
-        with open_store(context) as store:
-            done = store.reencrypt(dry_run=dry_run, progress=show)
-    finally:
-        if done is not None:
-            what = "to re-encrypt" if dry_run else "re-encrypted"
-            counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
-            typer.echo(f"{counts}, {done.failed} records unreadable")
-    if done.failed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def repair(
-    context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
-) -> None:
-    """Bring SQL up to Redis where a backup of SQL was restored that is older; [cyan]doctor[/] names such partitions.
-
-    What Redis still has of the difference is archived: commits one by one where the journal holds them, else records
-    whole. What neither has is listed. One partition after the other waits meanwhile. It may be interrupted and run
-    again. Exit code 1 if something is lost, or SQL refuses something.
-
-    Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents repair --dry-run[/]
-    """
-
-    def show(now: distributed_state.Repaired) -> None:
-        status.update(f"{now.partitions} partitions, {len(now.behind)} behind, {now.records + now.commits} brought")
-
-    with open_store(context) as store, err.status("looking") as status:
-        done = store.repair(dry_run=dry_run, progress=show)
-    if not done.behind:
-        typer.echo(f"{done.partitions} partitions: in none is SQL older than Redis")
-        return
-    what = "to bring" if dry_run else "brought"
-    typer.echo(f"partitions where SQL was older: {', '.join(map(str, done.behind))}")
-    typer.echo(
-        f"{what}: {done.commits} commits, {done.records} records whole, {done.events} events; {done.aside} aside"
-    )
-    if done.branched:
-        typer.echo(f"kept in branches, see `branches`: {done.branched} commits that neither SQL nor Redis continues")
-    for scope, id in done.deleted:
-        typer.echo(f"deleted since the backup, erase it again if it was erased: {scope} {printable(id)}")
-    for each in done.lost:
-        typer.echo(f"lost: messages {each.first} to {each.last} of {each.scope} {printable(each.id)}")
-    for scope, id in done.lost_items:
-        typer.echo(
-            f"lost, it may be: items of {scope} {printable(id)} that changed since the backup, but for the newest"
-        )
-    for scope, id in done.refused:
-        typer.echo(f"refused by SQL, see `doctor` and the quarantine: something of {scope} {printable(id)}")
-    if done.lost or done.lost_items or done.refused:
-        raise typer.Exit(1)
-
-
-@app.command()
-def migrate(context: typer.Context) -> None:
-    """Migrate the SQL schema to the latest version. Safe while others do the same; stores also do it when they open.
-
-    Redis is not asked.
-
-    Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
-    """
-    # Not a store: SQL's tables are nothing that Redis need be there for.
-    from distributed_state.cold.store import ColdStore
-    from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE, resolve
-
-    settings = resolve(**context.obj)
-    archive = settings.archive or EMBEDDED_ARCHIVE
-    ColdStore.open(archive, settings.namespace, timeout=settings.sql_timeout, alone=settings.url is None).close()
-    typer.echo("the schema is up to date")
-
-
-@app.command()
-def upcast(
-    context: typer.Context,
-    schema: Annotated[str, typer.Argument(help="The schema, as module:NAME; imported from the current folder.")],
-    scope: Scope = "session",
-    user: Annotated[str | None, typer.Option(help="Only records of this user.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count and check; change nothing.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after upcasting this many.")] = None,
-) -> None:
-    """Upcast records to a schema's version while workers run. It may be interrupted and run again.
-
-    Every record of the scope has to be of this schema. Exit code 1 if any failed; those stay as they are.
-
-    Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
-    """
-    wanted = named(schema)
-    sofar = distributed_state.Upcast()
-
-    def show(now: distributed_state.Upcast) -> None:
-        nonlocal sofar
-        if now.failed > sofar.failed and len(now.failures) == now.failed:
-            err.print(now.failures[-1], style="red", markup=False, highlight=False)
-        sofar = now
-        status.update(f"{now.upcast} upcast, {now.unchanged} unchanged, {now.failed} failed")
-
-    try:
-        with open_store(context) as store, err.status("looking for records") as status:
-            store.upcast(wanted, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=show)
-    finally:
-        verb = "to upcast" if dry_run else "upcast"
-        typer.echo(f"{sofar.upcast} {verb}, {sofar.unchanged} unchanged, {sofar.failed} failed")
-    if sofar.failed:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -269,16 +152,6 @@ def opperator(
                 bridge.run(kind(store, config=config), stdin, stdout, client=client)
 
 
-def named(place: str) -> Any:
-    """Import what `module:NAME` names, with the current folder on the path."""
-    module, _, name = place.partition(":")
-    sys.path.insert(0, "")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidValue(f"{place!r} is not found as module:NAME from the current folder: {error}") from error
-
-
 def _progress(store: distributed_state.StateStore) -> str:
     try:
         stats = store.stats()
@@ -287,3 +160,55 @@ def _progress(store: distributed_state.StateStore) -> str:
         return f"waiting: {error}"
     archived = stats["archived"]
     return f"{archived} commit{'s' * (archived != 1)} archived here, {stats['unarchived']} waiting"
+
+
+_HELP_OF_DEMO = "Watch it work: real servers and processes, in this terminal, verified at the end."
+demo = typer.Typer(
+    help=_HELP_OF_DEMO,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(demo, name="demo")
+
+
+@demo.callback()
+def _demos() -> None:
+    """Make `lifecycle` a subcommand, though it is the only one."""
+
+
+@demo.command()
+def lifecycle(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(help="Redis or Valkey to use; by default one is started.")] = None,
+    archive: Annotated[str | None, typer.Option(help="SQL database to use; by default a SQLite file.")] = None,
+    pause: Annotated[
+        float | None, typer.Option(min=0, help="Seconds between steps; by default 0.8 on a terminal, else 0.")
+    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep notes, logs and the database in this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False,
+) -> None:
+    """Run three replicas that create, switch, clear and delete conversations, and kill one of them meanwhile.
+
+    Each replica is a process that runs the same agent. What one does runs the hooks of all; the one that was killed
+    comes back and receives the events that it missed. At the end the events that each received are compared with the
+    stream and with SQL. Takes less than half a minute; exit code 1 if anything differs.
+
+    Example: [cyan]distributed-state demo lifecycle[/]
+    """
+    from distributed_state.programs.demo import lifecycle as demos
+    from distributed_state.programs.demo.screen import Screen
+
+    given = context.obj
+    if pause is None:
+        pause = 0.8 if sys.stdout.isatty() and not as_json else 0.0
+    screen = Screen(Console(quiet=True) if as_json else out)
+    report = demos.lifecycle(
+        demos.Plan(url=url or given["url"], archive=archive or given["archive"], keep=keep, pause=pause), screen
+    )
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        screen.close(report)
+    if report.differences:
+        raise typer.Exit(1)

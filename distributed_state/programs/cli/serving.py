@@ -1,14 +1,20 @@
-"""The command that serves a store over HTTP. Law: what HTTP needs is imported only when it is asked for."""
+"""Commands that serve a store over HTTP: to its callers, or to a browser on this machine alone.
+
+Law: what HTTP needs is imported only when it is asked for, and other users of the machine get nothing from `inspect`.
+
+Design: section 28.
+"""
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Any
 
 import typer
 
 import distributed_state
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs.cli.shell import app, ending_in_the_log
+from distributed_state.programs.cli.shell import app, ending_in_the_log, require_existing
 
 _ENV = "DISTRIBUTED_STATE_SERVE_"
 _AUTH = "Who may call"
@@ -192,3 +198,45 @@ def _mcp() -> tuple[Any, ...]:
     except ImportError as error:
         raise ConfigurationError(f"--mcp needs {error.name}: run `pip install 'distributed-state[mcp]'`") from error
     return (mcp.operation(),)
+
+
+@app.command()
+def inspect(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.", min=0, max=65535)] = 0,
+) -> None:
+    r"""Look at a store in a browser, on this machine, until Ctrl-C; needs `pip install 'distributed-state\[serve]'`.
+
+    The link that is printed opens the pages once, for whoever uses it first: then that browser alone has them. What is
+    changed there is asked before.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents inspect[/]
+    """
+    try:
+        from distributed_state.programs import inspector, service
+    except ImportError as error:
+        raise ConfigurationError(
+            f"inspecting needs {error.name}: run `pip install 'distributed-state[serve]'`"
+        ) from error
+    require_existing(context)
+    key = secrets.token_urlsafe(32)
+    tickets = inspector.Tickets(key)
+
+    async def opened() -> distributed_state.AsyncStateStore:
+        # No replica that archives, or that the fleet counts: somebody who looks.
+        return await distributed_state.AsyncStateStore.open(
+            **context.obj, access=service.callers_policy(), archiver=False, beat=0.0
+        )
+
+    def report(line: str) -> None:
+        before, serving, url = line.partition("serving on ")
+        typer.echo(f"open {url}{inspector.PATH}/enter?ticket={tickets.ticket}" if serving and not before else line)
+
+    service.serve(
+        opened,
+        port=port,
+        access=service.Access(key=key),
+        limits=service.Limits(notice=0.0),
+        mounts={inspector.PATH: lambda served: inspector.inspector(served, tickets)},
+        report=report,
+    )

@@ -6,19 +6,23 @@ Commands name what they need of the package as `distributed_state.StateStore`, w
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer.core import TyperGroup
 
 import distributed_state
@@ -70,6 +74,12 @@ Archive = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_ARCHIVE",
 Namespace = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_NAMESPACE", help=_NAMESPACE)]
 Id = Annotated[str, typer.Argument(help="Id of the record.", show_default=False)]
 Scope = Annotated[str, typer.Option(help="Kind of record: session, user, app or task.")]
+_HOW = "How it is searched: a Search of your program, as shop.settings:search. By default as the index was made."
+How = Annotated[str | None, typer.Option("--search", metavar="MODULE:NAME", help=_HOW)]
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+WHEN = "an age, such as 10m, 2h or 7d, or a date and time in ISO 8601, local unless it has an offset"
 
 
 def _version(wanted: bool) -> None:
@@ -212,6 +222,64 @@ def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distr
 def print_json(value: Any) -> None:
     """Print a JSON value, indented."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+# Arguments of commands, and what they print
+
+
+def moment(option: str, text: str | None, now: float) -> float | None:
+    """The time that an option names, in seconds since 1970."""
+    if text is None:
+        return None
+    if past := _AGO.fullmatch(text):
+        return max(0.0, now - float(past[1]) * _SECONDS[past[2]])
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise InvalidValue(f"{option} is {WHEN}, not {text!r:.80}") from error
+
+
+def span(option: str, text: str) -> float:
+    """The length of time that an option names, in seconds."""
+    if found := _AGO.fullmatch(text):
+        return float(found[1]) * _SECONDS[found[2]]
+    raise InvalidValue(f"{option} is a number and a unit, as in 30m, 12h or 7d, not {text!r:.80}")
+
+
+def ago(seconds: float) -> str:
+    """A length of time in its largest unit, as `moment` reads it."""
+    unit = max((each for each in _SECONDS if _SECONDS[each] <= max(seconds, 1)), key=_SECONDS.__getitem__)
+    return f"{max(seconds, 0) // _SECONDS[unit]:.0f}{unit}"
+
+
+def plain(text: str) -> str:
+    """Escape text that may hold anything: markup, and control sequences that a terminal would obey."""
+    return escape(printable(text))
+
+
+def printable(text: str) -> str:
+    """Escape control sequences only, for output that is not parsed as markup."""
+    return text if text.isprintable() else ascii(text)
+
+
+def when(seconds: float) -> str:
+    """Show a time in the zone of this machine, to the millisecond."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def named(place: str) -> Any:
+    """Import what `module:NAME` names, with the current folder on the path."""
+    module, _, name = place.partition(":")
+    sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidValue(f"{place!r} is not found as module:NAME from the current folder: {error}") from error
+
+
+def given_search(how: str | None) -> dict[str, Any]:
+    """The setting that `--search` names, none if it was not given."""
+    return {} if how is None else {"search": named(how)}
 
 
 class _Terminated:

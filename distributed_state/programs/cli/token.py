@@ -15,9 +15,7 @@ import typer
 from rich.table import Column, Table
 
 from distributed_state.errors import ConfigurationError, InvalidValue
-from distributed_state.programs.cli.auditing import span
-from distributed_state.programs.cli.looking import plain, when
-from distributed_state.programs.cli.shell import app, err, out
+from distributed_state.programs.cli.shell import app, err, out, plain, span, when
 from distributed_state.values.access_tokens import RIGHTS
 
 token = typer.Typer(

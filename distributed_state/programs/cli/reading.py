@@ -1,0 +1,307 @@
+"""Commands that read records and their past. Law: they change nothing but which records are in Redis.
+
+A listing says what more there may be, with how to go on. A time is read as its writer meant it, or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+import distributed_state
+from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.programs.cli.shell import (
+    WHEN,
+    How,
+    Id,
+    Scope,
+    app,
+    err,
+    given_search,
+    moment,
+    open_existing,
+    open_to_list,
+    out,
+    plain,
+    print_json,
+    record_of,
+    when,
+)
+from distributed_state.programs.turn_parts import spent
+
+_PAGE = 1000
+
+
+@app.command()
+def get(
+    context: typer.Context,
+    id: Id,
+    key: Annotated[
+        str | None, typer.Argument(help="Name of a field; without it, all fields.", show_default=False)
+    ] = None,
+    scope: Scope = "session",
+) -> None:
+    """Print a record's fields as JSON, or one field; bytes are written as they are.
+
+    Example: [cyan]distributed-state get user-123 preferences[/]
+    """
+    with open_existing(context) as store:
+        record = record_of(store, scope, id)
+        if not record.exists():
+            raise NotFound(f"there is no {scope} {id!r}")
+        fields = record.get_all()
+    if key is not None and key not in fields:
+        raise NotFound(f"{scope} {id!r} has no field {key!r}")
+    given = {name: value for name, value in fields.items() if isinstance(value, bytes)}
+    if key in given:
+        if sys.stdout.isatty():  # it may hold control sequences that a terminal would obey
+            raise InvalidValue(f"{key!r} holds {len(given[key])} bytes: send them to a file, as in: get ... > file")
+        sys.stdout.buffer.write(given[key])
+    elif key is not None:
+        print_json(fields[key])
+    else:
+        print_json({name: value for name, value in fields.items() if name not in given})
+        for name, data in given.items():
+            err.print(plain(f"left out: {name} holds {len(data)} bytes, written by: get {id} {name}"))
+
+
+@app.command()
+def history(
+    context: typer.Context,
+    id: Id,
+    scope: Scope = "session",
+    last: Annotated[int, typer.Option(min=1, help="How many changes to show.")] = 50,
+) -> None:
+    """List a record's changes: version, when, by whom, on which worker, under which lease, what; of a turn its time.
+
+    Example: [cyan]distributed-state history user-123 --last 10[/]
+    """
+    with open_to_list(context) as store:
+        changes = _changes_of(store, scope, id, last)
+    table = Table("version", "time", "kind", "by", "worker", "token", "what")
+    for change in changes:
+        token = str(change.token) if change.token else ""
+        who = plain(change.actor), plain(change.replica)
+        table.add_row(str(change.version), when(change.time), change.kind, *who, token, _what(change))
+    out.print(table)
+
+
+def _changes_of(store: Any, scope: str, id: str, last: int) -> list[distributed_state.Change]:
+    from distributed_state.store.archive_alone import ArchiveAlone
+    from distributed_state.values.model import Ref
+
+    if isinstance(store, ArchiveAlone):
+        changes = store.history(Ref(scope, id), last)
+        if not changes:
+            raise NotFound(f"there is no {scope} {id!r} in the archive")
+        return changes
+    record = record_of(store, scope, id)
+    version = record.version()
+    if not version:
+        raise NotFound(f"there is no {scope} {id!r}")
+    return record.history(after=max(0, version - last))
+
+
+def _what(change: distributed_state.Change) -> str:
+    parts = [f"{key} = {_shown(value)}" for key, value in change.set.items()]
+    parts += [f"{key} deleted" for key in change.deleted]
+    parts += [f"+ {_said(message)}" for message in change.appended]
+    parts += [f"phase {change.phase}"] if change.phase else []
+    parts += [f"label {change.label}"] if change.label else []
+    parts += _took(change.times)
+    return "\n".join(plain(part if len(part) <= 100 else part[:97] + "...") for part in parts)
+
+
+def _shown(value: Any) -> str:
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else json.dumps(value)
+
+
+def _said(message: distributed_state.Message) -> str:
+    if message.role is None:
+        return json.dumps(message.to_dict())
+    return f"{message.role}: {json.dumps(message.content)}"
+
+
+def _took(times: distributed_state.TurnTimes | None) -> list[str]:
+    """How long a turn took, and what of it the most; nothing of what no turn did."""
+    it = spent(None if times is None else asdict(times))
+    return [] if it is None else [f"took {it.total:.3f} s, {it.most.share:.0%} of it {it.most.name}"]
+
+
+@app.command()
+def branches(
+    context: typer.Context,
+    record: Annotated[
+        str | None, typer.Argument(help="Only of this record, as session/user-123.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """List branches: commits that were acknowledged and that their records do not continue, after a failover.
+
+    Example: [cyan]distributed-state branches session/user-123[/]
+    """
+    with open_to_list(context) as store:
+        if record is not None:
+            scope, slash, id = record.partition("/")
+            if not slash:
+                raise InvalidValue(f"{record!r:.80} is no record: write it as session/{record:.80}")
+            found = _branches_of(store, scope, id)
+        else:
+            found = page = store.branches(limit=_PAGE)
+            while page:
+                page = store.branches(limit=_PAGE, after=page[-1].cursor)
+                found += page
+    if as_json:
+        # JSON in ASCII: control sequences that a terminal would obey are escaped.
+        sys.stdout.writelines(json.dumps(asdict(each) | {"complete": each.complete}) + "\n" for each in found)
+        return
+    table = Table("record", "branch", "behind", "commits", "missing", "first", "last", "by", "cause")
+    for each in found:
+        lost = ", ".join(f"{first}-{last}" for first, last in each.missing)
+        row = (f"{each.scope}/{each.record_id}", each.id, str(each.base), str(each.commits), lost)
+        times = (when(each.first_time), when(each.last_time))
+        table.add_row(*map(plain, (*row, *times, ", ".join(each.actors), each.cause)))
+    out.print(table)
+
+
+def _branches_of(store: Any, scope: str, id: str) -> list[distributed_state.Branch]:
+    if isinstance(store, distributed_state.StateStore):
+        return record_of(store, scope, id).branches()
+    from distributed_state.values.model import Ref
+
+    found: list[distributed_state.Branch] = store.record_branches(Ref(scope, id))
+    return found
+
+
+@app.command()
+def sessions(
+    context: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Only sessions of this user.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only those whose ids begin so, in order of their ids.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only those with this tag, as name=value; may be given several times.")
+    ] = None,
+    phase: Annotated[str | None, typer.Option(help="Only those that are in this phase.")] = None,
+    changed_since: Annotated[str | None, typer.Option(help=f"Only those that changed since: {WHEN}.")] = None,
+    changed_before: Annotated[str | None, typer.Option(help="Only those that did not change since.")] = None,
+    larger_than: Annotated[
+        int | None, typer.Option(min=0, metavar="BYTES", help="Only those to which more was committed.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Also what is not archived yet.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(help="Continue after this cursor, which the previous page printed.")
+    ] = None,
+    scope: Scope = "session",
+) -> None:
+    """List sessions, the most recently archived change first, to the minute.
+
+    Example: [cyan]distributed-state sessions --user u1 --phase booking --changed-since 2h[/]
+    """
+    tags = _tags(tag or [])
+    now = time.time()
+    since = moment("--changed-since", changed_since, now)
+    before = moment("--changed-before", changed_before, now)
+    # Not by an archiver of its own: the list would depend on how far that has come.
+    with open_to_list(context, archiver=False) as store:
+        rows = store.sessions(
+            user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh, phase=phase,
+            changed_since=since, changed_before=before, larger_than=larger_than,
+        )  # fmt: skip
+        if not rows and not fresh and isinstance(store, distributed_state.StateStore):
+            waiting = store.stats()["unarchived"]
+            if waiting:
+                text = f"{waiting:.0f} commits are not archived yet, and not listed: --fresh lists them too"
+                err.print(text, style="yellow", markup=False, highlight=False)
+    table = Table("id", "user", "phase", "version", "bytes", "created", "updated", "")
+    for row in rows:
+        texts = (plain(row.id), plain(row.user or ""), plain(row.phase or ""), str(row.version), str(row.size or ""))
+        table.add_row(*texts, when(row.created), when(row.updated), "deleted" if row.deleted else "")
+    out.print(table)
+    if len(rows) == limit:
+        err.print(f"more may follow: --after {rows[-1].cursor}", markup=False, highlight=False)
+
+
+def _tags(given: list[str]) -> dict[str, list[str]]:
+    """What `--tag name=value` asks for: each name with all of its values."""
+    tags: dict[str, list[str]] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidValue(f"{text!r:.80} is no tag: write it as name=value")
+        tags.setdefault(name, []).append(value)
+    return tags
+
+
+@app.command()
+def search(
+    context: typer.Context,
+    query: Annotated[str, typer.Argument(help="Words that are all said there.", show_default=False)],
+    scope: Annotated[str | None, typer.Option(help="Only records of this kind: session, user, app or task.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only records whose ids begin so.")] = "",
+    user: Annotated[str | None, typer.Option(help="Only records of this user.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many to show.")] = 10,
+    json_: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    how: How = None,
+) -> None:
+    """Find what messages, fields and items say, the most relevant first.
+
+    Example: [cyan]distributed-state search "weekend Oslo" --user u1[/]
+    """
+    with open_to_list(context, **given_search(how)) as store:
+        hits = store.search(query, scope=scope, prefix=prefix, user=user, limit=limit, fresh=True)
+    if json_:
+        print_json([asdict(hit) for hit in hits])
+        return
+    for hit in hits:
+        place = f"message {hit.number}" if hit.kind == "message" else f"{hit.kind} {hit.key}"
+        out.print(f"[bold]{plain(hit.scope)} {plain(hit.id)}[/] {plain(place)}: {plain(hit.text)}", soft_wrap=True)
+
+
+@app.command()
+def audit(
+    context: typer.Context,
+    conversation: Annotated[str | None, typer.Option(help="Only events of this conversation.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Only events about this subject, such as user:u1 or client:web.")
+    ] = None,
+    type_: Annotated[
+        str | None, typer.Option("--type", help="Type of event, such as conversation.deleted or conversation.*")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help=f"Events from then on: {WHEN}.")] = None,
+    until: Annotated[str | None, typer.Option(help="Events before then.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events; without --after, the newest.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Continue after this cursor, or start from the 'oldest'.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one CloudEvent per line.")] = False,
+) -> None:
+    """List events of all replicas from the archive, newest last.
+
+    Example: [cyan]distributed-state audit --type "conversation.*" --since 10m[/]
+    """
+    now = time.time()
+    begin = moment("--since", since, now)
+    end = moment("--until", until, now)
+    with open_to_list(context) as store:
+        events = store.audit(
+            conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
+        )
+    if as_json:
+        # JSON in ASCII: control sequences that a terminal would obey are escaped.
+        sys.stdout.writelines(json.dumps(event.to_dict()) + "\n" for event in events)
+    else:
+        table = Table("time", "type", "subject", "version", "by", "data")
+        for event in events:
+            version = str(event.version or "")
+            data = json.dumps(event.data, ensure_ascii=False) if event.data else ""
+            short = data if len(data) <= 100 else data[:97] + "..."
+            row = (event.type, event.subject, version, event.actor, short)
+            table.add_row(when(event.time), *(plain(text) for text in row))
+        out.print(table)
+    if after is not None and len(events) == limit:
+        err.print(f"more may follow: --after {events[-1].cursor}", markup=False, highlight=False)
