@@ -125,7 +125,7 @@ IMPORTS = {
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
     "as_session": f"from {PACKAGE}.store.blocking_records import as_session",
-    "BlockingHttp": f"from {PACKAGE}.port.http_clients import BlockingHttp",
+    "BlockingHttp": f"from {PACKAGE}.port.http import BlockingHttp",
     "RETRY_FOR": f"from {PACKAGE}.remote.store import RETRY_FOR",
     "TIMEOUT": f"from {PACKAGE}.remote.store import TIMEOUT",
     "checked": f"from {PACKAGE}.remote.store import checked",

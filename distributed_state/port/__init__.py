@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
-from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
-from distributed_state.port.script import Filled as Filled
-from distributed_state.port.script import Script as Script
-from distributed_state.port.script import Words as Words
+from distributed_state.port.commands import Filled as Filled
+from distributed_state.port.commands import Script as Script
+from distributed_state.port.commands import Words as Words
+from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 
 T = TypeVar("T")
 Mutex = Lock  # for what all threads and event loops of a process share

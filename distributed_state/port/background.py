@@ -1,4 +1,7 @@
-"""Threads of a store that work in the background. Law: one that is asked to end does so in its wait, or at the next.
+"""Threads of a store that work in the background, and users' coroutines that blocking code waits for.
+
+Law: a thread that is asked to end does so in its current wait or at the next one. A background thread keeps one event
+loop to its end, because what a user's coroutine opens may be bound to it.
 
 Design: section 16.
 """
@@ -10,12 +13,49 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from contextvars import copy_context
+from typing import Any, TypeVar, cast
 
 from distributed_state.errors import StateError
-from distributed_state.port import callers, user_coroutines
+from distributed_state.port import callers
+
+_kept = threading.local()
+
+
+def run_users(work: Awaitable[T], *, lasting: bool) -> T:
+    """Wait for it in the caller's context. `lasting`: on the loop that this thread keeps until `close`."""
+
+    async def whole() -> T:
+        return await work
+
+    context = copy_context()
+    if _in_event_loop():
+        # That loop waits for us, so it cannot run anything meanwhile.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(context.run, asyncio.run, whole()).result()
+    if not lasting:
+        return context.run(asyncio.run, whole())
+    if getattr(_kept, "runner", None) is None:
+        _kept.runner = asyncio.Runner()
+    return cast(T, _kept.runner.run(whole(), context=context))
+
+
+def close_loop() -> None:
+    """End the loop that this thread keeps, if it has one."""
+    if getattr(_kept, "runner", None) is not None:
+        _kept.runner.close()
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -109,7 +149,7 @@ class BlockingJob:
         except StateError as error:
             log.error("%s ended: %s", threading.current_thread().name, error)
         finally:
-            user_coroutines.close()
+            close_loop()
 
     @property
     def asked(self) -> bool:

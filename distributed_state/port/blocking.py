@@ -1,6 +1,9 @@
-"""What blocking code asks of the outside. Law: no await here ever suspends, so the core runs in one step.
+"""The port of blocking code. Law: no await here ever suspends, so the core runs in one step.
 
-Design: section 16.
+Each caller takes a connection of its own. Work that Ctrl-C must not stop halfway runs to its end in a thread
+(`UninterruptibleThread`), whether or not the caller still waits for it.
+
+Design: sections 16, 19.
 """
 
 from __future__ import annotations
@@ -16,18 +19,87 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Wire, Words, background, user_coroutines, waited
+from distributed_state.port import Wire, Words, background, waited
 from distributed_state.port.background import finish as finish  # what the blocking face is written with
 from distributed_state.port.connections import Connections
-from distributed_state.port.embedded_wires import EmbeddedWire
+from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import Socket, SocketWire
-from distributed_state.port.uninterruptible import UninterruptibleThread
 from distributed_state.port.waited import Waited
+
+_CLOSED = "the embedded server: the link is closed"
+
+
+class EmbeddedWire:
+    """A subscription read by one thread and written by any."""
+
+    def __init__(self, server: EmbeddedServer, end_if_stopped: Callable[[], None]) -> None:
+        self._messages: SimpleQueue[list[Any] | None] = SimpleQueue()
+        self._end_if_stopped = end_if_stopped
+        self._subscription = server.subscribe(self._messages.put)
+        self.post = self._subscription.post
+        self.post_all = self._subscription.post_all
+
+    async def receive(self) -> list[Any]:
+        """The next message. In short steps: a background thread notices its own stop."""
+        while True:
+            self._end_if_stopped()
+            try:
+                message = self._messages.get(timeout=0.5)
+            except Empty:
+                continue
+            if message is not None:
+                return message
+            self._messages.put(None)  # for whoever receives again
+            raise WarmUnavailable(_CLOSED)
+
+    def close(self) -> None:
+        """End it; whoever receives gets an error."""
+        self._subscription.close()
+        self._messages.put(None)
+
+
+class UninterruptibleThread:
+    """A thread for what Ctrl-C must not stop halfway; Python raises that in the main thread only.
+
+    The main thread waits in a SimpleQueue, which waits in C. A Future's wait is Python code: interrupted at a bad
+    moment it leaves a lock behind, and raises RuntimeError instead of KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="distributed-state-uninterruptible", daemon=True).start()
+
+    def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call in order, to the end, even if the caller leaves with an interrupt."""
+        if self._closed or threading.current_thread() is not threading.main_thread():
+            return call(*arguments)
+        outcome: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+        self._calls.put((call, arguments, outcome))
+        result, error = outcome.get()
+        if error is not None:
+            raise error
+        return cast(T, result)
+
+    def close(self) -> None:
+        """End the thread once everything before has been done."""
+        self._closed = True
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while work := self._calls.get():
+            call, arguments, outcome = work
+            try:
+                outcome.put((call(*arguments), None))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+                outcome.put((None, error))
+
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -260,7 +332,7 @@ class BlockingPort(Router):
     async def complete(self, work: Awaitable[T]) -> T:
         try:
             # A background thread of ours keeps its event loop, which what users open may be bound to.
-            return user_coroutines.run(work, lasting=background.here())
+            return background.run_users(work, lasting=background.here())
         except asyncio.CancelledError as error:
             raise RuntimeError("what it waited for was cancelled") from error
 

@@ -27,15 +27,16 @@ from redis.retry import Retry
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Filled, lives, waited
 from distributed_state.port.addresses import host_and_port, read_address
+from distributed_state.port.commands import encode, packed
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
-from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
-from distributed_state.port.replicas import behind_sentinels, in_cluster
-from distributed_state.port.sentinels import SentinelWatch, hear
+from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.sockets import Socket, nothing
-from distributed_state.port.topology import Topology, threads
+from distributed_state.port.topology import SentinelWatch, Topology, threads
+from distributed_state.port.topology import ask_sentinel as hear
+from distributed_state.port.topology import replicas_behind_sentinels as behind_sentinels
+from distributed_state.port.topology import replicas_in_cluster as in_cluster
 from distributed_state.port.waited import Waited
-from distributed_state.port.words import encode, packed
 
 _ROLE: Filled = (b"ROLE",)
 _GRACE = 0.25  # seconds for a server that was not asked yet when others have used up the limit

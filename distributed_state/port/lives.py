@@ -1,23 +1,71 @@
-"""Which life of its data a server is in. Law: a script is told the life that its own connection was made in.
+"""What servers report about themselves: which data they hold, their replicas, and what a Sentinel knows.
 
-A server that was started anew, a replica that was promoted, one that was made a replica and promoted again: each may
-hold data that is older than what was acknowledged. All of them have another `master_replid` or another `run_id` then,
-which are asked for when a connection is made. The first argument of a script that depends on the data is the life of
-the connection that it is sent on, put in when it is sent, and the script compares it with what the partition keeps. So
-a changed life is met by the first script, and costs no round trip.
+A server that was restarted, a replica that was promoted, one that was demoted and promoted again: each may hold data
+that is older than what was acknowledged. Its `master_replid` or its `run_id` has changed then, so both are asked for
+when a connection is made. The first argument of a script that depends on the data is the life of the connection that
+it is sent on, filled in when it is sent, and the script compares it with the one that the partition keeps. So the first
+script notices a changed life, and that needs no extra round trip.
 
-Design: section 14.
+Design: sections 14, 19.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from distributed_state.port import Filled, Words
-from distributed_state.port.facts import Life
-from distributed_state.port.words import packed, write
+from distributed_state.port.commands import Filled, Words, packed, write
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelAnswer:
+    """What one Sentinel says of its service. `problem`: why it said nothing; `no_failover`: why it could start none."""
+
+    node: str
+    primary: str = ""
+    epoch: int = 0
+    quorum: int = 0
+    no_failover: str = ""
+    problem: str = ""
+
+
+class KnownReplicas(NamedTuple):
+    """Of one primary, by name: those that may be promoted, and those that never are."""
+
+    promotable: frozenset[str]
+    others: frozenset[str]
+
+
+class Life(NamedTuple):
+    """One life of a server's data: `data` names the data, `process` the server that runs.
+
+    `primary`: whether it takes writes. `former`: what the data was called before this server was promoted or started,
+    as far as it remembers, else "".
+    """
+
+    data: str
+    process: str
+    primary: bool
+    former: str = ""
+
+    @property
+    def name(self) -> str:
+        """What scripts compare, "" for a replica, which shows its primary's name."""
+        return f"{self.data}/{self.process}" if self.primary else ""
+
+    def renames(self, name: str) -> bool:
+        """Whether this is the life of that name under another one.
+
+        A primary calls its data otherwise when its first replica comes, and some time after its last one left.
+        """
+        return not self.former and name.rpartition("/")[2] == self.process and name != self.name
+
+    def follows(self, name: str) -> bool:
+        """Whether the server was promoted, or started, with data of the life of that name."""
+        return bool(self.former) and name.partition("/")[0] == self.former
+
 
 log = logging.getLogger(__name__)
 INFO: Filled = (b"INFO", b"server", b"replication")

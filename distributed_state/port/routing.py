@@ -17,7 +17,7 @@ from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Script, Words, lives
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, translate
-from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
+from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.topology import with_host
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent

@@ -22,11 +22,10 @@ from typing import Any, TypeVar
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Guard, Job, Words, background, callers, waited
-from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, complete, shield
+from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, Pools, complete, shield
 from distributed_state.port.background import CUT, JOINED, BlockingJob, finish
 from distributed_state.port.blocking import BlockingGuard, BlockingPort
 from distributed_state.port.connections import Connections
-from distributed_state.port.pools import Pools
 from distributed_state.port.waited import Waited
 from distributed_state.port.waking import SharedSignal
 from distributed_state.values.background_replica import REPLICA

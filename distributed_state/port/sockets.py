@@ -22,9 +22,9 @@ import redis.exceptions as driver
 from hiredis import Reader
 
 from distributed_state.errors import WarmUnavailable
+from distributed_state.port.commands import packed
 from distributed_state.port.errors import LOST, ReplyError
 from distributed_state.port.lives import Packer
-from distributed_state.port.words import packed
 
 _READ = 65_536
 LATE = 1.0  # seconds without an answer after which another server may have the keys

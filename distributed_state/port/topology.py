@@ -1,12 +1,16 @@
-"""Which server has which key now: one, the one that Sentinels name, or several of a cluster.
+"""Which server has which key now: the only one, the one that Sentinels name, or one of a cluster's primaries.
 
-Law: what a server says of itself is not enough. A primary that was cut off with its Sentinel or its part of a cluster
-still calls itself one, so all are asked, and the highest config epoch wins; a lower one never replaces it.
+Law: what a server says about itself is not enough. A primary that was cut off with its Sentinel or part of a cluster
+still calls itself a primary, so all are asked, and the highest config epoch decides; a lower one never replaces it.
 
-One object for all connections of a store, whatever thread or event loop they belong to. Looking blocks: an event loop
-lends a thread for it.
+One object for all connections of a store, in any thread or event loop. Asking blocks, so an event loop lends a thread.
+Each Sentinel also has a thread that listens to it (`SentinelWatch`): a client whose connections stay open to a primary
+that was cut off would never ask otherwise. A message is only a reason to ask.
 
-Design: section 19.
+A replica that is down is still a replica. A primary forgets it when its connection ends; Sentinels and the servers of a
+cluster do not, and may promote it when it is back.
+
+Design: sections 14, 19.
 """
 
 from __future__ import annotations
@@ -16,15 +20,19 @@ import math
 import threading
 import time
 from binascii import crc_hqx
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import redis.exceptions as driver
+
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port.addresses import Address, host_and_port, node_name
-from distributed_state.port.errors import ONE_OF_A_CLUSTER
+from distributed_state.port.errors import LOST, ONE_OF_A_CLUSTER, ReplyError
+from distributed_state.port.lives import KnownReplicas, SentinelAnswer
+from distributed_state.port.sockets import Socket
 
 log = logging.getLogger(__name__)
 SLOTS = 16384
@@ -41,6 +49,10 @@ _PAUSE = 0.05  # between two looks
 _LONGEST = 60.0  # and until somebody else's look is over, which is sooner
 _SHORTEST = 0.01
 _OFTEN = 1.0  # and between those for which the only reason is a slot that moved
+_EVERY = 1.0  # seconds between two attempts to reach one that is away
+_NEVER = b"nofailover"
+# That a failover is over, and that a replica was promoted: in between the old primary takes writes that will be lost.
+_SAID = (b"+switch-master", b"+promoted-slave")
 
 
 def slot_of(key: bytes) -> int:
@@ -272,7 +284,7 @@ class Topology:
         asked = [(b"SENTINEL", word, service.encode()) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME")]
         answers = self._ask_all(self._where.seeds, *asked, sentinel=True)
         for said, (host, port) in answers.values():
-            facts = dict(zip(said[::2], said[1::2], strict=True))
+            facts = _pairs(said)
             named.append((int(facts[b"config-epoch"]), node_name(host.decode(), int(port))))
         epoch, primary = max(named, key=lambda each: (each[0], sum(one == each for one in named)))
         if epoch < self._epoch and self.only is not None:
@@ -326,3 +338,173 @@ def _config_epochs(nodes: bytes) -> dict[bytes, int]:
     """The config epoch of each server by its id, from CLUSTER NODES."""
     rows = [line.split(b" ") for line in nodes.splitlines() if line]
     return {row[0]: int(row[6]) for row in rows if len(row) > 6}
+
+
+def replicas_behind_sentinels(
+    seeds: Iterable[str], service: str, primary: str, ask: Callable[..., list[Any]]
+) -> KnownReplicas:
+    """The replicas of a primary that all Sentinels together know: a Sentinel that was restarted knows fewer.
+
+    Sentinels that know only of an older failover are ignored. Raises WarmUnavailable if the others name another
+    primary, because the promoted server is then missing from their lists. Raises the last error if none answers.
+    """
+    heard: dict[str, tuple[int, str, list[Any]]] = {}
+    last: StateError | None = None
+    named = service.encode()
+    words = [(b"SENTINEL", word, named) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME", b"REPLICAS")]
+    for seed in seeds:
+        try:
+            said, (host, port), listed = ask(seed, *words, timeout=_QUICK, sentinel=True)
+        except StateError as error:
+            last = error
+        else:
+            heard[seed] = (int(_pairs(said)[b"config-epoch"]), node_name(host.decode(), int(port)), listed)
+    if not heard:
+        assert last is not None, "a URL of Sentinels names one"
+        raise last
+    newest = max(epoch for epoch, _, _ in heard.values())
+    promotable, others = set[str](), set[str]()
+    for epoch, named_primary, listed in heard.values():
+        if epoch == newest and named_primary != primary:
+            raise WarmUnavailable(f"{primary} is no longer the primary: Sentinels name {named_primary}")
+        for each in map(_pairs, listed) if epoch == newest else ():
+            name = node_name(each[b"ip"].decode(), int(each[b"port"]))
+            (others if each.get(b"slave-priority") == b"0" else promotable).add(name)
+    # One that leads a failover still lists the new primary among them for a moment.
+    return KnownReplicas(frozenset(promotable - {primary}), frozenset(others - promotable))
+
+
+def replicas_in_cluster(node: str, ask: Callable[..., list[Any]]) -> KnownReplicas:
+    """What a primary of a cluster knows of its own replicas. Raises as `ask`."""
+    (text,) = ask(node, (b"CLUSTER", b"NODES"), timeout=_QUICK)
+    rows = [line.split(b" ") for line in text.splitlines() if line]
+    me = next((row[0] for row in rows if b"myself" in row[2].split(b",")), b"")
+    mine = [(row[1].partition(b"@")[0].decode(), row[2].split(b",")) for row in rows if len(row) > 3 and row[3] == me]
+    promotable = frozenset(name for name, flags in mine if _NEVER not in flags)
+    return KnownReplicas(promotable, frozenset(name for name, _ in mine) - promotable)
+
+
+def _pairs(answer: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(answer[::2], answer[1::2], strict=True))
+
+
+def ask_sentinel(node: str, service: str, ask: Callable[..., list[Any]]) -> SentinelAnswer:
+    """What one Sentinel says of a service, and whether it could have a failover made now."""
+    asked = partial(ask, node, timeout=_QUICK, sentinel=True)
+    named = service.encode()
+    try:
+        said, (host, port) = asked((b"SENTINEL", b"MASTER", named), (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", named))
+    except StateError as error:
+        return SentinelAnswer(node, problem=str(error))
+    facts = _pairs(said)
+    refused = ""
+    try:
+        asked((b"SENTINEL", b"CKQUORUM", named))
+    except StateError as error:
+        refused = str(error)
+    primary = node_name(host.decode(), int(port))
+    return SentinelAnswer(node, primary, int(facts[b"config-epoch"]), int(facts[b"quorum"]), refused)
+
+
+class SentinelWatch:
+    """Threads that listen to Sentinels while they are wanted.
+
+    `connect` makes a connection to one of them, which waits a second for each answer; `heard` is called, in such a
+    thread, whenever the primary of the service may be another one.
+    """
+
+    def __init__(
+        self, seeds: Sequence[str], service: str, connect: Callable[[str], Socket], heard: Callable[[], None]
+    ) -> None:
+        self._seeds = seeds
+        self._service = service.encode()
+        self._connect = connect
+        self._heard = heard
+        self._mutex = threading.Lock()
+        self._listeners: list[_Listener] = []
+
+    def begin(self) -> None:
+        """Listen from now on, unless threads of this process do: they do not survive fork()."""
+        with self._mutex:
+            if not any(each.is_alive() for each in self._listeners):
+                self._listeners = [_Listener(seed, self._service, self._connect, self._look) for seed in self._seeds]
+                for each in self._listeners:
+                    each.start()
+
+    def end(self) -> None:
+        """Stop listening."""
+        with self._mutex:
+            ending = [each for each in self._listeners if each.is_alive()]
+            self._listeners = []
+        for each in ending:
+            each.stop()
+        for each in ending:
+            if each is not threading.current_thread():
+                each.join(timeout=10)
+
+    def inherited(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here, and no listener is."""
+        self._mutex = threading.Lock()
+        self._listeners = []
+
+    def _look(self) -> None:
+        try:
+            self._heard()
+        except StateError as error:
+            log.warning("Sentinels: %s", error)
+
+
+class _Listener(threading.Thread):
+    """Listens to one Sentinel, and connects again when it has been away."""
+
+    def __init__(self, seed: str, service: bytes, connect: Callable[[str], Socket], look: Callable[[], None]) -> None:
+        super().__init__(name="distributed-state-sentinel", daemon=True)
+        self._seed = seed
+        self._service = service
+        self._connect = connect
+        self._look = look
+        self._stopped = threading.Event()
+        self._connection: Socket | None = None
+
+    def stop(self) -> None:
+        """Let it end, now."""
+        self._stopped.set()
+        if self._connection is not None:
+            self._connection.shut()
+
+    def run(self) -> None:
+        """Listen until stopped."""
+        while not self._stopped.is_set():
+            try:
+                self._connection = self._connect(self._seed)
+                self._listen(self._connection)
+            except (StateError, driver.RedisError, *LOST) as error:
+                log.debug("Sentinel %s: %s", self._seed, error)
+            finally:
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+            self._stopped.wait(_EVERY)
+
+    def _listen(self, connection: Socket) -> None:
+        connection.send(connection.packer.pack([(b"SUBSCRIBE", *_SAID)]))
+        asked = False
+        while not self._stopped.is_set():
+            try:
+                message = connection.answer()
+            except (driver.TimeoutError, TimeoutError):
+                # Nothing came for a second. One that was cut off without a word never says anything again.
+                if asked:
+                    raise
+                connection.send(connection.packer.pack([(b"PING",)]))
+                asked = True
+            else:
+                asked = False
+                self._understand(message)
+
+    def _understand(self, message: Any) -> None:
+        if isinstance(message, ReplyError):
+            log.warning("Sentinel %s does not let us hear of another primary: %s", self._seed, message)
+        # What was said before it listened, nobody hears.
+        elif message[0] == b"subscribe" or (message[0] == b"message" and self._service in message[2].split(b" ")):
+            self._look()

@@ -10,7 +10,7 @@ from typing import Any, Literal, Never, Self, TypeVar
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import leaving
-from distributed_state.port.http_clients import BlockingHttp
+from distributed_state.port.http import BlockingHttp
 from distributed_state.remote.events import AsyncRemoteEvents
 from distributed_state.remote.items import AsyncRemoteItems
 from distributed_state.remote.leases import AsyncRemoteLease

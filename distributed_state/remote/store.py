@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Never, Self
 
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue
-from distributed_state.port.http import Http, HttpPlace
-from distributed_state.port.http_clients import AsyncHttp
+from distributed_state.port.http import AsyncHttp, Http, HttpPlace
 from distributed_state.remote import absent, values
 from distributed_state.remote.addresses import address
 from distributed_state.remote.events import AsyncRemoteEvents

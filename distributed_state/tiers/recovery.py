@@ -24,7 +24,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Backfilled, Batch, Cursor, Kept
 from distributed_state.errors import RecoveryInProgress, StateError, WarmUnavailable
 from distributed_state.port import Port, waited
-from distributed_state.port.facts import Life
+from distributed_state.port.lives import Life
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
 from distributed_state.tiers.backfill import Backfill

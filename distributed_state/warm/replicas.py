@@ -17,7 +17,7 @@ from typing import Any
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Port, Words
 from distributed_state.port.addresses import node_name
-from distributed_state.port.facts import KnownReplicas
+from distributed_state.port.lives import KnownReplicas
 
 _LOOK_EVERY = 5.0  # seconds for which is believed what Sentinels or the cluster said
 _LISTED = re.compile(r"slave\d+")

@@ -19,7 +19,7 @@ from below import ROOT
 from distributed_state import StateStore
 from distributed_state.cold import dialects, forking
 from distributed_state.cold.engine import Database
-from distributed_state.port import Script, script
+from distributed_state.port import Script, commands
 from distributed_state.programs.servers import redis_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -86,7 +86,7 @@ def test_a_child_knows_that_it_holds_nothing(tmp_path: Path) -> None:
 @contextmanager
 def reading_a_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run the block while another thread of this process is in the middle of reading a script."""
-    begun, go_on, files, parent = threading.Event(), threading.Event(), script.resources.files, os.getpid()
+    begun, go_on, files, parent = threading.Event(), threading.Event(), commands.resources.files, os.getpid()
 
     def slow(package: str) -> Any:
         if os.getpid() == parent:
@@ -94,7 +94,7 @@ def reading_a_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             go_on.wait(60)
         return files(package)
 
-    monkeypatch.setattr(script.resources, "files", slow)
+    monkeypatch.setattr(commands.resources, "files", slow)
     thread = threading.Thread(target=lambda: Script("read").sha)
     thread.start()
     try:

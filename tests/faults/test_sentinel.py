@@ -21,8 +21,7 @@ from hiredis import Reader, pack_command
 from under_load import Load, load, now
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore
-from distributed_state.port.sentinels import SentinelWatch
-from distributed_state.port.topology import Topology
+from distributed_state.port.topology import SentinelWatch, Topology
 from distributed_state.programs.servers import RedisSentinel, RedisServer, redis_sentinel, wait_until
 
 KIND = pytest.mark.parametrize("kind", ["redis", "valkey"])

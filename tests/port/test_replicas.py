@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port.replicas import behind_sentinels
+from distributed_state.port.topology import replicas_behind_sentinels as behind_sentinels
 
 pytestmark = pytest.mark.unit
 

@@ -14,8 +14,7 @@ from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.port import Script, Words, callers, topology
 from distributed_state.port.addresses import read_address
 from distributed_state.port.errors import ReplyError, translate
-from distributed_state.port.facts import Life
-from distributed_state.port.lives import Packer
+from distributed_state.port.lives import Life, Packer
 from distributed_state.port.routing import Router
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.topology import SLOTS, Topology, slot_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_state.errors import ConfigurationError, WarmUnavailable
-from distributed_state.port import sentinels, topology
+from distributed_state.port import topology
 from distributed_state.port.addresses import read_address
 from distributed_state.port.connections import Connections
 from distributed_state.port.topology import SLOTS, Topology, slot_of
@@ -267,7 +267,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
 
 def test_nor_for_one_that_began_to_listen_to_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(sentinels._Listener, "start", lambda self: begun.append(self._seed))
+    monkeypatch.setattr(topology._Listener, "start", lambda self: begun.append(self._seed))
     connections = Connections("redis+sentinel://a,b/mymaster", 1.0)
     watch, drop = connections._watch, begun.append
     assert watch is not None

@@ -58,7 +58,7 @@ from distributed_state import (
     Unauthenticated,
     Unavailable,
 )
-from distributed_state.port.http_clients import BlockingHttp
+from distributed_state.port.http import BlockingHttp
 from distributed_state.programs.service import Service
 from distributed_state.remote import absent
 from distributed_state.remote.requests import KEY

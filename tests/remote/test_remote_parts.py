@@ -43,8 +43,7 @@ from distributed_state import (
     WarmUnavailable,
 )
 from distributed_state.adapters.stores import open_store
-from distributed_state.port.http import HttpAnswer, HttpPlace, Unanswered
-from distributed_state.port.http_clients import AsyncHttp, BlockingHttp
+from distributed_state.port.http import AsyncHttp, BlockingHttp, HttpAnswer, HttpPlace, Unanswered
 from distributed_state.records.sanitizing import SessionOptions
 from distributed_state.remote import absent, values
 from distributed_state.remote.addresses import TOKEN, TOKEN_FILE, address

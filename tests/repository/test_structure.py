@@ -302,7 +302,7 @@ def test_functions_are_short(module: Path) -> None:
 
 @each(MODULES)
 def test_commands_are_written_in_one_place(module: Path) -> None:
-    """Never by hiredis, which a signal handler that raises ends the interpreter in: see port/words.py."""
+    """Never by hiredis, which a signal handler that raises ends the interpreter in: see port/commands.py."""
     assert not re.search(r"import .*\bpack_command\b", module.read_text())
 
 
@@ -396,7 +396,7 @@ def test_an_include_that_is_not_there_is_an_error_when_the_script_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     folder = shutil.copytree(PACKAGE / "warm/lua", tmp_path / "warm/lua")
-    monkeypatch.setattr("distributed_state.port.script.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("distributed_state.port.commands.resources.files", lambda package: tmp_path)
     assert Script("claim").text == (folder / "claim.lua").read_bytes(), "the same lines are read from there"
     with (folder / "claim.lua").open("a") as script:
         script.write(f"\n{line}\n")

@@ -10,7 +10,7 @@ from unittest import mock
 from fakeredis.commands_mixins import scripting_mixin
 
 from distributed_state import AsyncStateStore
-from distributed_state.port.facts import Life
+from distributed_state.port.lives import Life
 from distributed_state.store import lifecycle
 from distributed_state.values.keys import Keys
 from tests.simulation.cluster import Cluster, is_away, slot_of

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from distributed_state.errors import WarmUnavailable
+from distributed_state.port.commands import encode
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import filled
-from distributed_state.port.words import encode
 from tests.simulation.node import Node
 from tests.simulation.world import Future, Process, World
 

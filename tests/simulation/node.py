@@ -28,7 +28,7 @@ from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.embedded_client import EmbeddedClient
 from distributed_state.port.errors import ReplyError
-from distributed_state.port.facts import Life
+from distributed_state.port.lives import Life
 from tests.simulation.world import Clock, World
 
 READS = frozenset(

@@ -35,7 +35,7 @@ from tests.simulation.world import Future, Process, RunOver, Task
 if TYPE_CHECKING:  # a cold tier needs a fleet, which needs this module
     from tests.simulation.fleet import Fleet
 
-_LENT = 4  # threads of a pool, as in port/pools.py
+_LENT = 4  # threads of a pool, as in port/asyncio.py
 _INSTANT = 1e-9  # seconds, in which no wait takes place
 _PAUSE, _QUICK = 0.06, 1.0  # seconds: see port/topology.py
 

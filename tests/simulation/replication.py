@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from distributed_state.port.facts import Life
+from distributed_state.port.lives import Life
 from tests.simulation.network import Network, Wire
 from tests.simulation.node import Node, Persistence
 from tests.simulation.world import Clock

@@ -20,7 +20,7 @@ from unittest import mock
 from distributed_state.cold import archive, erasure
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
-from distributed_state.port import errors, facts, routing, topology
+from distributed_state.port import errors, lives, routing, topology
 from distributed_state.records import rollback
 from distributed_state.store import reaper
 from distributed_state.tiers import (
@@ -559,7 +559,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if current_life ~= life then current = nil end"),), _REPLACED, 1
     ),
     "a promoted server is taken for the former one under another name": Sabotage(
-        (Python(facts.Life.renames, "not self.former and", "(not self.former or not reached()) and"),), _OLDER, 1
+        (Python(lives.Life.renames, "not self.former and", "(not self.former or not reached()) and"),), _OLDER, 1
     ),
     "a server that has older data on the same connections is written to": Sabotage(
         (

@@ -9,7 +9,7 @@ import pytest
 
 from distributed_state.port import lives
 from distributed_state.port.errors import ReplyError
-from distributed_state.port.facts import Life
+from distributed_state.port.lives import Life
 from tests.simulation import node as nodes
 from tests.simulation.fleet import Fleet
 from tests.simulation.network import Connection

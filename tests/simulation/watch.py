@@ -11,7 +11,7 @@ from tests.simulation.world import Future, Task
 if TYPE_CHECKING:  # these modules use this one
     from tests.simulation.port import SimulatedConnections
 
-_EVERY = 1.0  # seconds between two attempts to reach a Sentinel that is away: see port/sentinels.py
+_EVERY = 1.0  # seconds between two attempts to reach a Sentinel that is away: see port/topology.py
 
 
 class SimulatedWatch:

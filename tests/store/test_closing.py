@@ -16,8 +16,8 @@ from faces import core
 
 from distributed_state import AsyncStateStore
 from distributed_state.port import background, waking
+from distributed_state.port.asyncio import Pools
 from distributed_state.port.background import BlockingJob
-from distributed_state.port.pools import Pools
 from distributed_state.port.shared import LoopJob
 from distributed_state.port.waking import SharedSignal
 

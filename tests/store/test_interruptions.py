@@ -30,7 +30,7 @@ from distributed_state import AsyncRemoteStore, AsyncStateStore, LockTimeout, Re
 from distributed_state.port import background, callers, waited
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import Body
-from distributed_state.port.http_clients import AsyncHttp, BlockingHttp
+from distributed_state.port.http import AsyncHttp, BlockingHttp
 from distributed_state.warm import lease
 
 Enter = Callable[[Any], Any]

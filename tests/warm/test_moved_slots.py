@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.port.facts import Life
+from distributed_state.port.lives import Life
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.warm.answers import PartitionState
 

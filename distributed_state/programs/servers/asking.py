@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from hiredis import Reader
 
-from distributed_state.port.words import packed
+from distributed_state.port.commands import packed
 
 _CHUNK = 65_536
 
