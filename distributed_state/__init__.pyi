@@ -4,7 +4,15 @@ from distributed_state.agents.asyncio import AsyncAgent, AsyncHost
 from distributed_state.agents.blocking import Agent, Host
 from distributed_state.agents.commands import CommandArgument
 from distributed_state.agents.display import Limits, LogLevel, Status
-from distributed_state.conversation.agent_state import AgentPhase, AgentState, Role
+from distributed_state.conversation.agent_state import (
+    AgentPhase,
+    AgentState,
+    Role,
+    TaskState,
+    ToolCall,
+    UserState,
+    WorkingMemory,
+)
 from distributed_state.conversation.context import Context
 from distributed_state.conversation.formats import (
     from_anthropic,
@@ -15,16 +23,12 @@ from distributed_state.conversation.formats import (
     to_openai,
 )
 from distributed_state.conversation.phases import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
-from distributed_state.conversation.ready_schemas import TaskState, UserState
-from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.tokens import tiktoken_counter
-from distributed_state.conversation.toolbox import TOOLBOX
-from distributed_state.conversation.tools import Tool, tool
+from distributed_state.conversation.tools import TOOLBOX, Tool, tool
 from distributed_state.conversation.turn import AsyncTurn
-from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.window import Summary, Window, truncate_history
 from distributed_state.conversation.workflow import Workflow
-from distributed_state.conversation.working_memory import ToolCall, WorkingMemory
 from distributed_state.errors import (
     AccessDenied,
     Backpressure,

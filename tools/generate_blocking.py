@@ -56,7 +56,7 @@ FILES = (
             "records.items:AsyncItems",
             "conversation.session:AsyncSession",
             "records.typed:AsyncTypedRecord",
-            "conversation.typed_session:AsyncTypedSession",
+            "conversation.session:AsyncTypedSession",
         ),
         '''
 def as_session(twin: AsyncSession) -> Session:

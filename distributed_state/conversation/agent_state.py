@@ -1,30 +1,168 @@
-"""What an agent knows while it works. Law: values are frozen; a transition returns a new one.
+"""The state of an agent in a session: its memory for one task, its phase, and how a record stores them.
 
-All of it is JSON and comes back from JSON as it was. Where a value is kept is said in `agent_state_storage`.
+Law: values are frozen, and a save is one commit of what changed since the state was loaded.
+
+All of it is JSON and is read back as it was written. The history is the record's messages, the phase is the record's
+phase, and everything else is a field: `agent.goal`, `agent.note.<key>`, `agent.tool_call.<number>`. So the cost of a
+save depends on what changed, not on the length of the conversation.
+
+`TaskState` and `UserState` are schemas for typed records; any pydantic model of your own works the same way.
 
 Design: section 13.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from operator import is_
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
+    ConfigDict,
     Field,
+    JsonValue,
     PrivateAttr,
+    Strict,
     ValidationError,
     field_serializer,
 )
 
 from distributed_state.conversation.phases import DEFAULT
-from distributed_state.conversation.working_memory import FROZEN, Text, ToolCall, WorkingMemory, now, text_of
-from distributed_state.errors import InvalidTransition, InvalidValue
+from distributed_state.errors import Conflict, CorruptState, InvalidTransition, InvalidValue
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records import messages
+from distributed_state.records.access import MESSAGES, MOVES
+from distributed_state.records.context import RecordContext
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers.changes import Changes
 from distributed_state.values import chance, codec
-from distributed_state.values.model import MAX_PHASE, Message, Ref
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import MAX_PHASE, PHASE, Message, Ref
+
+
+def as_json(value: Any) -> Any:
+    """The value, if it can be stored. Raises InvalidValue."""
+    codec.encode(value)
+    return value
+
+
+def now() -> float:
+    """Seconds since 1970, to be shown; nothing is decided by it."""
+    return datetime.now(UTC).timestamp()
+
+
+def text_of(value: Any, name: str) -> str:
+    """The value, if it is a text. Raises InvalidValue."""
+    if not isinstance(value, str):
+        raise InvalidValue(f"{name} is a str, not {value!r:.80}")
+    return value
+
+
+Json = Annotated[Any, AfterValidator(as_json)]
+Text = Annotated[str, Strict()]  # pydantic would make text of bytes
+FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ToolCall(BaseModel):
+    """One call of a tool and what came of it. `result` is any JSON value; `timestamp` is in seconds since 1970."""
+
+    model_config = FROZEN
+
+    call_id: Text = Field(default_factory=lambda: f"call_{chance.token_hex(16)}", min_length=1)
+    tool_name: Text = Field(min_length=1)
+    arguments: Annotated[dict[str, Any], AfterValidator(as_json)] = Field(default_factory=dict)
+    result: Json = None
+    error: Text | None = None
+    duration_ms: float | None = None
+    timestamp: float = Field(default_factory=now)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the tool returned."""
+        return self.error is None
+
+    def to_observation(self) -> str:
+        """What the model sees: the result as text or JSON, or the error."""
+        if self.error is not None:
+            return f"[Tool Error] {self.tool_name} failed: {self.error}"
+        if self.result is None:
+            return f"{self.tool_name} returned nothing"
+        return self.result if isinstance(self.result, str) else codec.encode(self.result).decode().strip()
+
+    def to_request(self) -> dict[str, Any]:
+        """The call as an assistant message's `tool_calls` holds it, in the OpenAI chat format."""
+        arguments = codec.encode(self.arguments).decode().strip()
+        return {"id": self.call_id, "type": "function", "function": {"name": self.tool_name, "arguments": arguments}}
+
+    def to_message(self) -> Message:
+        """The answer to the model, a tool message; what the call was, its duration and error are in the metadata."""
+        known = {"tool_name": self.tool_name, "arguments": self.arguments, "error": self.error}
+        failed = {} if self.succeeded else {"is_error": True}  # what to_anthropic and to_langchain show the model
+        return Message(
+            role="tool",
+            tool_call_id=self.call_id,
+            content=self.to_observation(),
+            timestamp=self.timestamp,
+            metadata={"tool_call": {**known, "duration_ms": self.duration_ms}, **failed},
+        )
+
+
+class WorkingMemory(BaseModel):
+    """The notepad of one task: its goal (or `current_goal`), the plan, what is done, notes, and the tools called."""
+
+    model_config = FROZEN
+
+    goal: Text = Field(default="", validation_alias=AliasChoices("goal", "current_goal"))
+    plan_steps: tuple[Text, ...] = ()
+    completed_steps: tuple[Text, ...] = ()
+    notes: Annotated[dict[str, Any], AfterValidator(as_json)] = Field(default_factory=dict)
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def current_goal(self) -> str:
+        """The goal."""
+        return self.goal
+
+    def plan(self, *steps: str) -> Self:
+        """The memory with a new plan, nothing of which is done."""
+        for step in steps:
+            text_of(step, "a step")
+        return self.model_copy(update={"plan_steps": steps, "completed_steps": ()})
+
+    def complete(self, step: str) -> Self:
+        """The memory with a step done. Raises InvalidValue if it is not pending."""
+        if step not in self.pending_steps():
+            raise InvalidValue(f"step {step!r:.80} is not pending; pending are {list(self.pending_steps())!r:.200}")
+        return self.model_copy(update={"completed_steps": (*self.completed_steps, step)})
+
+    def pending_steps(self) -> tuple[str, ...]:
+        """The steps of the plan that are left, in order. A step planned twice is to be completed twice."""
+        done = Counter(self.completed_steps)
+        done.subtract(self.plan_steps)
+        left = []
+        for step in reversed(self.plan_steps):
+            if done[step] < 0:
+                done[step] += 1
+                left.append(step)
+        return tuple(reversed(left))
+
+    def note(self, key: str, value: Any) -> Self:
+        """The memory with a note, any JSON value, added or replaced."""
+        codec.encode(value, f"note {text_of(key, 'the name of a note')!r:.80}")
+        return self.model_copy(update={"notes": {**self.notes, key: value}})
+
+    def record_tool_call(self, call: ToolCall) -> Self:
+        """The memory with one more call."""
+        if not isinstance(call, ToolCall):
+            raise InvalidValue(f"a tool call is a ToolCall, not {call!r:.80}")
+        return self.model_copy(update={"tool_calls": (*self.tool_calls, call)})
 
 
 class Role(StrEnum):
@@ -201,3 +339,213 @@ def valid(fields: dict[str, Any]) -> AgentState:
         return AgentState.model_validate(fields)
     except ValidationError as error:
         raise codec.refused(error, "state") from None  # pydantic repeats what it was given
+
+
+_MEMORY = ("goal", "plan_steps", "completed_steps")
+_STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
+_NOTE = "agent.note."
+_CALL = "agent.tool_call."
+_MARK = b"agent.created_at"  # a record without it holds no state
+_ABSENT: Any = object()
+
+
+# Loading
+
+
+async def load(context: RecordContext) -> AgentState | None:
+    """The state as it was last saved, with the version that the next save expects."""
+    entry, history = await messages.messages(context.tiers, context.keys, None, fresh=True)
+    return read(context.keys, entry, history)
+
+
+def shown(state: AgentState | None) -> tuple[str, ...]:
+    """What a state shows of its record, as a policy is asked for it."""
+    if state is None:
+        return ()
+    notes = (_NOTE + key for key in state.memory.notes)
+    calls = (f"{_CALL}{number}" for number in range(len(state.memory.tool_calls)))
+    return (*_fields(state), *notes, *calls, MESSAGES, MOVES)
+
+
+def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> AgentState | None:
+    """The state that a record holds, None if it holds none. Raises CorruptState."""
+    if entry.deleted or _MARK not in entry.fields:
+        return None
+    stored = entry.fields.get(PHASE)
+    phase = DEFAULT.initial if stored is None else stored.decode("utf-8", "surrogatepass")
+    fields = dict(sorted(entry.all().items()))  # Redis keeps no order, and a prompt should not differ between workers
+    calls = {name[len(_CALL) :]: value for name, value in fields.items() if name.startswith(_CALL)}
+    memory = {name: fields[f"agent.{name}"] for name in _MEMORY if f"agent.{name}" in fields}
+    memory["notes"] = {name[len(_NOTE) :]: value for name, value in fields.items() if name.startswith(_NOTE)}
+    known = {name: fields[f"agent.{name}"] for name in _STATE if f"agent.{name}" in fields}
+    try:
+        memory["tool_calls"] = [calls[str(number)] for number in range(len(calls))]
+        found = valid({**known, "session_id": names.ref.id, "phase": phase, "history": history, "memory": memory})
+    except (KeyError, ValueError) as error:
+        raise CorruptState(f"{names.ref.text[:200]}: holds no agent state that can be read: {error}") from error
+    return saved(found, names, entry.epoch, entry.version)
+
+
+def saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
+    """The state, knowing that this version of its record holds it."""
+    notes = dict(state.memory.notes)
+    tool_calls = state.memory.tool_calls
+    return state.with_saved(
+        Saved(names.ref.text, epoch, version, _fields(state), state.phase, state.history, notes, tool_calls)
+    )
+
+
+def _fields(state: AgentState) -> dict[str, Any]:
+    """The fields of the record that do not grow in number; None: absent."""
+    memory = {"goal": state.memory.goal} | {name: list(getattr(state.memory, name)) for name in _MEMORY[1:]}
+    rest = {name: getattr(state, name) for name in _STATE}
+    return {f"agent.{name}": value for name, value in (memory | rest).items()}
+
+
+# Saving
+
+
+def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
+    """What this record holds of a state, as far as the state knows, and whether that is nothing."""
+    if type(state) is not AgentState:
+        raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
+    if state.session_id != names.ref.id:
+        raise InvalidValue(f"{names.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
+    base = state.saved
+    if base is None or base.record != names.ref.text:
+        return Saved(names.ref.text, "", 0, {}, None, (), {}, ()), True
+    return base, False
+
+
+async def save(context: RecordContext, state: AgentState) -> AgentState:
+    """Write what changed since the state was loaded, if the record did not change meanwhile; the state as saved."""
+    names = context.keys
+    base, new = known(names, state)
+
+    async def once() -> AgentState:
+        nonlocal base
+        assert base is not None
+        change = context.changes()
+        whole = put(change, state, base)
+        if not change:
+            return state
+        draft = change.draft("save_state")
+        draft.expected = base.version
+        draft.epoch = base.epoch
+        try:
+            done = await context.commit(draft)
+        except Conflict as conflict:
+            if new:
+                entry, history = await messages.messages(context.tiers, names, None, fresh=True)
+                base = before(names, entry, history, conflict)
+            raise
+        return saved(whole, names, done.epoch, done.version)
+
+    return await (write_path.until_no_conflict(context.tiers, once) if new else once())
+
+
+def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
+    """A record that a new state is to be saved in, which may exist but should hold no state yet."""
+    if not entry.deleted and _MARK in entry.fields:
+        text = f"{names.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
+        raise InvalidValue(text) from cause
+    return Saved(names.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
+
+
+async def base_for(
+    names: RecordKeys, entry: CachedRecord, state: AgentState, history: Callable[[], Awaitable[list[Message]]]
+) -> Saved:
+    """What a turn that began with this entry saves a state on. Raises Conflict if it was loaded from another one."""
+    base, new = known(names, state)
+    if new:
+        return before(names, entry, await history())
+    if (base.epoch, base.version) != (entry.epoch, entry.version):
+        text = f"{names.ref.text[:200]}: the state was loaded at version {base.version}, the turn at {entry.version}"
+        raise Conflict(text, version=entry.version)
+    return base
+
+
+def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
+    """Put what differs from `base` into `change`; the state that then is stored."""
+    state, start, first = _checked(state, base)
+    memory = state.memory
+    for name, value in _fields(state).items():
+        if value is None and base.fields.get(name) is not None:
+            change.delete(name)
+        elif value != base.fields.get(name):
+            change.set(name, value)
+    for key in sorted(base.notes.keys() - memory.notes.keys()):
+        change.delete(_NOTE + key)
+    for key, value in _new_notes(memory, base).items():
+        change.set(_NOTE + key, value)
+    for number, call in enumerate(memory.tool_calls[first:], first):
+        change.set(f"{_CALL}{number}", dict(call.__dict__))
+    for number in range(len(memory.tool_calls), len(base.tool_calls)):
+        change.delete(f"{_CALL}{number}")
+    for message in state.history[start:]:
+        change.append(message)
+    if state.phase != base.phase:
+        change.phase(state.phase)
+    return state
+
+
+def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
+    """The state, valid; where its new messages begin, and its new tool calls.
+
+    Only what is new is looked into: what was loaded or saved was valid then, and a long history would cost time.
+    """
+    memory = state.memory
+    if not isinstance(memory, WorkingMemory):
+        raise InvalidValue(f"state.memory: is a WorkingMemory, not {memory!r:.80}")
+    for name, many in ("history", state.history), ("memory.tool_calls", memory.tool_calls):
+        if not isinstance(many, (tuple, list)):
+            raise InvalidValue(f"state.{name}: is a tuple, not {many!r:.80}")
+    if not isinstance(memory.notes, dict):
+        raise InvalidValue(f"state.memory.notes: is a dict, not {memory.notes!r:.80}")
+    history = tuple(state.history)
+    start = len(base.history)
+    # Equal tuples of the same objects are compared by identity, which takes microseconds for a thousand messages.
+    if history[:start] != base.history:
+        text = f"{base.record[:200]}: holds {start} messages, and the history does not begin with them"
+        raise InvalidValue(f"{text}; messages are only ever added")
+    calls = tuple(memory.tool_calls)
+    first = len(base.tool_calls)
+    if len(calls) < first or not all(map(is_, calls, base.tool_calls)):
+        first = 0
+    checked = valid(
+        {
+            **state.__dict__,
+            "history": [each.to_dict() if isinstance(each, Message) else each for each in history[start:]],
+            "memory": {
+                **memory.__dict__,
+                "notes": _new_notes(memory, base),
+                "tool_calls": [dict(each.__dict__) if isinstance(each, ToolCall) else each for each in calls[first:]],
+            },
+        }
+    )
+    calls = calls[:first] + checked.memory.tool_calls
+    memory = checked.memory.model_copy(update={"notes": dict(memory.notes), "tool_calls": calls})
+    return checked.model_copy(update={"history": base.history + checked.history, "memory": memory}), start, first
+
+
+def _new_notes(memory: WorkingMemory, base: Saved) -> dict[str, Any]:
+    # By identity: True is equal to 1, but not the same note.
+    return {key: value for key, value in memory.notes.items() if value is not base.notes.get(key, _ABSENT)}
+
+
+class TaskState(BaseModel):
+    """A piece of work: `store.task("t1", schema=TaskState)`. Steps are counted, `data` is what was found so far."""
+
+    goal: str
+    status: Literal["pending", "in_progress", "waiting", "done", "failed"] = "pending"
+    steps_completed: int = Field(default=0, ge=0)
+    steps_remaining: int = Field(default=0, ge=0)
+    current_step: str | None = None
+    data: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class UserState(BaseModel):
+    """What is known of a user in all sessions: `store.user("u1", schema=UserState)`."""
+
+    preferences: dict[str, JsonValue] = Field(default_factory=dict)
+    history: dict[str, list[JsonValue]] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Requests that a record remembers, so that none is done twice. Law: a record keeps the last few, in fields of its own.
 
 What a request came to is a list: the version before it, and, in a session, its outcome, its id, and what it changes of
-the session's user (see `user_effects`). A negative version is that of a request which a fork has from its source.
+the session's user (see `turn_user`). A negative version is that of a request which a fork has from its source.
 
 These fields are not part of the state that `rollback`, `restore_state` or `clear` replace.
 

@@ -1,23 +1,26 @@
 """A conversation: a record with messages, a phase and turns. Law: a method is one commit or one read.
 
+A tool that is called outside a turn runs in a turn of its own, once for each pair of turn id and call id.
+
 Design: sections 11, 13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
-from distributed_state.conversation import agent_state_storage, replacing, summaries
-from distributed_state.conversation.agent_state import AgentState
+from pydantic import ValidationError
+
+from distributed_state.conversation import agent_state, replacing, window
+from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.context import Context, look
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
 from distributed_state.conversation.tokens import Counter, estimate
-from distributed_state.conversation.tool_once import call_once, request_of
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
-from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue
 from distributed_state.port.waited import bounded
 from distributed_state.records import expiry, messages
@@ -25,9 +28,52 @@ from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import context_of
 from distributed_state.records.messages import Page, Shown
 from distributed_state.records.record import AsyncRecord
+from distributed_state.records.schema import M
+from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.values import field_ttl, message_ranges
 from distributed_state.values.model import MAX_ID_BYTES, PHASE, Message
 from distributed_state.values.results import Lifetime
+
+
+class _Failed(Exception):
+    """Ends the turn of a tool that failed without a commit."""
+
+
+def request_of(turn_id: str, call_id: str) -> str:
+    """The request id of the turn that a call is. Raises InvalidValue."""
+    for name, value in ("call_id", call_id), ("turn_id", turn_id):
+        if not isinstance(value, str) or (name == "call_id" and not value):
+            raise InvalidValue(f"{name} is a str{', and not empty' * (name == 'call_id')}, not {value!r:.80}")
+    # The length keeps ("a/b", "c") and ("a", "b/c") apart.
+    return f"{len(turn_id)}/{turn_id}/{call_id}"
+
+
+async def call_once(
+    turn: AsyncTurn, tool: Tool | str, arguments: dict[str, Any] | str | None, call_id: str, tools: Iterable[Tool]
+) -> ToolCall:
+    """Run a tool as this whole turn, of the request id above, or return what it returned when it ran before."""
+    call: ToolCall | None = None
+    with suppress(_Failed):
+        async with turn:
+            if turn.repeated:
+                return _first(turn.outcome, tool, call_id)
+            call = await turn.call(tool, arguments, call_id=call_id, tools=tools)
+            if not call.succeeded:
+                raise _Failed
+            turn.outcome = dict(call.__dict__)
+    assert call is not None
+    return call
+
+
+def _first(outcome: Any, tool: Tool | str, call_id: str) -> ToolCall:
+    try:
+        call = ToolCall.model_validate(outcome)
+    except ValidationError:
+        raise InvalidValue(f"call {call_id!r:.80}: a turn was given the request id of this call") from None
+    name = tool.name if isinstance(tool, Tool) else tool
+    if call.tool_name != name:
+        raise InvalidValue(f"call {call_id!r:.80}: was {call.tool_name}, not {name:.80}; each call has its own id")
+    return call
 
 
 @bounded("phase")
@@ -189,7 +235,7 @@ class AsyncSession(AsyncRecord):
         if strategy == "summarize":
             self._context.allow("lock", None)
             self._context.allow("write", MESSAGES)
-        return await summaries.of_session(self._context, bounds)
+        return await window.of_session(self._context, bounds)
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if none was set. Options as in `get`."""
@@ -240,8 +286,8 @@ class AsyncSession(AsyncRecord):
     async def load_state(self) -> AgentState | None:
         """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
         self._context.allow("read", None)
-        state = await agent_state_storage.load(self._context)
-        self._context.allow("read", *agent_state_storage.shown(state))
+        state = await agent_state.load(self._context)
+        self._context.allow("read", *agent_state.shown(state))
         return state
 
     async def save_state(self, state: AgentState) -> AgentState:
@@ -251,7 +297,7 @@ class AsyncSession(AsyncRecord):
         the record changed meanwhile; InvalidValue for the state of another session, one that this session holds a
         successor of already, a history that is not the stored one and more, or a value that is not valid.
         """
-        return await agent_state_storage.save(self._context, state)
+        return await agent_state.save(self._context, state)
 
     async def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
         """Publish that a client goes on with this conversation; return the record's new version.
@@ -363,3 +409,8 @@ class AsyncSession(AsyncRecord):
         """
         turn = self.turn(request_id=request_of(turn_id, call_id), wait=wait)
         return await call_once(turn, tool, arguments, call_id, tools)
+
+
+@bounded()
+class AsyncTypedSession(AsyncTypedRecord[M], AsyncSession):
+    """A session whose fields are those of a pydantic model: `store.session("c1", schema=Trip)`."""

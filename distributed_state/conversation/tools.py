@@ -1,7 +1,10 @@
-"""Plain functions as tools of a model. Law: what a tool changes is kept if it returns, none of it if it fails.
+"""Plain functions as tools of a model, the calls of one turn, and a few ready tools (`TOOLBOX`).
 
-What a model got wrong (a name that no tool has, arguments that do not fit) is a failed call that says to the model what
-was expected; only what the program got wrong is raised.
+Law: the changes of a tool are kept if it returns; if it fails, none of them is.
+
+A mistake of the model (an unknown tool, arguments that do not fit) is a failed call whose error says what was
+expected; only mistakes of the program and errors of the store are raised. A call with an id runs once. A call that was
+refused before its tool began has no duration, and its id stays free.
 
 Design: section 13.
 """
@@ -10,13 +13,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints, overload
+from typing import Annotated, Any, get_type_hints, overload
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
 
-from distributed_state.errors import CorruptState, InvalidValue, NotFound
+from distributed_state.conversation.agent_state import ToolCall
+from distributed_state.conversation.turn_clock import TurnClock
+from distributed_state.errors import CorruptState, InvalidValue, NotFound, StateError
+from distributed_state.port import Port
 from distributed_state.values import codec
 
 INJECTED = ("state", "agent_state", "user_state", "session")
@@ -237,3 +244,145 @@ class Scratch(MutableMapping[str, Any]):
                 self._below.pop(key, None)
             elif self._given.get(key) != codec.encode_value(value, key):
                 self._below[key] = value
+
+
+Arguments = dict[str, Any] | str | None
+Inject = Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]]
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class ToolRuns:
+    """Runs the tools of a turn, and knows what came of them."""
+
+    def __init__(self, port: Port, clock: TurnClock) -> None:
+        self._port = port
+        self._clock = clock
+        self._calls: dict[str, ToolCall] = {}
+
+    @property
+    def all(self) -> tuple[ToolCall, ...]:
+        """The calls, in order."""
+        return tuple(self._calls.values())
+
+    async def call(
+        self, tool: Tool | str, arguments: Arguments, call_id: str, tools: Iterable[Tool], inject: Inject
+    ) -> ToolCall:
+        """Run a tool, or say why not. What it wants of the turn, `inject` makes."""
+        try:
+            it = chosen(tool, tools)
+        except NotFound as error:
+            # An API refuses a whole conversation for a name with other characters.
+            return self._failed(_NO_NAME.sub("_", str(tool))[:64] or "unnamed", {}, error, call_id)
+        if inspect.iscoroutinefunction(it.function) and not self._port.suspends:
+            raise InvalidValue(f"{it.name}: a coroutine function is a tool for asyncio only, not for blocking code")
+        given: dict[str, Any] = {}
+        try:
+            given = it.read(arguments)
+            known = self._calls.get(call_id)
+            if known is not None and known.duration_ms is not None:
+                if (known.tool_name, known.arguments) == (it.name, given):
+                    return known
+                raise InvalidValue(f"the id {call_id!r:.80} is that of another call of {known.tool_name} in this turn")
+            bound = it.bind(given)
+        except Exception as error:  # noqa: BLE001 - the model sees it, and may try something else
+            return self._failed(it.name, given, error, call_id)
+        return await self._run(it, given, bound, call_id, await inject(it.wants))
+
+    async def _run(
+        self, it: Tool, given: dict[str, Any], bound: dict[str, Any], call_id: str, injected: Mapping[str, Any]
+    ) -> ToolCall:
+        states = [each for each in injected.values() if isinstance(each, Scratch)]
+        began = self._port.monotonic()
+        result = None
+        try:
+            with self._clock.running("tool", it.name):
+                result = it.function(**bound, **{name: injected[name] for name in it.wants})
+                if inspect.isawaitable(result):
+                    result = await result
+            codec.encode(result, "result")
+            for each in states:
+                each.check()
+        except Exception as error:
+            if isinstance(error, StateError) and not isinstance(error, InvalidValue):
+                raise
+            return self._failed(it.name, given, error, call_id, began)
+        for each in states:
+            each.keep()
+        took = (self._port.monotonic() - began) * 1000
+        return self._noted(ToolCall(tool_name=it.name, arguments=given, result=result, duration_ms=took), call_id)
+
+    def _failed(
+        self, name: str, given: dict[str, Any], error: Exception, call_id: str, began: float | None = None
+    ) -> ToolCall:
+        took = None if began is None else (self._port.monotonic() - began) * 1000
+        text = f"{type(error).__name__}: {error}"
+        return self._noted(ToolCall(tool_name=name, arguments=given, error=text, duration_ms=took), call_id)
+
+    def _noted(self, call: ToolCall, call_id: str) -> ToolCall:
+        call = call.model_copy(update={"call_id": call_id}) if call_id else call
+        known = self._calls.get(call.call_id)
+        if known is None or known.duration_ms is None:  # else it was run, and that stays known
+            self._calls[call.call_id] = call
+        return call
+
+
+State = MutableMapping[str, Any]
+Name = Annotated[str, Field(min_length=1, max_length=200, description="Its name.")]
+
+
+@tool
+def count(state: State, name: Name = "counter", by: int = 1) -> int:
+    """Add to a counter of this conversation and return the sum."""
+    state[name] = _number(state, name) + by
+    return int(state[name])
+
+
+@tool
+def reset(state: State, name: Name = "counter") -> int:
+    """Set a counter of this conversation to zero and return what it was."""
+    before = _number(state, name)
+    state[name] = 0
+    return before
+
+
+@tool
+def note(state: State, key: Name, text: str) -> str:
+    """Keep a note for later in this conversation."""
+    state["notes"] = {**state.get("notes", {}), key: text}
+    return f"noted under {key}"
+
+
+@tool
+def get_preference(user_state: State, name: Name) -> Any:
+    """Look up what the user prefers; null if nothing is known."""
+    return user_state.get("preferences", {}).get(name)
+
+
+@tool
+def set_preference(user_state: State, name: Name, value: JsonValue) -> str:
+    """Remember what the user prefers, in all conversations."""
+    user_state["preferences"] = {**user_state.get("preferences", {}), name: value}
+    return f"{name} is remembered"
+
+
+@tool
+def user_statistics(state: State, user_state: State) -> dict[str, Any]:
+    """Sum up what is known: counters of this conversation, notes taken, and the user's preferences."""
+    counters = {key: value for key, value in state.items() if isinstance(value, int) and not isinstance(value, bool)}
+    return {
+        "counters": counters,
+        "notes": len(state.get("notes", {})),
+        "preferences": user_state.get("preferences", {}),
+        "conversations": user_state.get("conversations", 0),
+    }
+
+
+TOOLBOX = (count, reset, note, get_preference, set_preference, user_statistics)
+"""Tools that most agents can use: counters and notes of the session, preferences and figures of its user."""
+
+
+def _number(state: State, name: str) -> int:
+    value = state.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidValue(f"{name!r} is no counter, it holds {value!r:.80}")
+    return value

@@ -15,17 +15,15 @@ from types import TracebackType
 from typing import Any, Self
 from zlib import crc32
 
-from distributed_state.conversation import agent_state_storage, remembered_requests, summaries
-from distributed_state.conversation.agent_state import AgentState
+from distributed_state.conversation import agent_state, remembered_requests, window
+from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.remembered_requests import name_of, remember, slot_of
 from distributed_state.conversation.tokens import Counter, estimate
-from distributed_state.conversation.tool_runs import ToolRuns
-from distributed_state.conversation.tools import Scratch, Tool
+from distributed_state.conversation.tools import Scratch, Tool, ToolRuns
 from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.conversation.turn_user import TurnUser
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
-from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import Deleted, DurabilityUnknown, Fenced, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port.bodies import leaving
@@ -237,15 +235,15 @@ class AsyncTurn(Transaction):
             self._workspace.open().put(SUMMARY, data)
             self._summary = data
 
-        return await summaries.summarized(
+        return await window.summarized(
             self._tiers, self._context.keys, bounds, look=look, keep=keep, pending=tuple(self._pending)
         )
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state as it was before this turn, None if none was saved."""
         self._context.allow("read", None)
-        state = agent_state_storage.read(self._context.keys, self._workspace.entry, await self._before(None))
-        self._context.allow("read", *agent_state_storage.shown(state))
+        state = agent_state.read(self._context.keys, self._workspace.entry, await self._before(None))
+        self._context.allow("read", *agent_state.shown(state))
         return state
 
     async def save_state(self, state: AgentState) -> None:
@@ -255,8 +253,8 @@ class AsyncTurn(Transaction):
         """
         self._workspace.open()
         entry = self._workspace.entry
-        base = await agent_state_storage.base_for(self._context.keys, entry, state, partial(self._before, None))
-        self._state = agent_state_storage.put(self._workspace.changes, state, base)
+        base = await agent_state.base_for(self._context.keys, entry, state, partial(self._before, None))
+        self._state = agent_state.put(self._workspace.changes, state, base)
 
     @property
     def state(self) -> AgentState | None:
@@ -419,6 +417,6 @@ class AsyncTurn(Transaction):
             raise
         self.written = Written(done.version, first_message=done.added(signed.steps))
         if self._state is not None:
-            self._state = agent_state_storage.saved(self._state, context.keys, done.epoch, done.version)
+            self._state = agent_state.saved(self._state, context.keys, done.epoch, done.version)
         if effect and theirs:
             await self._user.follow(effect, theirs, done.version, self.request_id)

@@ -1,22 +1,122 @@
-"""What of a conversation a model is sent: the newest whole turns that fit, and a summary of what does not.
+"""The part of a conversation that a model is sent: the newest whole turns that fit, and a summary of the others.
 
-Law: nothing is read that is not needed to decide that (`window_reading`), and raw messages are never changed.
+Law: messages are read only as far as it takes to decide what fits, and stored messages are never changed.
 
-Design: section 11.
+Messages are read in pages, the newest first, until they no longer fit; system messages are read from the beginning. A
+tool result is never kept without its call. A summary is made once, under the session's lock, and stored at once; it
+names the messages that it replaces by their numbers.
+
+Retention (`leave_out`) is a commit like others: earlier versions still show all messages, until a purge removes those
+versions and the messages.
+
+Design: sections 11, 15.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from distributed_state.conversation.fit_window import choose, with_calls
-from distributed_state.conversation.tokens import Counter, counted, estimate
-from distributed_state.errors import CorruptState, InvalidValue
-from distributed_state.values import codec
+from distributed_state.conversation.tokens import Counter, calls, counted, estimate, results
+from distributed_state.errors import Conflict, CorruptState, Deleted, InvalidValue, StateError, TooLarge
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records import messages
+from distributed_state.records.context import RecordContext
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import codec, message_ranges
 from distributed_state.values.codec import Codec
-from distributed_state.values.model import Message
+from distributed_state.values.journal import Segment
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import SEGMENTS, START, SUMMARY, Message
+
+
+def turns(messages: Sequence[Message]) -> list[int]:
+    """Where turns begin: at each user message, but for one that stands between a call and its late result.
+
+    A result is looked for in its own turn and the next one: otherwise one without a call would join all turns.
+    """
+    starts: list[int] = []
+    before: set[str] = set()  # calls of the turn before that it left without a result
+    waiting: set[str] = set()  # those of this turn
+    for place, message in enumerate(messages):
+        if message.role == "user":
+            starts.append(place)
+            before = waiting
+            waiting = set()
+        for id in results(message):
+            if id in waiting:
+                waiting.remove(id)
+            elif id in before and starts:
+                starts.pop()
+                before = set()
+        waiting.update(call.id for call in calls(message))
+    return starts
+
+
+def choose(
+    messages: Sequence[Message],
+    counts: Sequence[int],
+    *,
+    room: int,
+    keep_last: int,
+    complete: bool,
+    must: int | None = None,
+) -> int | None:
+    """The place of the first message that is kept: whole turns, the newest first, as long as they fit in `room`.
+
+    The last `keep_last` turns, and all from the place `must` on, are kept whatever they count. What comes before the
+    first user message is a turn too. None: these messages are not the whole conversation (`complete`), and older ones
+    have to be known to decide.
+    """
+    starts = turns(messages)
+    first = next((place for place, message in enumerate(messages) if message.role == "user"), None)
+    unsure = None
+    if complete:
+        starts = sorted({0, *starts}) if messages else []
+    elif first is not None and not _answers_itself(messages, first):
+        unsure = first  # a result in the oldest turn may belong to a call that was not read
+    must = len(messages) if must is None else must
+    cut = len(messages)
+    kept = 0
+    total = 0
+    for start in reversed(starts):
+        total += sum(counts[start:cut])
+        if total > room and kept >= keep_last and cut <= must:
+            return cut
+        if start == unsure:
+            return None
+        cut = start
+        kept = kept + 1
+    total += sum(counts[:cut])
+    return cut if complete or (total > room and kept >= keep_last and cut <= must) else None
+
+
+def _answers_itself(messages: Sequence[Message], start: int) -> bool:
+    known: set[str] = set()
+    for place in range(start, len(messages)):
+        if place > start and messages[place].role == "user":
+            break
+        if not known.issuperset(results(messages[place])):
+            return False
+        known.update(call.id for call in calls(messages[place]))
+    return True
+
+
+def with_calls(messages: Sequence[Message]) -> list[int]:
+    """The places of all messages but those that are results of calls that are not among them."""
+    known: set[str] = set()
+    places = []
+    for place, message in enumerate(messages):
+        if message.role != "tool" or known.issuperset(results(message)):
+            places.append(place)
+        known.update(call.id for call in calls(message))
+    return places
+
 
 M = TypeVar("M", bound=Message | dict[str, Any])
 Strategy = Literal["drop", "summarize"]
@@ -128,3 +228,327 @@ def truncate_history(
     cut = choose(said, [counts[place] for place in rest], room=room, keep_last=keep_last, complete=True)
     kept = [rest[cut or 0 :][each] for each in with_calls(said[cut or 0 :])]
     return [messages[place] for place in sorted([*head, *kept])]
+
+
+_HEAD = 4
+_LEAST = 16
+PAGE = 512  # messages that are read at once
+
+
+class StoredConversation:
+    """A conversation read from both ends. Its stored messages have places from 0 on, pending ones follow."""
+
+    def __init__(self, tiers: Tiers, names: RecordKeys, entry: CachedRecord, bounds: Bounds) -> None:
+        self._tiers = tiers
+        self._names = names
+        self._bounds = bounds
+        self.entry = CachedRecord(entry.codec, entry.epoch, entry.version, entry.fields, dict(entry.messages))
+        self.runs = [] if entry.deleted else message_ranges.segments(names.ref.text, entry.fields)
+        self.length = message_ranges.count(self.runs)
+        self.bytes = 0
+        self._known: dict[int, tuple[Message, int]] = {}
+
+    async def read(self, *spans: tuple[int, int]) -> list[tuple[Message, int]]:
+        """The messages at the places of these spans and what each counts; one query for what is not at hand."""
+        wanted: dict[int, tuple[int, str]] = {}
+        for start, stop in spans:
+            runs = message_ranges.part(self.runs, start, stop)
+            numbers = [(number, run.source) for run in runs for number in range(run.start, run.stop)]
+            wanted.update(zip(range(start, stop), numbers, strict=True))
+        if any(place not in self._known for place in wanted):
+            await self._fetch([run for start, stop in spans for run in message_ranges.part(self.runs, start, stop)])
+        for place, (number, source) in wanted.items():
+            if place not in self._known:
+                data = self.entry.messages[number]
+                message = self.entry.codec.decode_message(data, source, number)
+                self.bytes += len(data)
+                self._known[place] = message, counted(self._bounds.counter, message)
+        return [self._known[place] for place in wanted]
+
+    async def _fetch(self, runs: list[Any]) -> None:
+        numbers = {number for run in runs for number in range(run.start, run.stop)}
+        for whole in (False, True):
+            found = await messages.find(self._tiers, self._names, self.entry, runs)
+            self.entry.messages.update(found)
+            if numbers <= found.keys():
+                return
+            if not whole:
+                # Not archived yet, and no longer hot. Those that are archived just now are in SQL at the second look.
+                newer = await read_path.load_whole(self._tiers, self._names, self.entry)
+                self.entry.messages.update(newer.messages)
+        name = self._names.ref.text[:200]
+        lacking = sorted(numbers - found.keys())
+        if (newer.epoch, newer.version) != (self.entry.epoch, self.entry.version):
+            raise Conflict(f"{name}: changed while it was read", version=newer.version)
+        raise StateError(f"{name}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
+
+    @property
+    def looked_at(self) -> int:
+        """How many stored messages were read."""
+        return len(self._known)
+
+    def summary(self) -> Summary | None:
+        """The stored summary, if it stands for messages that are still shown."""
+        data = self.entry.fields.get(SUMMARY)
+        if data is None or not self.runs:
+            return None
+        summary = Summary.parse(data, self.entry.codec)
+        return summary if summary.start <= self.runs[0].start < summary.stop else None
+
+    def number(self, place: int) -> int:
+        """The number of the message at a place."""
+        return message_ranges.part(self.runs, place, place + 1)[0].start
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What fits, and what has to be summarized so that all fits: the stored messages from `floor` to `target`."""
+
+    window: Window
+    conversation: StoredConversation
+    floor: int
+    target: int
+
+
+class _Fitting:
+    """Reads a conversation from its end until it is known what is kept."""
+
+    def __init__(self, it: StoredConversation, bounds: Bounds, pending: Sequence[Message]) -> None:
+        self._it = it
+        self._bounds = bounds
+        self._pending = pending
+        self._tail = [(message, counted(bounds.counter, message)) for message in pending]
+        self._start = it.length  # what is before this place was not read yet
+
+    async def fit(self, recent: int) -> Fitted:
+        """What fits; `recent` messages are at hand without a query."""
+        it = self._it
+        bounds = self._bounds
+        newest = max(0, it.length - recent)
+        head = await _head(it, newest) if bounds.keep_system else []
+        summary = it.summary() if bounds.strategy == "summarize" else None
+        fixed = sum(count for _, count in head)
+        if summary is not None:
+            fixed += counted(bounds.counter, summary.message())
+        floor = max(len(head), message_ranges.before(it.runs, summary.stop) if summary else 0)
+        cut = await self._cut(bounds.max_tokens - fixed, floor, max(newest, floor))
+        target = floor
+        if bounds.strategy == "summarize" and self._start + cut > floor:
+            half = self._place(bounds.max_tokens // 2 - fixed, floor)
+            assert half is not None, "what decides on more room decides on less"
+            target = self._start + half
+        return Fitted(self._window(head, summary, fixed, cut), it, floor, target)
+
+    async def _cut(self, room: int, floor: int, read: int) -> int:
+        """How much of what was read is left out, when enough was read to know that: in pages, from place `read` on."""
+        while (cut := self._place(room, floor)) is None:
+            self._tail = await self._it.read((read, self._start)) + self._tail
+            self._start = read
+            used = sum(count for _, count in self._tail)
+            most = min(PAGE, max(_LEAST, (room - used) * len(self._tail) // (used + 1)))
+            read = max(floor, self._start - most)
+        return cut
+
+    def _place(self, room: int, floor: int) -> int | None:
+        """Where in what was read the kept messages begin; None: more has to be read."""
+        return choose(
+            [message for message, _ in self._tail],
+            [count for _, count in self._tail],
+            room=room,
+            keep_last=self._bounds.keep_last,
+            complete=self._start <= floor,
+            must=self._it.length - self._start,
+        )
+
+    def _window(self, head: list[tuple[Message, int]], summary: Summary | None, fixed: int, cut: int) -> Window:
+        kept = self._tail[cut:]
+        kept = [kept[each] for each in with_calls([message for message, _ in kept])]
+        shown = [*head, *([(summary.message(), 0)] if summary else []), *kept]
+        return Window(
+            messages=tuple(message for message, _ in shown),
+            tokens=fixed + sum(count for _, count in kept),
+            dropped=self._it.length + len(self._pending) - len(head) - len(kept),
+            summary=summary,
+            read=self._it.looked_at,
+            read_bytes=self._it.bytes,
+        )
+
+
+async def fit(
+    tiers: Tiers, names: RecordKeys, entry: CachedRecord, bounds: Bounds, pending: Sequence[Message] = ()
+) -> Fitted:
+    """Read the newest messages, in pages, until it is known what is kept."""
+    if inspect.iscoroutinefunction(bounds.summarizer) and not tiers.port.suspends:
+        raise InvalidValue("a coroutine function is a summarizer for asyncio only, not for blocking code")
+    it = StoredConversation(tiers, names, entry, bounds)
+    return await _Fitting(it, bounds, pending).fit(tiers.settings.recent_messages)
+
+
+async def _head(it: StoredConversation, newest: int) -> list[tuple[Message, int]]:
+    """The system messages at the beginning. The newest messages come with the first look at it."""
+    head: list[tuple[Message, int]] = []
+    while len(head) < it.length:
+        start = len(head)
+        stop = min(len(head) + _HEAD, it.length)
+        page = (await it.read((start, stop), (max(newest, stop), it.length)))[: stop - start]
+        system = next((n for n, (message, _) in enumerate(page) if not is_system(message)), len(page))
+        head += page[:system]
+        if system < len(page):
+            break
+    return head
+
+
+Look = Callable[[], Awaitable[CachedRecord]]
+Keep = Callable[[CachedRecord, bytes], Awaitable[Any]]
+
+
+async def of_session(context: RecordContext, bounds: Bounds) -> Window:
+    """The window of a stored conversation. A summary that has to be made is made under the session's lock."""
+    tiers = context.tiers
+    names = context.keys
+    fresh = False
+
+    async def fitted() -> Fitted:
+        nonlocal fresh
+        entry = await read_path.read(tiers, names, fresh=fresh)
+        fresh = True
+        return await fit(tiers, names, entry, bounds)
+
+    first = await write_path.until_no_conflict(tiers, fitted)
+    if first.target == first.floor:
+        return first.window
+
+    async def keep(seen: CachedRecord, data: bytes) -> None:
+        change = context.changes()
+        change.put(SUMMARY, data)
+        draft = change.draft("summary")
+        # Of the very messages that it was made from, and not over somebody else's.
+        draft.epoch = seen.epoch
+        draft.expectations += [(name, seen.fields.get(name)) for name in (SUMMARY, SEGMENTS, START)]
+        await context.commit(draft)
+
+    async with _alone(context, bounds.wait):
+        return await summarized(
+            tiers, names, bounds, look=lambda: read_path.read(tiers, names, fresh=True), keep=keep
+        )  # fmt: skip
+
+
+def _alone(context: RecordContext, wait: float) -> AbstractAsyncContextManager[Any]:
+    """The session's lock, unless this task holds it. Others may write meanwhile: a summarizer takes its time."""
+    tiers = context.tiers
+    held = tiers.leases.of(context.text)
+    if held is not None and held.owner is tiers.port.owner():
+        return nullcontext()
+    return tiers.lock(context.keys, wait=wait, ttl=30.0, advisory=True)
+
+
+async def summarized(
+    tiers: Tiers, names: RecordKeys, bounds: Bounds, *, look: Look, keep: Keep, pending: Sequence[Message] = ()
+) -> Window:
+    """Summarize until the window fits. For the holder of the session's lock.
+
+    `look` reads the record as it is now, `#summary` included; `keep(entry, data)` stores a new `#summary` for the entry
+    that it was made from, or raises Conflict. `pending` messages follow the stored ones and are always kept.
+    """
+    for _ in range(tiers.settings.conflict_retries):
+        fitted = await fit(tiers, names, await look(), bounds, pending)
+        if fitted.target == fitted.floor:
+            return fitted.window
+        await _summarize(fitted, bounds, names.ref.text[:200], keep)
+    raise Conflict(f"{names.ref.text[:200]}: its messages change faster than they can be summarized")
+
+
+async def _summarize(fitted: Fitted, bounds: Bounds, record: str, keep: Keep) -> None:
+    """Summarize what is too much, in pieces of at most `max_tokens`, each stored when it is made.
+
+    Ends early if the conversation was cleared or rolled back meanwhile.
+    """
+    it = fitted.conversation
+    entry = fitted.conversation.entry
+    summary = fitted.window.summary
+    place = fitted.floor
+    while place < fitted.target:
+        messages, stop = await _piece(it, place, fitted.target, bounds.max_tokens)
+        first = it.number(place)
+        last = it.number(stop - 1)
+        text = await _ask(bounds, messages, summary.text if summary else None, f"{record}: messages {first} to {last}")
+        summary = Summary(text, summary.start if summary else it.number(0), last + 1)
+        data = summary.pack(entry.codec)
+        try:
+            await keep(entry, data)
+        except Conflict:
+            return
+        entry = entry.with_field(SUMMARY, data)
+        place = stop
+
+
+async def _piece(it: StoredConversation, start: int, stop: int, most: int) -> tuple[list[Message], int]:
+    """Whole turns from a place on that together count at most so much, at least one; and the place after them."""
+    messages: list[Message] = []
+    counts: list[int] = []
+    end = start
+    while end < stop:
+        page = await it.read((end, min(end + PAGE, stop)))
+        end += len(page)
+        messages += [message for message, _ in page]
+        counts += [count for _, count in page]
+        if sum(counts) > most:
+            starts = [place for place in turns(messages) if place > 0]
+            size = max((place for place in starts if sum(counts[:place]) <= most), default=min(starts, default=0))
+            if size:
+                return messages[:size], start + size
+    return messages, stop
+
+
+async def _ask(bounds: Bounds, messages: list[Message], previous: str | None, what: str) -> str:
+    assert bounds.summarizer is not None
+    try:
+        made = bounds.summarizer(messages, previous)
+        text = await made if inspect.isawaitable(made) else made
+    except Exception as error:
+        error.add_note(f"{what} were being summarized; they are all still there, and no summary of them was stored")
+        raise
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidValue(f"{what}: the summarizer returned {text!r:.80}, not a text; nothing was stored")
+    size = counted(bounds.counter, Summary(text, 0, 0).message())
+    if size > bounds.max_tokens:
+        raise TooLarge(f"{what}: the summary of {size} tokens is more than max_tokens={bounds.max_tokens}; not stored")
+    return text
+
+
+async def leave_out(context: RecordContext, keep: int | None, before_ms: int | None) -> int:
+    """Show the newest `keep` messages only, and none of before a time; how many it shows no more."""
+
+    async def once() -> int:
+        entry = await read_path.read(context.tiers, context.keys, fresh=True)
+        if entry.deleted:
+            return 0
+        runs = message_ranges.segments(context.text, entry.fields)
+        kept = runs if keep is None else message_ranges.last(runs, keep)
+        if before_ms is not None:
+            await write_path.reach(context.tiers, context.keys)
+            kept = await context.tiers.port.sql(context.tiers.cold.since, context.text, kept, before_ms)
+        data = entry.fields.get(SUMMARY)
+        if data is not None and runs:
+            kept = max(kept, _behind(runs, Summary.parse(data, entry.codec)), key=message_ranges.count)
+        left_out = message_ranges.count(runs) - message_ranges.count(kept)
+        if left_out:
+            changes = context.changes()
+            for name, value in message_ranges.shown(kept, entry.fields).items():
+                changes.reserved(name, value)
+            draft = changes.draft("retention")
+            draft.expected, draft.epoch = entry.version, entry.epoch
+            await context.commit(draft)
+        return left_out
+
+    try:
+        return await write_path.until_no_conflict(context.tiers, once)
+    except Deleted:
+        return 0
+
+
+def _behind(runs: list[Segment], summary: Summary) -> list[Segment]:
+    """What has to stay for a summary: the last message that it stands for, by which it is known, and those after it."""
+    if not summary.start <= runs[0].start < summary.stop:
+        return []
+    return message_ranges.between(runs, summary.stop - 2, None)

@@ -15,8 +15,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from distributed_state.cold.values import Wanted
 from distributed_state.conversation.agent_state import AgentState
-from distributed_state.conversation.session import AsyncSession
-from distributed_state.conversation.typed_session import AsyncTypedSession
+from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
 from distributed_state.errors import InvalidValue

@@ -8,13 +8,12 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from distributed_state.conversation.agent_state import AgentState
+from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Strategy, Summarizer, Window
-from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import leaving
 from distributed_state.records.schema import M

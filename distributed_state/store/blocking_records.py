@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-from distributed_state.conversation.agent_state import AgentState
+from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.context import Context
 from distributed_state.conversation.phases import DEFAULT, StateMachine
-from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
-from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.window import Strategy, Summarizer, Window
-from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import CorruptState
 from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish

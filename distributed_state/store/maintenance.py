@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from distributed_state.cold.values import Listed, Purged, Wanted
-from distributed_state.conversation import retention
+from distributed_state.conversation import window
 from distributed_state.errors import InvalidValue
 from distributed_state.records.context import RecordContext
 from distributed_state.records.store_context import StoreContext
@@ -168,5 +168,5 @@ async def _leave_out(store: StoreContext, keep: int | None, before_ms: int | Non
     while after is not None:
         names, after = await tiers.port.sql(tiers.cold.overfull, keep, before_ms, after)
         for name in names:
-            left_out += await retention.leave_out(RecordContext(store, Ref.parse(name)), keep, before_ms)
+            left_out += await window.leave_out(RecordContext(store, Ref.parse(name)), keep, before_ms)
     return left_out

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed_state.conversation.session import AsyncSession
-from distributed_state.conversation.typed_session import AsyncTypedSession
+from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Options, SessionOptions
 from distributed_state.records.schema import Schema

@@ -24,8 +24,7 @@ from distributed_state import (
     to_langchain,
     to_openai,
 )
-from distributed_state.conversation.formats import BEGINNING
-from distributed_state.conversation.tool_pairing import NO_RESULT
+from distributed_state.conversation.formats import BEGINNING, NO_RESULT
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from distributed_state import InvalidValue, tool
-from distributed_state.conversation import user_effects
+from distributed_state.conversation import turn_user
 from distributed_state.conversation.tools import Scratch
 
 pytestmark = pytest.mark.unit
@@ -156,12 +156,12 @@ NUMBERS = st.integers(-1000, 1000)
 
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_two_counts_add_up(base: int, mine: int, theirs: int) -> None:
-    assert user_effects.added(base, base + theirs, base + mine) == base + mine + theirs
+    assert turn_user.sum_of(base, base + theirs, base + mine) == base + mine + theirs
 
 
 @given(st.lists(NUMBERS), st.lists(NUMBERS), st.lists(NUMBERS))
 def test_two_lists_that_grew_hold_both(base: list[int], mine: list[int], theirs: list[int]) -> None:
-    assert user_effects.added(base, base + theirs, base + mine) == base + theirs + mine
+    assert turn_user.sum_of(base, base + theirs, base + mine) == base + theirs + mine
 
 
 OBJECTS = st.dictionaries(st.sampled_from("abcd"), NUMBERS)
@@ -170,17 +170,17 @@ OBJECTS = st.dictionaries(st.sampled_from("abcd"), NUMBERS)
 @given(OBJECTS, OBJECTS)
 def test_objects_changed_at_different_keys_hold_both(base: dict[str, int], theirs: dict[str, int]) -> None:
     mine = {**base, "mine": 1}
-    assert user_effects.added(base, theirs, mine) == {**theirs, "mine": 1}
+    assert turn_user.sum_of(base, theirs, mine) == {**theirs, "mine": 1}
 
 
 @given(OBJECTS, OBJECTS)
 def test_a_change_on_an_unchanged_value_is_itself(base: dict[str, int], mine: dict[str, int]) -> None:
-    assert user_effects.added(base, base, mine) == mine
-    assert user_effects.added(base, mine, base) == mine
+    assert turn_user.sum_of(base, base, mine) == mine
+    assert turn_user.sum_of(base, mine, base) == mine
 
 
 def test_kinds_that_do_not_add_up_are_replaced() -> None:
-    assert user_effects.added(1, "text", 2) == 2
-    assert user_effects.added(True, 5, False) is False
-    assert user_effects.added([1], [1, 2], [3]) == [3]
-    assert user_effects.added(None, 3, 4) == 7
+    assert turn_user.sum_of(1, "text", 2) == 2
+    assert turn_user.sum_of(True, 5, False) is False
+    assert turn_user.sum_of([1], [1, 2], [3]) == [3]
+    assert turn_user.sum_of(None, 3, 4) == 7

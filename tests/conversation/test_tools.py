@@ -34,7 +34,7 @@ from distributed_state import (
     to_openai,
     tool,
 )
-from distributed_state.conversation import toolbox
+from distributed_state.conversation import tools
 from distributed_state.tiers import commit as write_path
 from distributed_state.warm.scripts import COMMIT
 
@@ -278,7 +278,7 @@ async def test_a_tool_may_change_its_user_alone(store: Any) -> None:
     for request_id in (None, "r1", "r1", "r2"):
         async with store.session("s", user="u1").turn(request_id=request_id) as turn:
             if not turn.repeated:
-                await turn.call(toolbox.set_preference, {"name": f"seat {request_id}", "value": "aisle"})
+                await turn.call(tools.set_preference, {"name": f"seat {request_id}", "value": "aisle"})
     preferences = await store.user("u1").get("preferences", fresh=True)
     assert preferences == {"seat None": "aisle", "seat r1": "aisle", "seat r2": "aisle"}
     fresh = store.session(user="u2")
@@ -372,7 +372,7 @@ async def add_up(opener: Any) -> None:
         for number in range(15):
             async with store.session(name, user="u1").turn(request_id=f"r{number}") as turn:
                 await turn.call(visit, {"city": "Oslo"})
-                await turn.call(toolbox.set_preference, {"name": f"{name}{number}", "value": number})
+                await turn.call(tools.set_preference, {"name": f"{name}{number}", "value": number})
 
     async with asyncio.TaskGroup() as group:
         for at, store in enumerate(replicas):
@@ -519,14 +519,14 @@ async def test_a_user_that_would_grow_too_large_stops_the_turn(opener: Any) -> N
     for number in range(2):
         with pytest.raises(TooLarge, match="user:u1"):
             async with session.turn(request_id="r") as turn:
-                await turn.call(toolbox.set_preference, {"name": "seat", "value": "x" * 500})
+                await turn.call(tools.set_preference, {"name": "seat", "value": "x" * 500})
                 if not number:
                     await user.set("text", "y" * 1900)
     assert await session.version(fresh=True) == 0
     await user.delete("text")
     async with session.turn(request_id="r") as turn:
         assert not turn.repeated
-        await turn.call(toolbox.set_preference, {"name": "seat", "value": "x" * 500})
+        await turn.call(tools.set_preference, {"name": "seat", "value": "x" * 500})
     assert await user.get("preferences", fresh=True) == {"seat": "x" * 500}
 
 
@@ -636,25 +636,25 @@ async def test_a_turn_that_is_refused_leaves_its_user_alone(opener: Any) -> None
 async def test_the_ready_tools(store: Any) -> None:
     session = store.session("s", user="u1")
     async with session.turn() as turn:
-        assert (await turn.call(toolbox.count)).result == 1
-        assert (await turn.call(toolbox.count, {"by": 4})).result == 5
-        assert (await turn.call(toolbox.reset)).result == 5
-        assert (await turn.call(toolbox.count, {"name": "notes"})).result == 1
-        assert not (await turn.call(toolbox.note, {"key": "a", "text": "b"})).succeeded
+        assert (await turn.call(tools.count)).result == 1
+        assert (await turn.call(tools.count, {"by": 4})).result == 5
+        assert (await turn.call(tools.reset)).result == 5
+        assert (await turn.call(tools.count, {"name": "notes"})).result == 1
+        assert not (await turn.call(tools.note, {"key": "a", "text": "b"})).succeeded
     async with session.turn() as turn:
         del turn["notes"]
-        await turn.call(toolbox.note, {"key": "seat", "text": "aisle"})
-        await turn.call(toolbox.set_preference, {"name": "airline", "value": "Delta"})
-        assert (await turn.call(toolbox.get_preference, {"name": "airline"})).result == "Delta"
-        assert (await turn.call(toolbox.get_preference, {"name": "hotel"})).result is None
-        statistics = (await turn.call(toolbox.user_statistics)).result
+        await turn.call(tools.note, {"key": "seat", "text": "aisle"})
+        await turn.call(tools.set_preference, {"name": "airline", "value": "Delta"})
+        assert (await turn.call(tools.get_preference, {"name": "airline"})).result == "Delta"
+        assert (await turn.call(tools.get_preference, {"name": "hotel"})).result is None
+        statistics = (await turn.call(tools.user_statistics)).result
         assert statistics == {
             "counters": {"counter": 0}, "notes": 1, "preferences": {"airline": "Delta"}, "conversations": 0,
         }  # fmt: skip
-        assert not (await turn.call(toolbox.count, {"name": "notes"})).succeeded
+        assert not (await turn.call(tools.count, {"name": "notes"})).succeeded
     other = store.session("another", user="u1")
     async with other.turn() as turn:
-        assert (await turn.call(toolbox.get_preference, {"name": "airline"})).result == "Delta"
+        assert (await turn.call(tools.get_preference, {"name": "airline"})).result == "Delta"
     assert {each.name for each in TOOLBOX} == {
         "count", "reset", "note", "get_preference", "set_preference", "user_statistics",
     }  # fmt: skip

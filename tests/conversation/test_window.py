@@ -22,7 +22,7 @@ from distributed_state import (
     Message,
     TooLarge,
 )
-from distributed_state.conversation import summaries as making
+from distributed_state.conversation import window as making
 from distributed_state.conversation import window as module
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.values.model import SUMMARY

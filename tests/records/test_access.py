@@ -28,8 +28,7 @@ from distributed_state import (
 )
 from distributed_state.agents.asyncio import AsyncAgent, AsyncHost
 from distributed_state.agents.blocking import Agent, Host
-from distributed_state.conversation.session import AsyncSession
-from distributed_state.conversation.typed_session import AsyncTypedSession
+from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.items import AsyncItems

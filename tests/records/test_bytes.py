@@ -12,7 +12,7 @@ from faces import core
 from pydantic import BaseModel
 
 from distributed_state import Encryption, InvalidValue, KeyRing, merge, tool
-from distributed_state.conversation import user_effects
+from distributed_state.conversation import turn_user
 from distributed_state.records.workspace import GONE
 from distributed_state.values.codec import Codec
 
@@ -254,7 +254,7 @@ def test_what_a_turn_remembers_of_its_user_is_json() -> None:
         def differences(self) -> Any:
             yield from [("a", b"\xff", b"\xfe"), ("b", "text", b""), ("mine_base64", GONE, {"mine_base64": "AA=="})]
 
-    found = user_effects.changed(View())
+    found = turn_user.changes_of(View())
     state = {"a": b"\xff", "b": "other"}
-    user_effects.apply(json.loads(json.dumps(found)), state)
+    turn_user.apply_changes(json.loads(json.dumps(found)), state)
     assert state == {"a": b"\xfe", "b": b"", "mine_base64": {"mine_base64": "AA=="}}
