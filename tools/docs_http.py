@@ -8,7 +8,7 @@ from typing import Any
 from docs_tables import code, table
 
 from distributed_state.programs.service.app import Service
-from distributed_state.programs.service.openapi import description
+from distributed_state.programs.service.operations import description
 
 
 def http_pages() -> Iterator[tuple[str, str]]:

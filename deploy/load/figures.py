@@ -22,7 +22,7 @@ from deploy.load.reporting import Figure
 from deploy.load.scenarios import FIELDS
 from deploy.load.verifying import Difference, Expected, Source, messages_of
 from distributed_state import StateError, StateStore
-from distributed_state.programs.verification import gaps, same
+from distributed_state.programs.replay.run import gaps, same
 
 LISTED = 100_000
 _KNEE = 0.95  # of the bare workers' turns a second

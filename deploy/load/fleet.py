@@ -19,7 +19,8 @@ from pathlib import Path
 from deploy.load.client import TOKEN_FILE
 from deploy.load.crew import GENERATOR
 from deploy.load.warm_tiers import WarmTier, warm_tier
-from distributed_state.programs.servers import PostgresServer, free_port, postgres_server, warden
+from distributed_state.programs.servers import PostgresServer, free_port, postgres_server
+from distributed_state.programs.servers.process import guard, unguard
 
 _ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-m", "distributed_state"]
@@ -42,13 +43,13 @@ class Child:
                 [*_COMMAND, *self._words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=_environment() | self._urls,
             )  # fmt: skip
-        warden.begin(process.pid)
+        guard(process.pid)
         return process
 
     def begin_again(self) -> None:
         """Start it if it has ended."""
         if self.process.poll() is not None:
-            warden.over(self.process.pid)
+            unguard(self.process.pid)
             self.process = self._started()
 
     def end(self, deadline: float) -> None:
@@ -58,7 +59,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        warden.over(self.process.pid)
+        unguard(self.process.pid)
 
     def log_tail(self) -> str:
         """What it said last."""

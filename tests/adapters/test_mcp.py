@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs import service
-from distributed_state.programs.cli import serving, shell
+from distributed_state.programs.cli import shell
+from distributed_state.programs.cli import running
 from distributed_state.programs.service import mcp
 from distributed_state.programs.service.authentication import Access, Authentication
 from distributed_state.programs.service.callers import Caller, callers_policy
@@ -426,7 +427,7 @@ async def test_the_endpoint_is_there_only_if_it_is_asked_for(monkeypatch: pytest
     monkeypatch.delattr(service, "mcp")
     monkeypatch.setitem(sys.modules, "mcp", None)  # as where the SDK is not installed
     with pytest.raises(ConfigurationError, match=r"--mcp needs mcp: run `pip install 'distributed-state\[mcp\]'`"):
-        serving._mcp()
+        running._mcp()
 
 
 async def test_a_large_text_is_not_given_to_the_sdk_and_arrives_whole(

@@ -17,7 +17,7 @@ from below import ROOT, logged_in, server_binary
 
 from distributed_state import ColdUnavailable, StateStore
 from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
-from distributed_state.programs.servers.binaries import postgres_binaries
+from distributed_state.programs.servers.process import postgres_binaries
 
 PATH = f"{postgres_binaries()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
 MISSING = [tool for tool in ("pg_dump", "pg_restore", "psql", "redis-cli") if shutil.which(tool, path=PATH) is None]

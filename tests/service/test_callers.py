@@ -13,7 +13,8 @@ from below import tiers, until
 from tenants import OPERATIONS, Served, body_of, opened, path_of
 
 from distributed_state import AsyncStateStore, ConfigurationError
-from distributed_state.programs.service import Access, Service, callers, callers_policy, credentials
+from distributed_state.programs.service import Access, Service, callers, callers_policy
+from distributed_state.programs.service import authentication
 from distributed_state.programs.service.authentication import Authentication
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.limits import Limits
@@ -394,7 +395,7 @@ async def test_a_revoked_token_is_refused_within_five_seconds_and_until_then_sql
 ) -> None:
     async with opened() as store:
         clock = Clock()
-        monkeypatch.setattr(credentials, "time", clock)
+        monkeypatch.setattr(authentication, "time", clock)
         served = Served(store, Access(tokens=True))
         token = await served.token("acme:", "read")
         finds = counted(store)

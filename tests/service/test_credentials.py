@@ -39,10 +39,11 @@ from distributed_state.errors import (
     Unavailable,
 )
 from distributed_state.programs.cli import shell
-from distributed_state.programs.service import Access, Issuer, Service, credentials
+from distributed_state.programs.service import Access, Issuer, Service
+from distributed_state.programs.service import authentication
 from distributed_state.programs.service.authentication import Authentication, Hosts, Proxies, require_loopback
 from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.credentials import AccessTokens, Ages, Jwts, Strangers
+from distributed_state.programs.service.authentication import AccessTokens, Ages, Jwts, Strangers
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, FoundToken
 
@@ -217,7 +218,7 @@ async def test_a_provider_that_does_not_end_its_answer_is_waited_for_so_long(
 ) -> None:
     """Each byte may come in time: it is all of it that has to."""
     over = threading.Event()
-    monkeypatch.setattr(credentials, "_FETCHING", 0.05)
+    monkeypatch.setattr(authentication, "_FETCHING", 0.05)
     monkeypatch.setattr(jwt.PyJWKClient, "get_jwk_set", lambda _: over.wait(10))
     try:
         with pytest.raises(Unavailable, match="in time"):
@@ -318,7 +319,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which what is known of tokens grows old."""
-    monkeypatch.setattr(credentials, "time", found := Clock())
+    monkeypatch.setattr(authentication, "time", found := Clock())
     return found
 
 
@@ -389,7 +390,7 @@ async def test_while_sql_is_silent_few_strangers_wait_and_none_of_them_in_anothe
 
 
 async def test_guesses_that_wait_keep_no_known_token_from_being_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "_WAITING", 2)
+    monkeypatch.setattr(authentication, "_WAITING", 2)
     text = access_tokens.make()[1]
     sql = Sql(text)
     tokens = AccessTokens(Ages(fresh=0.0, revoked=0.0, wait=0.02, wait_unknown=0.02))

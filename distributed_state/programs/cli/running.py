@@ -5,6 +5,12 @@ A demo is real, verifies itself, and leaves nothing running.
 
 from __future__ import annotations
 
+import secrets
+from typing import Annotated, Any
+import typer
+import distributed_state
+from distributed_state.errors import ConfigurationError
+from distributed_state.programs.cli.shell import app, ending_in_the_log, require_existing
 import json
 import logging
 import signal
@@ -91,8 +97,7 @@ def replay(
     """
     from distributed_state.cold.private_files import opener
     from distributed_state.programs.replay.conversations import read_conversations
-    from distributed_state.programs.replay.report import show
-    from distributed_state.programs.replay.run import Plan, replay
+    from distributed_state.programs.replay.run import Plan, replay, show
 
     conversations = read_conversations(file)
     given = context.obj
@@ -197,7 +202,7 @@ def lifecycle(
     Example: [cyan]distributed-state demo lifecycle[/]
     """
     from distributed_state.programs.demo import lifecycle as demos
-    from distributed_state.programs.demo.screen import Screen
+    from distributed_state.programs.demo.lifecycle import Screen
 
     given = context.obj
     if pause is None:
@@ -212,3 +217,229 @@ def lifecycle(
         screen.close(report)
     if report.differences:
         raise typer.Exit(1)
+
+
+_ENV = "DISTRIBUTED_STATE_SERVE_"
+_AUTH = "Who may call"
+
+
+def _option(name: str, help: str, **limits: Any) -> Any:
+    return typer.Option(envvar=_ENV + name, help=help, **limits)
+
+
+def _auth(name: str, help: str) -> Any:
+    return _option(name, help, rich_help_panel=_AUTH)
+
+
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in given.split(",") if each.strip())
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    host: Annotated[str, _option("HOST", "Address to listen on; 0.0.0.0 is every interface.")] = "127.0.0.1",
+    port: Annotated[int, _option("PORT", "Port to listen on; 0 is any that is free.", min=0, max=65535)] = 8080,
+    wait: Annotated[float, _option("WAIT", "Seconds to wait for Redis and SQL at startup.", min=0)] = 60.0,
+    drain: Annotated[float, _option("DRAIN", "Seconds that running requests get at shutdown.", min=0)] = 15.0,
+    notice: Annotated[
+        float,
+        _option("NOTICE", "Seconds at shutdown during which /readyz fails before connections are refused.", min=0),
+    ] = 1.0,
+    timeout: Annotated[float, _option("TIMEOUT", "Seconds that a request may take.", min=0.1)] = 30.0,
+    busy: Annotated[
+        float, _option("BUSY", "Seconds that a turn waits for another turn of its conversation.", min=0)
+    ] = 10.0,
+    head_seconds: Annotated[
+        float, _option("HEAD_SECONDS", "Seconds within which the head of a request has to arrive.", min=0.1)
+    ] = 10.0,
+    body_seconds: Annotated[
+        float, _option("BODY_SECONDS", "Seconds within which a body has to arrive, and more by --min-rate.", min=0.1)
+    ] = 10.0,
+    read_seconds: Annotated[
+        float, _option("READ_SECONDS", "Seconds in which a client has to read its answer, likewise.", min=0.1)
+    ] = 10.0,
+    min_rate: Annotated[int, _option("MIN_RATE", "Bytes a second that a client sends and reads at least.", min=1)] = 16
+    * 1024,
+    idle: Annotated[int, _option("IDLE", "Seconds that a connection is kept between requests.", min=1)] = 75,
+    max_connections: Annotated[
+        int, _option("MAX_CONNECTIONS", "Connections at once; fewer if descriptors are lacking.", min=1)
+    ] = 4096,
+    max_per_address: Annotated[
+        int, _option("MAX_PER_ADDRESS", "Connections of one client's address; 0: any number.", min=0)
+    ] = 0,
+    max_in_flight: Annotated[
+        int, _option("MAX_IN_FLIGHT", "Bytes of all bodies, answers and unsent events together.", min=1)
+    ] = 64 * 2**20,
+    max_body: Annotated[int, _option("MAX_BODY", "Largest request body in bytes.", min=1)] = 2**20,
+    max_depth: Annotated[int, _option("MAX_DEPTH", "How deep the JSON of a body is nested at most.", min=1)] = 64,
+    max_values: Annotated[int, _option("MAX_VALUES", "Most values in a body, nested ones too.", min=1)] = 50_000,
+    max_fields: Annotated[int, _option("MAX_FIELDS", "Most fields that a request sets.", min=1)] = 5_000,
+    max_messages: Annotated[int, _option("MAX_MESSAGES", "Most messages that a request appends.", min=1)] = 1_000,
+    max_answer: Annotated[int, _option("MAX_ANSWER", "Largest answer in bytes.", min=1)] = 16 * 2**20,
+    max_requests: Annotated[int, _option("MAX_REQUESTS", "Concurrent requests; more are answered 429.", min=1)] = 512,
+    tenant_requests: Annotated[
+        float, _option("TENANT_REQUESTS", "Requests a second of one tenant, in this worker; 0: any number.", min=0)
+    ] = 0.0,
+    tenant_bytes: Annotated[
+        float, _option("TENANT_BYTES", "Bytes a second of its bodies and answers; 0: any number.", min=0)
+    ] = 0.0,
+    tenant_metrics: Annotated[
+        int, _option("TENANT_METRICS", "Tenants that have metrics of their own; all others together are one.", min=0)
+    ] = 0,
+    tenant_conversations: Annotated[
+        int, _option("TENANT_CONVERSATIONS", "Conversations of one tenant, about; 0: any number.", min=0)
+    ] = 0,
+    tenant_tasks: Annotated[int, _option("TENANT_TASKS", "Tasks of one tenant, likewise.", min=0)] = 0,
+    tenant_users: Annotated[int, _option("TENANT_USERS", "Users of one tenant, likewise.", min=0)] = 0,
+    tenant_items: Annotated[int, _option("TENANT_ITEMS", "Items of all its records, likewise.", min=0)] = 0,
+    max_streams: Annotated[
+        int, _option("MAX_STREAMS", "Concurrent event streams; more are answered 429.", min=0)
+    ] = 512,
+    heartbeat: Annotated[
+        float, _option("HEARTBEAT", "Seconds between heartbeats on a silent event stream.", min=0.1)
+    ] = 15.0,
+    slow: Annotated[
+        float, _option("SLOW", "Seconds after which an event stream whose client reads nothing is closed.", min=0.1)
+    ] = 10.0,
+    cors_origin: Annotated[
+        list[str] | None,
+        _option(
+            "CORS_ORIGIN", "Web pages whose scripts may call it, as https://app.example.com; several by repeating."
+        ),
+    ] = None,
+    ops_host: Annotated[str, _option("OPS_HOST", "Address of --ops-port.")] = "127.0.0.1",
+    ops_port: Annotated[
+        int | None,
+        _option("OPS_PORT", "Port for health and metrics alone, which --port then has no more.", min=0, max=65535),
+    ] = None,
+    tokens: Annotated[bool, _auth("TOKENS", "Bearer tokens that `token create` made.")] = False,
+    jwt_issuer: Annotated[str, _auth("JWT_ISSUER", "JWTs of this issuer (their claim iss).")] = "",
+    jwt_audience: Annotated[str, _auth("JWT_AUDIENCE", "And for this audience (aud).")] = "",
+    jwt_keys: Annotated[str, _auth("JWT_KEYS", "URL of the issuer's JSON Web Key Set.")] = "",
+    jwt_tenant: Annotated[str, _auth("JWT_TENANT", "Claim with the tenant.")] = "tenant",
+    jwt_rights: Annotated[str, _auth("JWT_RIGHTS", "Claim with the rights.")] = "scope",
+    jwt_actor: Annotated[str, _auth("JWT_ACTOR", "Claim with who acts, for the history.")] = "sub",
+    jwt_algorithms: Annotated[
+        str, _auth("JWT_ALGORITHMS", "Algorithms, with commas between; of key pairs only.")
+    ] = "RS256,PS256,ES256,EdDSA",
+    trust_proxy: Annotated[
+        str,
+        _auth("TRUST_PROXY", "Addresses or networks, with commas between, whose X-Tenant, X-Rights, X-Actor count."),
+    ] = "",
+    allow_host: Annotated[str, _auth("ALLOW_HOST", "Names by which it may be called, with commas between.")] = "",
+    insecure: Annotated[bool, _auth("INSECURE", "Serve everybody who reaches it; with no other of these.")] = False,
+    access_log: Annotated[bool, _option("ACCESS_LOG", "Log each request as a line of JSON on stdout.")] = False,
+    mcp: Annotated[
+        bool, _option("MCP", "Speak the Model Context Protocol at /v1/mcp; needs the extra \\[mcp].")
+    ] = False,
+    inspect: Annotated[
+        bool, _option("INSPECT", "Serve the inspector at /inspect: pages to look at the store and to steer it.")
+    ] = True,
+) -> None:
+    """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
+
+    One process serves one store; run several behind a load balancer. Without one of the options
+    that say who may call, it serves this machine only.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents serve --tokens[/]
+    """
+    try:
+        from distributed_state.programs import service
+    except ImportError as error:
+        raise ConfigurationError(f"serving needs {error.name}: run `pip install 'distributed-state[serve]'`") from error
+    limits = service.Limits(
+        head=head_seconds, arriving=body_seconds, leaving=read_seconds, rate=min_rate, idle=idle,
+        connections=max_connections, per_address=max_per_address, in_flight=max_in_flight, body=max_body,
+        depth=max_depth, values=max_values, fields=max_fields, messages=max_messages, answer=max_answer,
+        tenant_requests=tenant_requests, tenant_bytes=tenant_bytes, tenant_conversations=tenant_conversations,
+        tenant_tasks=tenant_tasks, tenant_users=tenant_users, tenant_items=tenant_items,
+        tenant_metrics=tenant_metrics, request=timeout, busy=busy, requests=max_requests, streams=max_streams,
+        heartbeat=heartbeat, slow=slow, notice=notice, drain=drain,
+    )  # fmt: skip
+
+    claims = jwt_issuer or jwt_audience or jwt_keys
+    issuer = service.Issuer(
+        jwt_issuer, jwt_audience, jwt_keys, tenant=jwt_tenant, rights=jwt_rights, actor=jwt_actor,
+        algorithms=_names(jwt_algorithms),
+    ) if claims else None  # fmt: skip
+    access = service.Access(tokens, issuer, _names(trust_proxy), _names(allow_host), insecure)
+
+    async def opened() -> distributed_state.AsyncStateStore:
+        store = await distributed_state.AsyncStateStore.open(**context.obj, access=service.callers_policy())
+        store.announce(role="service")
+        return store
+
+    ending_in_the_log()(service.serve)(
+        opened,
+        host=host,
+        port=port,
+        wait=wait,
+        ops_host=ops_host,
+        ops_port=ops_port,
+        limits=limits,
+        access=access,
+        access_log=access_log,
+        origins=tuple(cors_origin or ()),
+        more=_mcp() if mcp else (),
+        mounts={"/inspect": _inspector()} if inspect else {},
+        report=lambda line: typer.echo(line),
+    )
+
+
+def _inspector() -> Any:
+    """The pages. Imported only if they are asked for."""
+    from distributed_state.programs import inspector
+
+    return inspector.inspector
+
+
+def _mcp() -> tuple[Any, ...]:
+    """The endpoint of MCP. Imported only if it is asked for: its SDK takes 25 MB."""
+    try:
+        from distributed_state.programs.service import mcp
+    except ImportError as error:
+        raise ConfigurationError(f"--mcp needs {error.name}: run `pip install 'distributed-state[mcp]'`") from error
+    return (mcp.operation(),)
+
+
+@app.command()
+def inspect(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.", min=0, max=65535)] = 0,
+) -> None:
+    r"""Look at a store in a browser, on this machine, until Ctrl-C; needs `pip install 'distributed-state\[serve]'`.
+
+    The link that is printed opens the pages once, for whoever uses it first: then that browser alone has them. What is
+    changed there is asked before.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents inspect[/]
+    """
+    try:
+        from distributed_state.programs import inspector, service
+    except ImportError as error:
+        raise ConfigurationError(
+            f"inspecting needs {error.name}: run `pip install 'distributed-state[serve]'`"
+        ) from error
+    require_existing(context)
+    key = secrets.token_urlsafe(32)
+    tickets = inspector.Tickets(key)
+
+    async def opened() -> distributed_state.AsyncStateStore:
+        # No replica that archives, or that the fleet counts: somebody who looks.
+        return await distributed_state.AsyncStateStore.open(
+            **context.obj, access=service.callers_policy(), archiver=False, beat=0.0
+        )
+
+    def report(line: str) -> None:
+        before, serving, url = line.partition("serving on ")
+        typer.echo(f"open {url}{inspector.PATH}/enter?ticket={tickets.ticket}" if serving and not before else line)
+
+    service.serve(
+        opened,
+        port=port,
+        access=service.Access(key=key),
+        limits=service.Limits(notice=0.0),
+        mounts={inspector.PATH: lambda served: inspector.inspector(served, tickets)},
+        report=report,
+    )

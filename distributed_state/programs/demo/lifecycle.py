@@ -1,26 +1,202 @@
-"""The lifecycle of conversations on three replicas, one of which is killed. Law: what was started here ends here."""
+"""The lifecycle of conversations on three replicas, one of which is killed. Law: what was started here ends here.
+
+A step of the demo is one value: in words, as code, and as the command to a replica. Each replica is a process.
+"""
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from distributed_state import Event, InvalidValue, StateStore
-from distributed_state.programs.demo import notebook, verify
-from distributed_state.programs.demo.processes import PROGRAM, Fleet, Replica, fleet
-from distributed_state.programs.demo.scenes import AGAIN, AWAY, NAMES, TOGETHER, VICTIM, Step
-from distributed_state.programs.demo.screen import Screen
-from distributed_state.programs.servers import redis_server
+from distributed_state.errors import StateError
+from distributed_state.programs.demo import notebook
+
+from distributed_state.programs.servers import redis_server_unless, working_folder
+from distributed_state.programs.worker_processes import Message, WorkerProcess
 from distributed_state.settings import without_password
 
+
+_COLOURS = ("cyan", "magenta", "yellow")
+_WIDEST = 110
+_INDENT = 4
+
+
+class Screen:
+    """Shows each step, and beneath it the hooks that it ran on each replica."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._width = min(console.width, _WIDEST)
+        self._colours: dict[str, str] = {}
+
+    def waiting(self, words: str) -> AbstractContextManager[Any]:
+        """Show a spinner with these words, on a terminal, while the block runs."""
+        return self._console.status(words)
+
+    def open(self, pids: Mapping[str, int], server: str, archive: str) -> None:
+        """Introduce the replicas, by name with their process ids."""
+        self._colours = dict(zip(pids, _COLOURS, strict=True))
+        words = "Three replicas of one agent, a process each: "
+        names = Text(", ").join(Text(f"{name} ({pid})", self._colours[name]) for name, pid in pids.items())
+        self._print(Text(words) + names + Text(f". They share {server} and {archive}, and nothing else."))
+        self._print(Text("Each step, and beneath it the hooks that it ran on each replica:"))
+
+    def act(self, title: str) -> None:
+        """Start a part of the demo, with the heads of the columns."""
+        self._print(Text(""), Rule(Text(title, "bold"), style="dim", align="left"))
+        self._print(self._columns({name: [Text(name, f"bold {colour}")] for name, colour in self._colours.items()}))
+
+    def step(self, number: int, who: str, words: str, code: str) -> None:
+        """Show what a replica does."""
+        line = Text(f"{number:>2}  ") + Text(who, f"bold {self._colours[who]}") + Text(f" {words}")
+        shown = Text(code, "dim")
+        self._print(Text(""))
+        if line.cell_len + shown.cell_len + 3 <= self._width:
+            self._print(line + Text(" " * (self._width - line.cell_len - shown.cell_len)) + shown)
+        else:
+            self._print(line, Padding(shown, (0, 0, 0, _INDENT)))
+
+    def heard(self, hooks: Mapping[str, Sequence[dict[str, Any]] | None]) -> None:
+        """Show the hooks that ran on each replica; None for one that is dead."""
+        dead = [Text("(dead)", "dim")]
+        self._print(self._columns({n: dead if ran is None else self._lines(n, ran) for n, ran in hooks.items()}))
+
+    def caught_up(self, name: str, missed: int, model: str, hooks: Sequence[dict[str, Any]]) -> None:
+        """Show the events that a replica missed and received after its restart."""
+        lines = [Text(f"missed {missed} events:", "bold"), *self._lines(name, hooks)]
+        lines += [Text("and the current config", self._colours[name]), Text(f"  model {model}", "dim")]
+        self._print(self._columns({each: lines if each == name else [] for each in self._colours}))
+        words = "(Events of one conversation keep their order; those of two have none.)"
+        self._print(Padding(Text(words, "dim"), (0, 0, 0, _INDENT)))
+
+    def close(self, report: Any) -> None:
+        """Show the summary and the result."""
+        table = Table(
+            "replica", "starts", "events received", "missed, caught up", "hooks run", "ended", box=None, pad_edge=False
+        )
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for each in report.replicas:
+            heard = f"{each.heard} of {len(report.events)}"
+            ended = "cleanly" if each.exit_code == 0 else f"with {each.exit_code}"
+            name = Text(each.name, self._colours[each.name])
+            table.add_row(name, str(each.lives), heard, str(each.missed), str(each.hooks), ended)
+        self._print(
+            Text(""), Rule(Text("What each replica received", "bold"), style="dim", align="left"), table, Text("")
+        )
+        for text in report.differences:
+            self._print(Text(text, "red"))
+        count = len(report.differences)
+        took = f"{report.seconds:.1f} s"
+        if count:
+            self._print(Text(f"NOT VERIFIED in {took}: {count} difference{'s' if count > 1 else ''}", "bold red"))
+        else:
+            heard = f"each replica received all {len(report.events)} events once, those of a conversation in order"
+            words = f"VERIFIED in {took}: {heard}, ran its hooks in that order too, and SQL holds the same events."
+            self._print(Text(words, "bold green"))
+
+    def _lines(self, name: str, hooks: Iterable[dict[str, Any]]) -> list[Text]:
+        return [
+            line
+            for ran in hooks
+            for line in (
+                Text(ran["hook"], self._colours[name]),
+                *(Text(f"  {words}", "dim") for words in _in_words(ran["hook"], ran["given"], ran["found"])),
+            )
+        ]
+
+    def _columns(self, cells: Mapping[str, list[Text]]) -> Padding:
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        width = (self._width - _INDENT) // len(cells) - 1
+        for _ in cells:
+            grid.add_column(width=width, overflow="fold")
+        grid.add_row(*(Group(*lines) for lines in cells.values()))
+        return Padding(grid, (0, 0, 0, _INDENT))
+
+    def _print(self, *what: Any) -> None:
+        self._console.print(*what, sep="\n", width=self._width, highlight=False)
+
+
+def _in_words(hook: str, given: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    id = given.get("conversation_id")
+    if hook == "on_new_conversation":
+        return [f"{id}, {'cleared' if given['is_clear'] else 'created'}"]
+    if hook == "on_conversation_switched":
+        return [f"{given['previous_id']} -> {id}", f"{given['message_count']} messages"]
+    if hook == "on_conversation_deleted":
+        notes = ", ".join(found["notes"])
+        return [f"{id}, {'before' if found['there'] else 'after'} it goes", *([f'note "{notes}"'] if notes else [])]
+    return [f"model {given['model']}"] if hook == "on_config_update" else [given["type"]]
+
+
+PROGRAM = (sys.executable, "-m", "distributed_state.programs.demo.replica")
+_START_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+Mailbox = SimpleQueue[tuple["Replica", int, Message | None]]
+NAMES = ("ada", "ben", "cleo")
+VICTIM = "cleo"
 _BEAT = 0.5  # a replica that is silent for three of them is lost
 _MOST = 1000
+
+
+def lifecycle(plan: Plan, screen: Screen) -> Report:
+    """Run the demo, and verify it."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        folder = stack.enter_context(working_folder(plan.keep and plan.keep.resolve()))
+        with screen.waiting("starting a server and three replicas"):
+            place, server = stack.enter_context(_place(plan, folder))
+            store = stack.enter_context(StateStore.open(**{**place, "beat": 0.0}))
+            them = stack.enter_context(fleet(NAMES, folder, place, plan.program))
+            them.start(*them)
+        archive = without_password(plan.archive) if plan.archive else "SQLite"
+        screen.open({each.name: each.of(notebook.START)[-1]["pid"] for each in them}, server, archive)
+        show = Show(them, screen, plan)
+        show.run()
+        with screen.waiting("comparing what each replica received with the stream and with SQL"):
+            heard = {each.id for each in store.audit(after="oldest", limit=_MOST)}
+            them.until(lambda: all(heard <= _ids(each) for each in them), plan.patience)
+            them.end()
+            audited = store.audit(after="oldest", limit=_MOST)
+            stream = _stream(store, {each.id for each in audited}, plan.patience)
+            accounts = [notebook.account(each.name, notebook.read(each.notes)) for each in them]
+        found = show.differences + notebook.differences(stream, audited, accounts)
+        found += [f"{each.name}: ended with exit code {each.exit_code}" for each in them if each.exit_code]
+        return Report(
+            namespace=place["namespace"],
+            steps=show.steps,
+            events=[each.to_dict() for each in stream],
+            replicas=[
+                Shown(
+                    name=each.name,
+                    lives=account.lives,
+                    pids=[start["pid"] for start in each.of(notebook.START)],
+                    heard=len(account.heard),
+                    missed=len(show.missed) if each.name == VICTIM else 0,
+                    hooks=len(account.called),
+                    exit_code=each.exit_code,
+                )
+                for each, account in zip(them, accounts, strict=True)
+            ],
+            seconds=round(time.monotonic() - began, 3),
+            differences=found,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,50 +244,6 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {"verified": not self.differences, **asdict(self)}
-
-
-def lifecycle(plan: Plan, screen: Screen) -> Report:
-    """Run the demo, and verify it."""
-    began = time.monotonic()
-    with ExitStack() as stack:
-        folder = stack.enter_context(_folder(plan.keep))
-        with screen.waiting("starting a server and three replicas"):
-            place, server = stack.enter_context(_place(plan, folder))
-            store = stack.enter_context(StateStore.open(**{**place, "beat": 0.0}))
-            them = stack.enter_context(fleet(NAMES, folder, place, plan.program))
-            them.start(*them)
-        archive = without_password(plan.archive) if plan.archive else "SQLite"
-        screen.open({each.name: each.of(notebook.START)[-1]["pid"] for each in them}, server, archive)
-        show = Show(them, screen, plan)
-        show.run()
-        with screen.waiting("comparing what each replica received with the stream and with SQL"):
-            heard = {each.id for each in store.audit(after="oldest", limit=_MOST)}
-            them.until(lambda: all(heard <= _ids(each) for each in them), plan.patience)
-            them.end()
-            audited = store.audit(after="oldest", limit=_MOST)
-            stream = _stream(store, {each.id for each in audited}, plan.patience)
-            accounts = [notebook.account(each.name, notebook.read(each.notes)) for each in them]
-        found = show.differences + verify.differences(stream, audited, accounts)
-        found += [f"{each.name}: ended with exit code {each.exit_code}" for each in them if each.exit_code]
-        return Report(
-            namespace=place["namespace"],
-            steps=show.steps,
-            events=[each.to_dict() for each in stream],
-            replicas=[
-                Shown(
-                    name=each.name,
-                    lives=account.lives,
-                    pids=[start["pid"] for start in each.of(notebook.START)],
-                    heard=len(account.heard),
-                    missed=len(show.missed) if each.name == VICTIM else 0,
-                    hooks=len(account.called),
-                    exit_code=each.exit_code,
-                )
-                for each, account in zip(them, accounts, strict=True)
-            ],
-            seconds=round(time.monotonic() - began, 3),
-            differences=found,
-        )
 
 
 @dataclass(slots=True)
@@ -228,23 +360,208 @@ def _stream(store: StateStore, known: set[str], seconds: float) -> list[Event]:
 @contextmanager
 def _place(plan: Plan, folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """The settings of all stores, and the server's name, with a server of our own if none is given."""
-    own: AbstractContextManager[Any] = nullcontext() if plan.url else redis_server(directory=folder / "redis")
-    with own as server:
+    with redis_server_unless(plan.url, folder / "redis") as (url, name):
         settings = {
-            "url": plan.url or server.url,
+            "url": url,
             "archive": plan.archive or f"sqlite:///{folder / 'archive.db'}",
             # On servers that hold other data too, each run has a namespace of its own.
             "namespace": f"demo-{uuid.uuid4().hex[:8]}",
             "beat": _BEAT,
         }
-        yield settings, without_password(plan.url) if plan.url else Path(server.binary).name
+        yield settings, name
+
+
+# The steps
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that one replica does. `hook` then runs on each that is alive; "" if the step causes no event."""
+
+    who: str
+    words: str
+    code: str
+    call: str
+    arguments: dict[str, Any]
+    hook: str = ""
+
+
+def _create(who: str, id: str) -> Step:
+    code = f'store.session("{id}").create()'
+    return Step(who, f"creates the conversation {id}", code, "create", {"conversation": id}, "on_new_conversation")
+
+
+def _write(who: str, id: str, note: str) -> Step:
+    code = f'store.session("{id}").append(...)'
+    return Step(who, f'writes two messages and the note "{note}"', code, "write", {"conversation": id, "note": note})
+
+
+def _switch(who: str, id: str, previous: str) -> Step:
+    code = f'store.session("{id}").switch(previous_id="{previous}")'
+    arguments = {"conversation": id, "previous": previous}
+    return Step(who, f"switches from {previous} to {id}", code, "switch", arguments, "on_conversation_switched")
+
+
+def _clear(who: str, id: str) -> Step:
+    code = f'store.session("{id}").clear(messages=True)'
+    return Step(who, f"clears {id}", code, "clear", {"conversation": id}, "on_new_conversation")
+
+
+def _delete(who: str, id: str) -> Step:
+    code = f'store.delete("{id}")'
+    return Step(who, f"deletes {id}", code, "delete", {"conversation": id}, "on_conversation_deleted")
+
+
+def _configure(who: str, model: str) -> Step:
+    code = f'store.reload_config({{"model": "{model}"}})'
+    return Step(who, "gives the fleet a new config", code, "reload_config", {"model": model}, "on_config_update")
+
+
+TOGETHER = (
+    _create("ada", "trip"),
+    _write("ben", "trip", "window seat"),
+    _create("cleo", "food"),
+    _switch("ben", "trip", "food"),
+    _clear("cleo", "food"),
+    _delete("ada", "trip"),
+    _configure("ben", "large"),
+)
+AWAY = (
+    _create("ada", "hotel"),
+    _switch("ben", "hotel", "food"),
+    _delete("ada", "food"),
+    _configure("ben", "tiny"),
+)
+AGAIN = (_clear(VICTIM, "hotel"),)
+
+
+# The replicas
+
+
+class Replica:
+    """One replica: a process, and what it reported in all its lives."""
+
+    def __init__(self, name: str, folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
+        self.name = name
+        self.notes = folder / f"{name}.jsonl"
+        self.log = folder / f"{name}.log"
+        self.reports: list[Message] = []
+        self.exit_code: int | None = None
+        self._place = place
+        self._program = program
+        self._process: WorkerProcess | None = None
+        self._starts = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None
+
+    @property
+    def lives(self) -> int:
+        return len(self.of(notebook.START))
+
+    def of(self, kind: str) -> list[Message]:
+        """What it reported of one kind."""
+        return [each for each in self.reports if each["kind"] == kind]
+
+    def start(self, mailbox: Mailbox) -> None:
+        """Start it, or start it again; what it reports goes to the mailbox."""
+        self._starts += 1
+        started = self._starts
+        self._process = WorkerProcess(self._program, lambda report: mailbox.put((self, started, report)), log=self.log)
+        self.send(name=self.name, notebook=str(self.notes), store=dict(self._place))
+
+    def send(self, **fields: Any) -> None:
+        assert self._process is not None
+        self._process.send(fields)
+
+    def hear(self, started: int, report: Message | None) -> None:
+        """Keep what came from the mailbox. Raises StateError if it ended on its own."""
+        if report is not None:
+            self.reports.append(report)
+        elif self._process is not None and started == self._starts:
+            said = self._process.complaint()
+            self._process.wait(_STOP_SECONDS)  # so that its own exit code is reported, not that of a SIGKILL
+            self.kill()
+            raise StateError(f"{self.name} ended with {self.exit_code}: {said}")
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash would."""
+        if self._process is not None:
+            self.exit_code = self._process.end()
+            self._process = None
+
+    def ask_to_end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait until it has ended, in the time that it has for that."""
+        if self._process is not None:
+            self._process.wait(_STOP_SECONDS)
+            self.kill()
+
+
+class Fleet:
+    """All replicas, and what they report."""
+
+    def __init__(self, names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
+        self.replicas = {name: Replica(name, folder, place, program) for name in names}
+        self._mailbox: Mailbox = SimpleQueue()
+        self._orders = 0
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self.replicas.values())
+
+    def start(self, *replicas: Replica) -> None:
+        """Start these and wait until they listen."""
+        lives = {each.name: each.lives for each in replicas}
+        for each in replicas:
+            each.start(self._mailbox)
+        if not self.until(lambda: all(each.lives > lives[each.name] for each in replicas), _START_SECONDS):
+            raise StateError(f"not all replicas were ready within {_START_SECONDS:g} s")
+
+    def order(self, name: str, call: str, **arguments: Any) -> None:
+        """Have a replica do something, and wait until it is done. Raises StateError with what it said."""
+        self._orders += 1
+        number = self._orders
+        replica = self.replicas[name]
+        replica.send(order=number, call=call, arguments=arguments)
+
+        def answers() -> list[Message]:
+            return [each for each in replica.reports if each.get("order") == number]
+
+        if not self.until(lambda: bool(answers()), _START_SECONDS):
+            raise StateError(f"{name} did not answer within {_START_SECONDS:g} s")
+        if answers()[0]["kind"] == "failed":
+            raise StateError(f"{name}: {answers()[0]['error']}")
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Take in what the replicas report until the condition holds; whether it did in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with suppress(Empty):
+                replica, started, report = self._mailbox.get(timeout=min(left, 0.2))
+                replica.hear(started, report)
+        return True
+
+    def end(self) -> None:
+        """Let all end in the orderly way."""
+        for each in self:
+            each.ask_to_end()
+        for each in self:
+            each.wait()
 
 
 @contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="distributed-state-demo-", ignore_cleanup_errors=True) as place:
-        yield Path(place)
+def fleet(names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> Iterator[Fleet]:
+    """A fleet that is ended with the block, by SIGKILL if it did not end before."""
+    them = Fleet(names, folder, place, program)
+    try:
+        yield them
+    finally:
+        for each in them:
+            each.kill()

@@ -1,58 +1,43 @@
-"""One replay from end to end: servers, workers, verification. Law: whatever was started here ends here."""
+"""One replay from end to end: servers, workers, verification, report.
+
+Law: whatever was started here ends here, and every figure is counted or measured in the run that it reports.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from distributed_state.programs.replay.conversations import Conversation
 import asyncio
-import tempfile
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from distributed_state import InvalidValue, StateStore
 from distributed_state.cold.private_files import opener
 from distributed_state.programs.replay.conversations import Conversation
-from distributed_state.programs.replay.coordinator import Coordinator, Tally
-from distributed_state.programs.replay.pool import ProcessWorker, ThreadWorker, Worker
-from distributed_state.programs.replay.report import Report, summarise
-from distributed_state.programs.replay.verify import Ack, Kept, differences
-from distributed_state.programs.servers import redis_server
+from distributed_state.programs.replay.coordinator import Coordinator, ProcessWorker, Tally, ThreadWorker, Worker
 
+from distributed_state.programs.servers import redis_server_unless, working_folder
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to replay, where, and how many workers to kill."""
-
-    conversations: Sequence[Conversation]
-    url: str | None = None
-    archive: str | None = None
-    namespace: str | None = None
-    workers: int = 4
-    kills: int = 0
-    in_process: bool = False
-    seed: int | None = None
-    keep: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers < 1 or self.kills < 0:
-            raise InvalidValue(f"{self.workers} workers and {self.kills} kills: use at least 1 and 0")
-        if self.in_process and (self.kills or self.url):
-            raise InvalidValue("in one process there is no worker to kill and no server; leave out --kill and --url")
-        if self.archive == "memory":
-            raise InvalidValue("an archive in memory is lost with its process; name a database, or none")
+OPERATIONS = ("begin", "read", "commit", "turn")
+_SHOWN = 20
 
 
 def replay(plan: Plan, console: Console) -> Report:
     """Serve every turn of every conversation, killing workers on the way, and compare SQL with the input."""
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(plan.keep))
+        folder = stack.enter_context(working_folder(plan.keep and plan.keep.resolve()))
         settings = stack.enter_context(_settings(plan, folder))
         log = stack.enter_context(open(folder / "acknowledged.jsonl", "w", 1, "utf-8", opener=opener))
         with StateStore.open(**settings, archiver=plan.in_process) as store:
@@ -76,6 +61,29 @@ def replay(plan: Plan, console: Console) -> Report:
             found = verify(store, plan.conversations, tally.acks)
         messages = sum(len(conversation.messages) for conversation in plan.conversations)
         return summarise(tally, conversations=len(plan.conversations), messages=messages, lag=lag, differences=found)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to replay, where, and how many workers to kill."""
+
+    conversations: Sequence[Conversation]
+    url: str | None = None
+    archive: str | None = None
+    namespace: str | None = None
+    workers: int = 4
+    kills: int = 0
+    in_process: bool = False
+    seed: int | None = None
+    keep: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.kills < 0:
+            raise InvalidValue(f"{self.workers} workers and {self.kills} kills: use at least 1 and 0")
+        if self.in_process and (self.kills or self.url):
+            raise InvalidValue("in one process there is no worker to kill and no server; leave out --kill and --url")
+        if self.archive == "memory":
+            raise InvalidValue("an archive in memory is lost with its process; name a database, or none")
 
 
 def verify(store: StateStore, conversations: Sequence[Conversation], acks: Sequence[Ack]) -> list[str]:
@@ -117,19 +125,8 @@ def _settings(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
     if plan.in_process:
         yield settings
         return
-    own: AbstractContextManager[Any] = nullcontext() if plan.url else redis_server(directory=folder / "redis")
-    with own as server:
-        yield settings | {"url": plan.url or server.url}
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="distributed-state-replay-") as place:
-        yield Path(place)
+    with redis_server_unless(plan.url, folder / "redis") as (url, _):
+        yield settings | {"url": url}
 
 
 async def _serve(coordinator: Coordinator, console: Console) -> Tally:
@@ -149,3 +146,199 @@ async def _display(tally: Tally, progress: Progress, task: Any) -> None:
         facts = f"{pace:,.0f}/s  {tally.kills} kills  {tally.workers} workers hired"
         progress.update(task, completed=tally.turns, facts=facts)
         await asyncio.sleep(0.1)
+
+
+# The report
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result. `differences` is empty if everything acknowledged was kept as promised."""
+
+    conversations: int
+    messages: int
+    turns: int
+    seconds: float
+    workers: int
+    kills: int
+    struck: dict[str, int]
+    failures: list[str]
+    latencies: dict[str, Latency]
+    hot_hit_rate: float
+    archive_lag_seconds: float
+    differences: list[str]
+
+    @property
+    def turns_per_second(self) -> float:
+        """Turns of all workers together."""
+        return self.turns / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self) | {"turns_per_second": self.turns_per_second, "verified": not self.differences}
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of one operation, in milliseconds."""
+
+    p50_ms: float
+    p99_ms: float
+    count: int
+
+
+def latency(seconds: list[float]) -> Latency:
+    """Median and 99th percentile, by the nearest rank."""
+    ordered = sorted(seconds)
+
+    def rank(share: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000, 3)
+
+    return Latency(rank(0.5), rank(0.99), len(ordered))
+
+
+def summarise(tally: Tally, *, conversations: int, messages: int, lag: float, differences: list[str]) -> Report:
+    """Put the tally of a run and the outcome of its verification together."""
+    hits = sum(hot["hot_hits"] for hot in tally.hot.values())
+    reads = hits + sum(hot["hot_misses"] for hot in tally.hot.values())
+    return Report(
+        conversations=conversations,
+        messages=messages,
+        turns=tally.turns,
+        seconds=round(tally.ended - tally.began, 3),
+        workers=tally.workers,
+        kills=tally.kills,
+        struck={name: count for name, count in tally.struck.items() if count},
+        failures=tally.failures,
+        latencies={name: latency(tally.latencies[name]) for name in OPERATIONS if name in tally.latencies},
+        hot_hit_rate=round(hits / reads, 4) if reads else 0.0,
+        archive_lag_seconds=round(lag, 3),
+        differences=differences,
+    )
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the table, then every difference by name."""
+    table = Table("operation", "p50 ms", "p99 ms", "count", title="replay")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, took in report.latencies.items():
+        table.add_row(name, f"{took.p50_ms:.2f}", f"{took.p99_ms:.2f}", f"{took.count:,}")
+    console.print(table)
+    facts = Table.grid(padding=(0, 2))
+    for name, text in _facts(report):
+        facts.add_row(name, text)
+    console.print(facts)
+    for text in report.differences[:_SHOWN]:
+        console.print(text, style="red", markup=False)
+    if len(report.differences) > _SHOWN:
+        console.print(f"... and {len(report.differences) - _SHOWN} more", style="red")
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    struck = ", ".join(f"{count} {where}" for where, count in sorted(report.struck.items()))
+    facts = [
+        ("turns/s", f"{report.turns_per_second:,.0f} ({report.turns:,} turns in {report.seconds:.2f} s)"),
+        ("hot hit rate", f"{report.hot_hit_rate:.1%}"),
+        ("archive lag", f"{report.archive_lag_seconds:.2f} s until the last commit was in SQL"),
+        ("kills survived", f"{report.kills}" + (f": {struck}" if struck else "")),
+    ]
+    if report.failures:
+        facts.append(("turns repeated", f"{len(report.failures)}, the last: {report.failures[-1]}"))
+    if report.differences:
+        facts.append(("verification", f"[bold red]{len(report.differences)} differences[/]"))
+    else:
+        kept = f"{report.messages:,} messages of {report.conversations:,} conversations are in SQL"
+        facts.append(
+            ("verification", f"[bold green]{kept}, each once, in order, equal to the input; versions dense[/]")
+        )
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One acknowledged turn: the version and the number of the first message that the commit's reply named.
+
+    A reply that had to be asked for again may come without the number.
+    """
+
+    conversation: str
+    turn: int
+    version: int
+    first: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One conversation as the SQL database has it: messages, turn counter, what each version appended, last phase."""
+
+    messages: Sequence[dict[str, Any]]
+    turns: Any
+    changes: Sequence[tuple[int, Sequence[dict[str, Any]]]]
+    phase: str | None
+
+
+def differences(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> list[str]:
+    """Say everything by which `kept` differs from what it should be; an empty list if nothing does."""
+    found = [*_order(conversation, kept), *_versions(kept), *_acknowledged(conversation, acks, kept)]
+    if kept.turns != len(conversation.turns):
+        found.append(f"the turn counter is {kept.turns!r} instead of {len(conversation.turns)}")
+    if kept.phase != "done":
+        found.append(f"the phase is {kept.phase!r} instead of 'done'")
+    return [f"{conversation.id}: {text}" for text in found]
+
+
+def _order(conversation: Conversation, kept: Kept) -> Iterable[str]:
+    wanted = [message.to_dict() for message in conversation.messages]
+    if len(wanted) != len(kept.messages):
+        yield f"{len(kept.messages)} messages instead of {len(wanted)}"
+    for at, (left, right) in enumerate(zip(wanted, kept.messages, strict=False)):
+        if not same(left, right):
+            place = f"message {at} is {_short(right)} instead of {_short(left)}"
+            earlier = next((n for n in range(at) if same(wanted[n], right)), None)
+            yield place if earlier is None else f"{place}; equal to message {earlier}"
+            return
+
+
+def _versions(kept: Kept) -> Iterable[str]:
+    yield from gaps([version for version, _ in kept.changes])
+
+
+def _acknowledged(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> Iterable[str]:
+    changes = dict(kept.changes)
+    seen: set[int] = set()
+    for ack in acks:
+        wanted = [message.to_dict() for message in conversation.turns[ack.turn]]
+        name = f"turn {ack.turn}, acknowledged as version {ack.version},"
+        if ack.turn in seen:
+            yield f"{name} was acknowledged twice"
+        seen.add(ack.turn)
+        if not same(wanted, list(changes.get(ack.version, ()))):
+            yield f"{name} is not what that version appended"
+        if ack.first is not None and not same(wanted, list(kept.messages[ack.first : ack.first + len(wanted)])):
+            yield f"{name} is not at messages {ack.first} to {ack.first + len(wanted) - 1}"
+
+
+def _short(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else repr(content or message.get("tool_calls"))
+    return f"{message.get('role')} {text[:60]!r}"
+
+
+def gaps(versions: Iterable[int]) -> Iterator[str]:
+    """Say where versions first are not 1, 2, 3, and so on."""
+    for wanted, version in enumerate(versions, 1):
+        if version != wanted:
+            yield f"version {version} stands where version {wanted} should"
+            return
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, and of the same types all the way down: 1, 1.0 and True are three values."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)

@@ -1,19 +1,44 @@
-"""A Redis Cluster on loopback. Law: it is formed, and changed, by the commands that `redis-cli --cluster` sends."""
+"""A Redis Cluster on loopback. Law: it is formed, and changed, by the commands that `redis-cli --cluster` sends.
+
+A node is asked each time what it knows of the others. A slot is moved step by step, so that a test can stop between any
+two steps.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from hiredis import ReplyError
+
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs.servers.binaries import redis_binary
-from distributed_state.programs.servers.cluster_node import SLOTS, ClusterNode
-from distributed_state.programs.servers.process import wait_until, working_folder
-from distributed_state.programs.servers.redis import with_password
-from distributed_state.programs.servers.resharding import begin_move, end_move, move_keys
+from distributed_state.programs.servers.process import free_port, redis_binary, wait_until, working_folder
+from distributed_state.programs.servers.redis import RedisServer, info, with_password
+
+SLOTS = 16_384
+_KEYS_AT_ONCE = 100
+_MIGRATE_MS = 5000
+
+
+@contextmanager
+def redis_cluster(
+    *options: str, primaries: int = 3, replicas: int = 1, binary: str | None = None, directory: Path | None = None
+) -> Iterator[RedisCluster]:
+    """Run a cluster of Redis or Valkey servers while the block runs, formed anew each time.
+
+    `options` are words of each node's command line; a later one wins (`"--cluster-node-timeout", "5000"`).
+    """
+    with working_folder(directory) as place:
+        cluster = RedisCluster(binary or redis_binary(), options, place)
+        try:
+            cluster.start(primaries, replicas)
+            yield cluster
+        finally:
+            cluster.kill()
 
 
 class RedisCluster:
@@ -180,18 +205,101 @@ class RedisCluster:
         return all({m.port for m in node.members() if m.joined} >= ports for node in self._answering())
 
 
-@contextmanager
-def redis_cluster(
-    *options: str, primaries: int = 3, replicas: int = 1, binary: str | None = None, directory: Path | None = None
-) -> Iterator[RedisCluster]:
-    """Run a cluster of Redis or Valkey servers while the block runs, formed anew each time.
+# One node, and what it knows of the others
 
-    `options` are words of each node's command line; a later one wins (`"--cluster-node-timeout", "5000"`).
-    """
-    with working_folder(directory) as place:
-        cluster = RedisCluster(binary or redis_binary(), options, place)
+
+class ClusterNode(RedisServer):
+    """A Redis or Valkey process in cluster mode. It comes back with its id and its slots, on its ports."""
+
+    def __init__(self, binary: str, options: Sequence[str], directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        super().__init__(binary, options, directory)
+        self.bus_port = free_port()
+        self.id = ""  # the server chooses it
+
+    def _settings(self) -> dict[str, str]:
+        settings = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf", "cluster-node-timeout": "1000"}
+        # Not the port + 10000: that may be lent to an outgoing connection.
+        return super()._settings() | settings | {"cluster-port": str(self.bus_port)}
+
+    def start(self) -> None:
+        """Start, or start again as the same node, and wait until the server answers."""
+        super().start()
+        self.id = str(self.ask("CLUSTER", "MYID"))
+
+    def itself(self) -> Member:
+        """What it believes of itself. Raises OSError if it does not answer."""
+        return next(member for member in self.members() if member.port == self.port)
+
+    def members(self) -> list[Member]:
+        """All nodes that it knows, itself among them. Raises OSError if it does not answer."""
+        return [Member.of(line) for line in self.ask("CLUSTER", "NODES").splitlines()]
+
+    def serving(self) -> bool:
+        """Whether it takes commands for all slots, and as a replica has its primary's data. May raise OSError."""
+        with self.connect() as connection:
+            if info(connection.ask("CLUSTER", "INFO"))["cluster_state"] != "ok":
+                return False
+            state = info(connection.ask("INFO", "replication"))
+        return state["role"] == "master" or state["master_link_status"] == "up"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A line of CLUSTER NODES: what one node believes of another, or of itself."""
+
+    id: str
+    port: int
+    primary_id: str | None
+    slot_ranges: tuple[range, ...]
+    joined: bool
+
+    @classmethod
+    def of(cls, line: str) -> Member:
+        """Read a line; slots on their way (`[93-<-id]`) belong to whom they belonged."""
+        id, address, flags, primary, _, _, _, _, *slots = line.split()
+        port = int(address.partition("@")[0].rpartition(":")[2])
+        ends = (word.split("-") for word in slots if not word.startswith("["))
+        ranges = tuple(range(int(first_last[0]), int(first_last[-1]) + 1) for first_last in ends)
+        return cls(id, port, None if primary == "-" else primary, ranges, "handshake" not in flags.split(","))
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it is a primary with slots."""
+        return self.primary_id is None and bool(self.slot_ranges)
+
+    def owns(self, slot: int) -> bool:
+        """Whether it is the primary of this slot."""
+        return self.primary_id is None and any(slot in each for each in self.slot_ranges)
+
+
+# Slots moved from node to node
+
+
+def begin_move(slot: int, source: ClusterNode, target: ClusterNode) -> None:
+    """Mark a slot as on its way: from now on its keys may be on either node."""
+    # The target first: the source may redirect a client to it at once.
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+
+
+def move_keys(slot: int, source: ClusterNode, target: ClusterNode, count: int = _KEYS_AT_ONCE) -> int:
+    """Move up to `count` keys of a slot on its way, and return how many were moved."""
+    with source.connect() as connection:
+        keys = connection.ask("CLUSTER", "GETKEYSINSLOT", slot, count)
+        if keys:
+            destination = ("127.0.0.1", target.port, "", 0, _MIGRATE_MS)
+            connection.ask("MIGRATE", *destination, "AUTH", target.password, "KEYS", *keys)
+        return len(keys)
+
+
+def end_move(slot: int, source: ClusterNode, target: ClusterNode, others: Iterable[ClusterNode]) -> None:
+    """Hand a slot over, and tell the `others` at once rather than by gossip."""
+    # The target first: were it the source, a crash in between would leave a slot that nobody has.
+    for node in (target, source, *others):
         try:
-            cluster.start(primaries, replicas)
-            yield cluster
-        finally:
-            cluster.kill()
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+        except ReplyError as error:
+            # Who gave its last slot away, and heard so by gossip, is a replica of the new owner already.
+            if node is target or "only with masters" not in str(error):
+                raise

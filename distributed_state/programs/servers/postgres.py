@@ -23,8 +23,7 @@ from pathlib import Path
 
 from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs.servers.binaries import postgres_binaries
-from distributed_state.programs.servers.process import Server, launch, new_password, working_folder
+from distributed_state.programs.servers.process import Server, launch, new_password, postgres_binaries, working_folder
 
 
 class PostgresServer(Server):

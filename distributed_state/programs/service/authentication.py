@@ -11,6 +11,21 @@ which is compared with the names that the service may be called by.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from hmac import compare_digest
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+import jwt
+from starlette.exceptions import HTTPException
+from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue, Unauthenticated, Unavailable
+from distributed_state.programs.service.callers import Caller
+from distributed_state.values.access_tokens import RIGHTS, FoundToken, digest, id_of, prefix_of
 import ipaddress
 import logging
 import re
@@ -25,7 +40,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from distributed_state.errors import ConfigurationError, InvalidValue, Unauthenticated
 from distributed_state.programs.service.callers import Caller, require_policy
-from distributed_state.programs.service.credentials import AccessTokens, Issuer, Jwts, Strangers
+
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.access_tokens import BEGINNING, RIGHTS, prefix_of
 
@@ -231,3 +246,322 @@ class KnownHosts:
             if not self._hosts.allow(given):
                 app = await self._refuse(Request(scope), HTTPException(421, "it is not called by this name"))
         await app(scope, receive, send)
+
+
+T = TypeVar("T")
+
+Find = Callable[[Collection[str]], Awaitable[dict[str, FoundToken]]]
+_KNOWN = 10_000  # tokens that are remembered, and as many ids of which there is none
+_TOGETHER = 500  # ids in one query
+_WAITING = 10_000  # unknown ids that are to be asked for; more are answered 429
+_PAUSE = 0.02  # between two queries
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+_KEY_TYPES = ("RSA", "EC", "OKP")
+_LONGEST = 16_384  # characters of a token
+_REMEMBERED = 10_000  # tokens that were checked
+_CHECKED_FOR = 60.0  # seconds that the check of a token counts, if it does not expire before
+_RENEW = 300.0  # seconds after which the keys are fetched again
+_LASTING = 3600.0  # seconds that they count while the provider is away
+_FETCH_PAUSE = 10.0  # seconds between two fetches, whatever keys tokens name
+_FETCHING = 5.0  # seconds that the provider may be silent, and that a request waits for the keys
+_LONGEST_ACTOR = 200
+
+
+# Access tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """How old what is known of a token may be, in seconds."""
+
+    fresh: float = 2.0  # older: it is read again, in the background
+    revoked: float = 4.0  # older: the request waits for that
+    wait: float = 0.9  # and so long at most, if the token was known
+    wait_unknown: float = 5.0  # and so long if it was not
+    away: float = 60.0  # older: it does not count any more, even while SQL is away
+
+
+@dataclass(slots=True)
+class _Known:
+    found: FoundToken | None  # None: there is no such token
+    caller: Caller
+    read: float  # when it was asked for, by the monotonic clock
+
+
+class AccessTokens:
+    """The tokens that callers showed, as far as they are remembered."""
+
+    def __init__(self, ages: Ages | None = None, strangers: Strangers | None = None) -> None:
+        self._ages = ages or Ages()
+        self._strangers = strangers or Strangers()
+        self._find: Find | None = None
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._absent: OrderedDict[str, float] = OrderedDict()  # apart: guesses push out no token that there is
+        self._wanted: dict[str, asyncio.Future[_Known | None]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._silent = False  # SQL did not answer when it was last asked
+
+    def begin(self, find: Find) -> None:
+        """Read tokens by this from now on."""
+        self._find = find
+
+    async def close(self) -> None:
+        """Stop reading. Who waits for that is told so."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait((self._reading,))
+        self._give_up([*self._wanted])
+
+    async def caller(self, text: str) -> Caller:
+        """Whose token this is. Raises Unauthenticated, or Unavailable if SQL cannot say."""
+        id = id_of(text)
+        if id is None or self._find is None:
+            raise Unauthenticated
+        known = self._known.get(id)
+        now = time.monotonic()
+        if known is None or now - known.read > self._ages.fresh:
+            known = await self._read(id, known, now)
+        if known is None or known.found is None or not compare_digest(known.found.digest, digest(text)):
+            raise Unauthenticated
+        left = known.found.left
+        # Now, not when the request came: a token may have been read since, and 0 is what a revoked one has left.
+        if left is not None and time.monotonic() >= known.read + left:
+            raise Unauthenticated
+        return known.caller
+
+    async def _read(self, id: str, known: _Known | None, now: float) -> _Known | None:
+        """What is known of a token, read anew if it has to be."""
+        absent = self._absent.get(id)
+        if known is None and absent is not None and now - absent <= self._ages.fresh:
+            return None
+        if known is None and len(self._wanted) >= _WAITING:
+            raise HTTPException(429, "too many unknown tokens are being looked up")
+        reading = self._ask(id)
+        age = 0.0 if known is None else now - known.read
+        # Who has waited in vain tells the others that they need not: else an outage would slow every request down.
+        if known is not None and (age <= self._ages.revoked or (self._silent and age <= self._ages.away)):
+            return known
+        try:
+            if known is None:
+                wait = self._ages.wait if self._silent else self._ages.wait_unknown
+                return await self._strangers.wait(reading, wait)
+            async with asyncio.timeout(self._ages.wait):
+                return await asyncio.shield(reading)
+        except (ColdUnavailable, TimeoutError) as error:
+            self._silent = True
+            if known is not None and age <= self._ages.away:
+                return known
+            raise Unavailable("tokens cannot be checked now") from error
+
+    def _ask(self, id: str) -> asyncio.Future[_Known | None]:
+        """What SQL says of an id, once it does."""
+        wanted = self._wanted.get(id)
+        if wanted is None:
+            wanted = self._wanted[id] = asyncio.get_running_loop().create_future()
+            wanted.add_done_callback(_look_at)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._ask_all())
+        return wanted
+
+    async def _ask_all(self) -> None:
+        try:
+            while self._wanted:
+                await self._ask_some([*self._wanted][:_TOGETHER])
+                await asyncio.sleep(_PAUSE)
+        finally:
+            self._reading = None
+
+    async def _ask_some(self, ids: list[str]) -> None:
+        assert self._find is not None, "begin comes first"
+        began = time.monotonic()
+        try:
+            found = await self._find(ids)
+        except Exception as error:
+            if not isinstance(error, ColdUnavailable):
+                log.error("tokens cannot be read", exc_info=error)
+            self._give_up(ids)
+            return
+        self._silent = False
+        for id in ids:
+            self._wanted.pop(id).set_result(self._remember(id, found.get(id), began))
+
+    def _give_up(self, ids: list[str]) -> None:
+        for id in ids:
+            self._wanted.pop(id).set_exception(ColdUnavailable("tokens cannot be read"))
+
+    def _remember(self, id: str, found: FoundToken | None, read: float) -> _Known | None:
+        if found is None:
+            self._known.pop(id, None)
+            self._absent[id] = read
+            if len(self._absent) > _KNOWN:
+                self._absent.popitem(last=False)
+            return None
+        self._absent.pop(id, None)
+        token = found.token
+        rights = frozenset(each for each in RIGHTS if each in token.rights)  # a newer release may have more
+        caller = Caller(token.actor or f"token:{id}", token.prefix, rights, f"token:{id}")
+        known = self._known[id] = _Known(found, caller, read)
+        self._known.move_to_end(id)  # by when it was read: who is used is read every few seconds
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+
+def _look_at(future: asyncio.Future[_Known | None]) -> None:
+    if not future.cancelled():
+        future.exception()  # nobody may have waited for it
+
+
+# JWTs
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """An identity provider, and where its tokens say what: `tenant`, `rights` and `actor` are names of claims."""
+
+    issuer: str
+    audience: str
+    keys_url: str  # of its JSON Web Key Set
+    tenant: str = "tenant"
+    rights: str = "scope"  # a list, or a text with spaces between; what is none of our rights is passed over
+    actor: str = "sub"
+    algorithms: tuple[str, ...] = ALGORITHMS
+    leeway: float = 10.0  # seconds that its clock and ours may be apart
+
+    def __post_init__(self) -> None:
+        if not (self.issuer and self.audience and self.keys_url):
+            raise ConfigurationError("JWTs need an issuer, an audience and the URL of the issuer's keys")
+        url = urlsplit(self.keys_url)
+        if url.scheme != "https" and not (url.scheme == "http" and url.hostname in ("localhost", "127.0.0.1", "::1")):
+            raise ConfigurationError(
+                "jwt_keys: the keys are fetched over https, or anybody on the way could change them"
+            )
+        wrong = set(self.algorithms) - set(ALGORITHMS)
+        if wrong or not self.algorithms:
+            raise ConfigurationError(f"jwt_algorithms: some of {', '.join(ALGORITHMS)}, not {', '.join(sorted(wrong))}")
+
+
+class Jwts:
+    """The tokens of one identity provider."""
+
+    def __init__(self, issuer: Issuer, strangers: Strangers | None = None) -> None:
+        self._issuer = issuer
+        self._keys = _Keys(issuer.keys_url, strangers or Strangers())
+        self._checked: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
+
+    async def caller(self, text: str) -> Caller:
+        """Whose token this is. Raises Unauthenticated, or Unavailable if the provider's keys cannot be had."""
+        if len(text) > _LONGEST:
+            raise Unauthenticated
+        digest = hashlib.sha256(text.encode()).digest()
+        found = self._checked.get(digest)
+        if found is not None and time.monotonic() < found[1]:
+            return found[0]
+        try:
+            header = jwt.get_unverified_header(text)
+            if header.get("alg") not in self._issuer.algorithms or not isinstance(header.get("kid"), str):
+                raise Unauthenticated
+            claims = self._claims(text, await self._keys.key(header["kid"]))
+        except jwt.PyJWTError as error:
+            raise Unauthenticated from error
+        caller = self._caller(claims)
+        left = min(_CHECKED_FOR, float(claims["exp"]) + self._issuer.leeway - time.time())
+        self._checked[digest] = caller, time.monotonic() + left
+        if len(self._checked) > _REMEMBERED:
+            self._checked.popitem(last=False)
+        return caller
+
+    def _claims(self, text: str, key: jwt.PyJWK) -> dict[str, Any]:
+        issuer = self._issuer
+        claims: dict[str, Any] = jwt.decode(
+            text, key, algorithms=[*issuer.algorithms], issuer=issuer.issuer, audience=issuer.audience,
+            leeway=issuer.leeway, options={"require": ["exp", "iss", "aud"], "verify_signature": True},
+        )  # fmt: skip
+        return claims
+
+    def _caller(self, claims: dict[str, Any]) -> Caller:
+        tenant, actor, granted = (claims.get(each) for each in self._names())
+        if isinstance(granted, str):
+            granted = granted.split()
+        if not (isinstance(tenant, str) and isinstance(actor, str) and 0 < len(actor) <= _LONGEST_ACTOR):
+            raise Unauthenticated
+        if not isinstance(granted, list) or not all(isinstance(each, str) for each in granted):
+            raise Unauthenticated
+        try:
+            rights = frozenset(each for each in RIGHTS if each in granted)
+            # The user, and the program that it was given to: what is renewed is not another one.
+            known = [claims.get(each, "") for each in ("sub", "azp", "client_id")]
+            return Caller(actor, prefix_of(tenant), rights, f"jwt:{known}")
+        except InvalidValue as error:
+            raise Unauthenticated from error
+
+    def _names(self) -> tuple[str, str, str]:
+        return self._issuer.tenant, self._issuer.actor, self._issuer.rights
+
+
+class _Keys:
+    """The keys of a provider, fetched when one is missing, and at most every few seconds."""
+
+    def __init__(self, url: str, strangers: Strangers) -> None:
+        self._strangers = strangers
+        # Without a cache of its own: a key that it does not know would be fetched for each token that names one.
+        self._client = jwt.PyJWKClient(url, cache_jwk_set=False, timeout=_FETCHING)
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._fetched = self._tried = float("-inf")
+        self._fetching: asyncio.Task[None] | None = None
+
+    async def key(self, id: str) -> jwt.PyJWK:
+        """The key of this id. Raises Unauthenticated if there is none, Unavailable if none could be fetched."""
+        now = time.monotonic()
+        if id not in self._keys or now - self._fetched > _RENEW:
+            fetching = self._fetch(now)
+            if fetching is not None and (id not in self._keys or now - self._fetched > _LASTING):
+                try:
+                    await self._strangers.wait(fetching, _FETCHING)
+                except TimeoutError as error:
+                    raise Unavailable("the identity provider's keys cannot be fetched in time") from error
+        if time.monotonic() - self._fetched > _LASTING:
+            raise Unavailable("the identity provider's keys cannot be fetched")
+        if id not in self._keys:
+            raise Unauthenticated
+        return self._keys[id]
+
+    def _fetch(self, now: float) -> asyncio.Task[None] | None:
+        if self._fetching is None and now - self._tried > _FETCH_PAUSE:
+            self._tried = now
+            self._fetching = asyncio.create_task(self._fetch_all())
+        return self._fetching
+
+    async def _fetch_all(self) -> None:
+        began = time.monotonic()
+        try:
+            found = await asyncio.to_thread(self._client.get_jwk_set)
+        except (jwt.PyJWTError, OSError, ValueError) as error:
+            log.warning("the identity provider's keys cannot be fetched: %s", error)
+        else:
+            self._keys = {each.key_id: each for each in found.keys if each.key_id and each.key_type in _KEY_TYPES}
+            self._fetched = began
+        finally:
+            self._fetching = None
+
+
+# Waiting
+
+
+class Strangers:
+    """Counts those who wait, at most so many."""
+
+    def __init__(self, most: int = 512) -> None:
+        self._most = most
+        self._waiting = 0
+
+    async def wait(self, found: asyncio.Future[T], seconds: float) -> T:
+        """What is found out. Raises TimeoutError, and HTTPException 429 at once if as many wait as may."""
+        if self._waiting >= self._most:
+            raise HTTPException(429, f"this worker already finds out whose {self._most} requests are")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(found)
+        finally:
+            self._waiting -= 1

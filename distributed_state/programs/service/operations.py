@@ -2,6 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import html
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+from distributed_state.programs.service.answers import PROBLEM, encode
+from distributed_state.programs.service.routes import (
+    CONDITIONS,
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    LAST_EVENT_ID,
+    LEASE,
+    PREFIX,
+    SENT,
+    Operation,
+)
+from distributed_state.values.path_names import BASE64
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -9,20 +37,11 @@ from typing import Any
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.responses import Response
 
-from distributed_state.programs.service.resources import (
-    branching,
-    conversations,
-    fields,
-    fleet,
-    history,
-    items,
-    leases,
-    messages,
-    records,
-    search,
-    shapes,
-    tokens,
-)
+from distributed_state.programs.service.resources import branching, conversations, fields, fleet, history, leases, records, search
+from distributed_state.programs.service.resources import conversations
+from distributed_state.programs.service import routes
+from distributed_state.programs.service.resources import fields
+from distributed_state.programs.service.resources import fleet
 from distributed_state.programs.service.routes import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
@@ -76,12 +95,12 @@ def operations(events: Serve) -> list[Operation]:
                   answer=fleet.Findings),
         Operation("GET", f"{PREFIX}/events", "events", events, "Read events as they come",
                   query=Heard, headers=(LAST_EVENT_ID,), media="text/event-stream"),
-        Operation("POST", f"{PREFIX}/tokens", "admin", tokens.create, "Make a token",
-                  body=tokens.MakeToken, answer=tokens.Made, status=201),
-        Operation("GET", f"{PREFIX}/tokens", "admin", tokens.listing, "List tokens", query=tokens.Page,
-                  answer=tokens.Tokens),
-        Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", tokens.revoke, "Refuse a token, and what it made",
-                  answer=tokens.Token),
+        Operation("POST", f"{PREFIX}/tokens", "admin", fleet.create_token, "Make a token",
+                  body=fleet.MakeToken, answer=fleet.Made, status=201),
+        Operation("GET", f"{PREFIX}/tokens", "admin", fleet.list_tokens, "List tokens", query=fleet.TokenPage,
+                  answer=fleet.Tokens),
+        Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", fleet.revoke_token, "Refuse a token, and what it made",
+                  answer=fleet.Token),
         Operation("GET", f"{PREFIX}/caller", "read", fleet.who, "Read who is asking", answer=fleet.Who),
         Operation("POST", f"{PREFIX}/maintenance/compact", "admin", fleet.compact, "Pack old history",
                   body=fleet.Compact, answer=fleet.Counts),
@@ -101,25 +120,25 @@ def _conversations() -> list[Operation]:
         Operation("GET", one, "read", conversations.read, "Read a conversation",
                   query=conversations.Last, answer=conversations.Conversation, headers=_READ),
         Operation("POST", every, "write", create, "Begin a conversation",
-                  body=conversations.Create, answer=shapes.Begun, status=201, headers=_BEGIN),
+                  body=conversations.Create, answer=routes.Begun, status=201, headers=_BEGIN),
         Operation("GET", every, "read", listing, "List conversations",
                   query=search.Listing, answer=search.Conversations),
-        Operation("GET", f"{one}/messages", "read", messages.page, "Read a page of messages",
-                  query=messages.Page, answer=messages.Numbered, headers=_READ),
-        Operation("POST", f"{one}/messages", "write", messages.append, "Add messages",
-                  body=messages.Append, answer=messages.Appended, status=201, headers=_WRITE),
-        Operation("PUT", f"{one}/messages", "write", messages.replace, "Replace messages",
-                  body=messages.Replace, answer=shapes.Written, headers=_WRITE),
-        Operation("DELETE", f"{one}/messages/last", "write", messages.pop, "Take the last message back",
-                  answer=messages.Popped, headers=_WRITE),
-        Operation("GET", f"{one}/transcript", "read", messages.transcript, "Read messages as they were given",
-                  query=messages.Page, answer=messages.Transcript, headers=_READ),
-        Operation("GET", f"{one}/messages/{{number:number}}", "read", messages.one, "Read one message",
-                  query=records.Fresh, answer=messages.Single),
+        Operation("GET", f"{one}/messages", "read", conversations.message_page, "Read a page of messages",
+                  query=conversations.MessagePage, answer=conversations.Numbered, headers=_READ),
+        Operation("POST", f"{one}/messages", "write", conversations.append_messages, "Add messages",
+                  body=conversations.Append, answer=conversations.Appended, status=201, headers=_WRITE),
+        Operation("PUT", f"{one}/messages", "write", conversations.replace, "Replace messages",
+                  body=conversations.Replace, answer=routes.Written, headers=_WRITE),
+        Operation("DELETE", f"{one}/messages/last", "write", conversations.pop, "Take the last message back",
+                  answer=conversations.Popped, headers=_WRITE),
+        Operation("GET", f"{one}/transcript", "read", conversations.transcript, "Read messages as they were given",
+                  query=conversations.MessagePage, answer=conversations.Transcript, headers=_READ),
+        Operation("GET", f"{one}/messages/{{number:number}}", "read", conversations.one_message, "Read one message",
+                  query=records.Fresh, answer=conversations.Single),
         Operation("GET", f"{one}/lifetime", "read", conversations.read_lifetime, "Read how long a conversation lives",
                   answer=conversations.Lives),
         Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set how long a conversation lives",
-                  body=conversations.Live, answer=shapes.Written, headers=_WRITE),
+                  body=conversations.Live, answer=routes.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
@@ -142,7 +161,7 @@ def _records(scope: Scope) -> list[Operation]:
                           query=records.Fresh, answer=records.Shown, headers=_READ))  # fmt: skip
     if scope == "task":
         found.append(Operation("POST", f"{PREFIX}/tasks", "write", partial(conversations.create, scope), "Begin a task",
-                               body=conversations.Create, answer=shapes.Begun, status=201, headers=_BEGIN))  # fmt: skip
+                               body=conversations.Create, answer=routes.Begun, status=201, headers=_BEGIN))  # fmt: skip
         found.append(Operation("GET", f"{PREFIX}/tasks", "read", partial(search.listing, scope), "List tasks",
                                query=search.Listing, answer=search.Tasks))  # fmt: skip
     if scope == "user":
@@ -162,24 +181,24 @@ def _fields(line: Line) -> list[Operation]:
         line("GET", "/fields/{key:path}", "read", fields.get, "Read one field",
              query=fields.FieldAt, answer=fields.FieldValue, headers=_READ),
         line("PUT", "/fields/{key:path}", "write", fields.put, "Set one field",
-             body=fields.SetField, answer=shapes.Written, headers=_WRITE),
+             body=fields.SetField, answer=routes.Written, headers=_WRITE),
         line("DELETE", "/fields/{key:path}", "write", fields.delete, "Delete one field",
-             answer=shapes.Written, headers=_WRITE),
+             answer=routes.Written, headers=_WRITE),
         line("GET", "/tags", "read", fields.tags, "Read the tags",
              query=records.Fresh, answer=fields.Tags, headers=_READ),
         line("PATCH", "/tags", "write", fields.retag, "Change the tags",
-             body=fields.Retag, answer=shapes.Written, headers=_WRITE),
+             body=fields.Retag, answer=routes.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
 def _items(line: Line) -> list[Operation]:
     every = "/items/{collection}"
     return [
-        line("GET", every, "read", items.page, "Read a page of items", query=items.Page, answer=items.Items),
-        line("PATCH", every, "write", items.change, "Change items",
-             body=items.ChangeItems, answer=shapes.Written, headers=_WRITE),
-        line("GET", every + "/{key:path}", "read", items.get, "Read an item",
-             query=items.AtVersion, answer=items.ItemShown),
+        line("GET", every, "read", fields.item_page, "Read a page of items", query=fields.ItemPage, answer=fields.Items),
+        line("PATCH", every, "write", fields.change_items, "Change items",
+             body=fields.ChangeItems, answer=routes.Written, headers=_WRITE),
+        line("GET", every + "/{key:path}", "read", fields.get_item, "Read an item",
+             query=fields.ItemAt, answer=fields.ItemShown),
     ]  # fmt: skip
 
 
@@ -200,11 +219,11 @@ def _past(line: Line) -> list[Operation]:
         line("GET", "/checkpoints", "read", branching.checkpoints, "List the checkpoints",
              query=branching.CheckpointPage, answer=branching.Checkpoints),
         line("POST", "/checkpoints", "write", branching.make_checkpoint, "Make a checkpoint",
-             body=branching.Checkpoint, answer=shapes.Written, status=201, headers=_WRITE),
+             body=branching.Checkpoint, answer=routes.Written, status=201, headers=_WRITE),
         line("POST", "/rollback", "write", branching.rollback, "Restore an earlier state",
-             body=branching.Rollback, answer=shapes.Written, headers=_AGAIN),
+             body=branching.Rollback, answer=routes.Written, headers=_AGAIN),
         line("POST", "/forks", "write", branching.fork, "Make a fork",
-             body=branching.Fork, answer=shapes.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
+             body=branching.Fork, answer=routes.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
         line("GET", "/branches", "read", branching.branches_of, "List the branches", answer=branching.Branches),
         line("DELETE", "/branches/{branch}", "delete", branching.drop_branch, "Drop a branch",
              answer=branching.Dropped),
@@ -224,8 +243,306 @@ def _whole(line: Line) -> list[Operation]:
         line("DELETE", "/lease/{token:number}", "admin", leases.end, "End somebody's lease",
              answer=leases.Released),
         line("DELETE", "", "delete", records.delete, "Delete the state",
-             answer=shapes.Versioned, headers=(IF_MATCH, LEASE)),
+             answer=routes.Versioned, headers=(IF_MATCH, LEASE)),
         line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history",
              answer=records.Erased, headers=_HELD),
         line("GET", "/export", "admin", records.export, "Export the whole history", media="application/jsonl"),
     ]  # fmt: skip
+
+
+_SCHEMAS = "#/components/schemas/"
+_IN_PATH = re.compile(r"{(\w+)(?::(\w+))?}")
+_HEADERS_SAID = {
+    IF_MATCH: "Write only if the record is at this version, as its ETag has it, or exists (`*`): else 412.",
+    IF_NONE_MATCH: "Read: 304 if the record is still at one of these. Write: `*`, only if it is not there yet.",
+    IDEMPOTENCY_KEY: "The request is made once, however often it comes under this key; with another body 422. "
+    "Made up at random: who is not told apart by a token or an actor shares keys with others of that kind.",
+    LEASE: "Write under this lease, as it was given; 412 if it has ended.",
+    LAST_EVENT_ID: "Go on behind this position; it goes before `since`.",
+}
+_SERVERS = {
+    PREFIX: "Names in paths are percent-encoded, each as one part: the id a/b as a%2Fb.",
+    f"{PREFIX}/{BASE64}": "Names in paths are the base64url of their UTF-8, without padding: the id a/b as YS9i. "
+    "For clients behind a proxy that decodes paths or tidies them up.",
+}
+_TEXT = {"type": "string"}
+_SHAPES = {
+    IF_MATCH: {"type": "string", "pattern": r'^(\*|"[0-9]{1,18}")$'},
+    IDEMPOTENCY_KEY: {"type": "string", "pattern": '^[!-"$-~][!-~]{0,199}$'},
+}
+_ALWAYS = (401, 403, 413, 422, 429, 500, 501, 503)
+HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+details { border: 1px solid #ddd; border-radius: 4px; margin: .4rem 0; padding: .3rem .6rem }
+summary { cursor: pointer } code, pre { font: 13px/1.4 ui-monospace, monospace }
+pre { background: #f6f6f6; padding: .6rem; overflow: auto } b { display: inline-block; width: 4.5rem }
+table { border-collapse: collapse } td, th { border-bottom: 1px solid #eee; padding: .2rem .6rem; text-align: left }
+@media (prefers-color-scheme: dark) { body { background: #1b1b1b; color: #ddd } pre { background: #262626 } }
+"""
+
+
+# As it is served
+
+
+class Described:
+    """The description of these operations, for programs and for people."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
+        self._made: tuple[_Made, _Made] | None = None
+        self._making = asyncio.Lock()
+
+    async def openapi(self, request: Request) -> Response:
+        """The description as OpenAPI."""
+        return (await self._pages())[0].answer(request, "application/json", {})
+
+    async def docs(self, request: Request) -> Response:
+        """The page to read."""
+        return (await self._pages())[1].answer(request, "text/html", HEADERS)
+
+    async def _pages(self) -> tuple[_Made, _Made]:
+        async with self._making:
+            if self._made is None:
+                # A tenth of a second, in which requests would wait.
+                self._made = await asyncio.to_thread(self._make)
+            return self._made
+
+    def _make(self) -> tuple[_Made, _Made]:
+        found = description(self._operations)
+        parts = [encode(found), page(found).encode()]
+        one, other = (_Made(each, gzip.compress(each, 6)) for each in parts)
+        return one, other
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    data: bytes
+    compressed: bytes
+
+    def answer(self, request: Request, media: str, headers: dict[str, str]) -> Response:
+        """The one that the client can read."""
+        headers = {"Vary": "Accept-Encoding", **headers}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self.compressed, headers={**headers, "Content-Encoding": "gzip"}, media_type=media)
+        return Response(self.data, headers=headers, media_type=media)
+
+
+# OpenAPI
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457). `error` is the name of its class, `instance` the id of the request.
+
+    `version` is the one that was found, `phase` and `event` what does not go together.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    error: str
+    version: int | None = None
+    phase: str | None = None
+    event: str | None = None
+
+
+def description(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The description as an object of JSON."""
+    models: list[type[BaseModel]] = [Problem]
+    models += [*(model for each in operations for model in (each.body, each.answer) if model is not None)]
+    mode: JsonSchemaMode = "validation"
+    unique: list[tuple[Any, JsonSchemaMode]] = [(model, mode) for model in dict.fromkeys(models)]
+    names, schemas = models_json_schema(unique, ref_template=_SCHEMAS + "{model}")
+    refs = {model: names[model, mode] for model, _ in unique}
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        path = plain(each.path).removeprefix(PREFIX)
+        paths.setdefault(path, {})[each.method.lower()] = _operation(each, refs, operations)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "distributed_state",
+            "version": version("distributed-state"),
+            "summary": "State for agents: conversations, users and tasks, with their history.",
+        },
+        "servers": [{"url": place, "description": text} for place, text in _SERVERS.items()],
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"bearer": []}, {}],
+    }
+
+
+def plain(path: str) -> str:
+    """A path as OpenAPI writes it."""
+    return _IN_PATH.sub(r"{\1}", path)
+
+
+def name_of(operation: Operation) -> str:
+    """The operation's id."""
+    words = re.findall(r"\w+", plain(operation.path).removeprefix(PREFIX))
+    return "_".join([operation.method.lower(), *words])
+
+
+def _operation(operation: Operation, refs: dict[Any, Any], operations: Iterable[Operation]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "operationId": name_of(operation),
+        "summary": operation.summary,
+        "description": f"Needs the right `{operation.right}`.{_refused(operation)}",
+        "tags": [plain(operation.path).split("/")[2]],
+        "parameters": [*_path(operation.path), *_query(operation.query), *_headers(operation.headers)],
+        "responses": _responses(operation, refs, operations),
+    }
+    if operation.body is not None:
+        content = {"application/json": {"schema": refs[operation.body]}}
+        found["requestBody"] = {"required": True, "content": content}
+    return found
+
+
+def _refused(operation: Operation) -> str:
+    """Which headers it would have to ignore, as it is no single commit of this record, or no commit at all."""
+    lacking = [] if operation.method == "GET" else [each for each in CONDITIONS if each not in operation.headers]
+    named = ", ".join(f"`{each}`" for each in lacking)
+    return f" Takes no {named}: a request with one of them is refused (422)." if named else ""
+
+
+def _path(path: str) -> list[dict[str, Any]]:
+    kinds = {"int": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}}
+    text = {"type": "string", "minLength": 1}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": kinds.get(kind, text)}
+        for name, kind in _IN_PATH.findall(path)
+    ]
+
+
+def _query(model: type[BaseModel] | None) -> list[dict[str, Any]]:
+    if model is None:
+        return []
+    schema = model.model_json_schema()
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": _without_null(each)}
+        for name, each in schema.get("properties", {}).items()
+    ]
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """In a query there is no null: what may be null may be left out."""
+    kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
+    found = {**kinds[0], **{name: value for name, value in schema.items() if name != "anyOf"}} if kinds else schema
+    return {
+        name: value for name, value in found.items() if not (name == "default" and value is None) and name != "title"
+    }
+
+
+def _headers(names: Iterable[str]) -> list[dict[str, Any]]:
+    return [
+        {"name": each, "in": "header", "description": _HEADERS_SAID[each], "schema": _SHAPES.get(each, _TEXT)}
+        for each in names
+    ]
+
+
+def _responses(operation: Operation, refs: dict[Any, Any], operations: Iterable[Operation]) -> dict[str, Any]:
+    text = inspect.cleandoc(operation.answer.__doc__ or "") if operation.answer else HTTPStatus(operation.status).phrase
+    done: dict[str, Any] = {"description": text}
+    schema = refs[operation.answer] if operation.answer else _TEXT
+    done["content"] = {operation.media: {"schema": schema}}
+    done["headers"] = {name: {"schema": _TEXT} for name in SENT}
+    links = _links(operation, operations)
+    if links:
+        done["links"] = links
+    found = {str(operation.status): done}
+    if IF_NONE_MATCH in operation.headers and operation.method == "GET":
+        found["304"] = {"description": "The record is still at that version."}
+    problem = {PROBLEM: {"schema": refs[Problem]}}
+    for status in sorted(_statuses(operation)):
+        found[str(status)] = {"description": HTTPStatus(status).phrase, "content": problem}
+    return found
+
+
+def _statuses(operation: Operation) -> set[int]:
+    found = set(_ALWAYS)
+    if "{" in operation.path:
+        found |= {404, 410}
+    if operation.method != "GET":
+        found |= {404, 409, 410, 415, 423}
+    if {IF_MATCH, LEASE} & {*operation.headers} or operation.method != "GET":
+        found.add(412)
+    return found
+
+
+def _links(operation: Operation, operations: Iterable[Operation]) -> dict[str, Any]:
+    """From what made a record to all that can be done with it."""
+    if operation.status != 201:
+        return {}
+    one = operation.path.removesuffix("/forks") if operation.path.endswith("/forks") else operation.path + "/{id}"
+    return {
+        name_of(each): {"operationId": name_of(each), "parameters": {"id": "$response.body#/id"}}
+        for each in operations
+        if each.path.startswith(one) and _IN_PATH.findall(each.path) == [("id", "")] and each is not operation
+    }
+
+
+# The page
+
+
+def page(described: dict[str, Any]) -> str:
+    """The page, HTML."""
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{_text(described['info']['title'])}</title>",
+        f"<style>{_STYLE}</style><h1>{_text(described['info']['title'])} {_text(described['info']['version'])}</h1>",
+        f"<p>{_text(described['info']['summary'])} As OpenAPI: <a href=openapi.json>openapi.json</a>.",
+        *(f"<p>Below <code>{_text(each['url'])}</code>: {_text(each['description'])}" for each in described["servers"]),
+        "<p>Errors are problem details: <code>application/problem+json</code>; "
+        "each answer has the id of its request in <code>X-Request-Id</code>.",
+    ]
+    groups: dict[str, list[str]] = {}
+    for path, methods in described["paths"].items():
+        for method, each in methods.items():
+            groups.setdefault(each["tags"][0], []).append("".join(_details(method, path, each)))
+    for name, found in groups.items():
+        parts += [f"<h2>{_text(name)}</h2>", *found]
+    parts += ["<h2>Bodies and answers</h2>", *_schemas(described["components"]["schemas"])]
+    return "\n".join(parts)
+
+
+def _details(method: str, path: str, each: dict[str, Any]) -> Iterator[str]:
+    yield f"<details id={_text(each['operationId'])}><summary><b>{method.upper()}</b><code>{_text(path)}</code> "
+    yield f"{_text(each['summary'])}</summary><p>{_text(each['description'])}"
+    if each["parameters"]:
+        yield "<table><tr><th>parameter<th>in<th>type<th>"
+        for one in each["parameters"]:
+            kind = _text(json.dumps(one["schema"]))
+            more = _text(one.get("description", "required" if one.get("required") else ""))
+            yield f"<tr><td><code>{_text(one['name'])}</code><td>{one['in']}<td><code>{kind}</code><td>{more}"
+        yield "</table>"
+    if "requestBody" in each:
+        yield f"<p>Body: {_content(each['requestBody']['content'])}"
+    yield "<table><tr><th>status<th>answer<th>"
+    for status, one in each["responses"].items():
+        yield f"<tr><td>{status}<td>{_text(one['description'])}<td>{_content(one.get('content', {}))}"
+    yield "</table></details>"
+
+
+def _content(content: dict[str, Any]) -> str:
+    found = []
+    for media, each in content.items():
+        name = each["schema"].get("$ref", "").rpartition("/")[2]
+        found.append(f"<a href=#{_text(name)}>{_text(name)}</a>" if name else f"<code>{_text(media)}</code>")
+    return ", ".join(found)
+
+
+def _schemas(schemas: dict[str, Any]) -> Iterator[str]:
+    for name, schema in sorted(schemas.items()):
+        yield f"<h3 id={_text(name)}>{_text(name)}</h3><p>{_text(schema.get('description', ''))}"
+        yield f"<pre>{_text(json.dumps(schema, indent=2))}</pre>"
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))

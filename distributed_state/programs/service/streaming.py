@@ -40,7 +40,7 @@ from distributed_state.programs.service.answers import encode
 from distributed_state.programs.service.budget import Budget, Buffered, Taken
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.resources.shapes import Query
+from distributed_state.programs.service.routes import Query
 from distributed_state.programs.service.scheduling import copying, turn
 from distributed_state.store.export import PAGE, Export
 from distributed_state.values.results import Event

@@ -23,7 +23,7 @@ from distributed_state.port import waited
 from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.resources.shapes import Answer, Encoded, Query, Values
+from distributed_state.programs.service.routes import Answer, Encoded, Query, Values
 from distributed_state.programs.service.routes import IF_NONE_MATCH, PREFIX, Asked
 from distributed_state.programs.service.scheduling import copying
 from distributed_state.programs.service.streaming import A_PAGE, Download
