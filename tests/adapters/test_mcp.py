@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs import service
-from distributed_state.programs.cli import shell
-from distributed_state.programs.cli import running
+from distributed_state.programs.cli import running, shell
 from distributed_state.programs.service import mcp
 from distributed_state.programs.service.authentication import Access, Authentication
 from distributed_state.programs.service.callers import Caller, callers_policy

@@ -23,9 +23,9 @@ from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, Fenced, StateStore, tool
 from distributed_state.errors import StateError
-from distributed_state.programs.inspector import PATH, Tickets, api, inspector, pages, store_pages
-from distributed_state.programs.inspector.api import COOKIE
+from distributed_state.programs.inspector import PATH, Tickets, inspector, pages, store_pages
 from distributed_state.programs.inspector.conversation import Budget, tree, trees
+from distributed_state.programs.inspector.pages import COOKIE
 from distributed_state.programs.service import Access
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.store.export import PAGE, Export
@@ -353,7 +353,7 @@ async def test_a_record_that_was_taken_over_is_steered_under_the_new_lease() -> 
         mine = re.search(r"/leases/conversations/acme%3Ac/(\d+)/end", live)
         assert mine is not None
         ended = await browser.post(mine[0].replace("%3A", ":"), {"x": ""})
-        assert f'{api.HELD}=""' in ended.headers["set-cookie"]
+        assert f'{pages.HELD}=""' in ended.headers["set-cookie"]
         assert (await browser.post(mine[0].replace("%3A", ":"), {"x": ""})).status_code == 409
         await session.set("city", "Rome")
 
@@ -408,9 +408,9 @@ async def test_what_is_too_large_for_a_page_is_named_and_hides_nothing_else() ->
 def test_what_a_page_reads_is_bounded_and_counted() -> None:
     held = Held()
     request = Request({"type": "http", "headers": [], "state": {CONNECTION: held}})
-    api._bound(request, 1000)
-    with pytest.raises(api.Refused):
-        api._bound(request, 2**22)
+    pages._bound(request, 1000)
+    with pytest.raises(pages.Refused):
+        pages._bound(request, 2**22)
     assert held.size == 4000
 
 

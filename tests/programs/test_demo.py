@@ -18,8 +18,7 @@ import pytest
 from rich.console import Console
 
 from distributed_state import StateStore
-from distributed_state.programs.demo.lifecycle import Plan, lifecycle
-from distributed_state.programs.demo.lifecycle import Screen
+from distributed_state.programs.demo.lifecycle import Plan, Screen, lifecycle
 
 FORGETFUL = Path(__file__).parent.parent / "faults" / "forgetful_replica.py"
 

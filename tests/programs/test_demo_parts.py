@@ -14,9 +14,8 @@ from rich.console import Console
 from distributed_state import Event, InvalidValue
 from distributed_state.events.config import digest
 from distributed_state.programs.demo import notebook
-from distributed_state.programs.demo.lifecycle import AGAIN, AWAY, TOGETHER, Plan, Report, Shown
+from distributed_state.programs.demo.lifecycle import AGAIN, AWAY, TOGETHER, Plan, Report, Screen, Shown
 from distributed_state.programs.demo.notebook import Account, Called, Heard, account, differences
-from distributed_state.programs.demo.lifecycle import Screen
 
 pytestmark = pytest.mark.unit
 

@@ -19,9 +19,8 @@ from rich.console import Console
 
 from distributed_state import InvalidValue, StateError, StateStore
 from distributed_state.programs.replay.conversations import Conversation, read_conversations
-from distributed_state.programs.replay.coordinator import BEFORE, HEARD, UNHEARD, Coordinator, Worker, WorkerDied
+from distributed_state.programs.replay.coordinator import BEFORE, HEARD, UNHEARD, Ack, Coordinator, Worker, WorkerDied
 from distributed_state.programs.replay.run import Plan, replay, show, verify
-from distributed_state.programs.replay.run import Ack
 
 SAMPLE = read_conversations(None)
 QUIET = Console(file=io.StringIO())

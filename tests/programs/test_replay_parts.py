@@ -11,8 +11,8 @@ import pytest
 
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.replay.conversations import Conversation, cut, parse_conversations, read_conversations
-from distributed_state.programs.replay.run import latency
-from distributed_state.programs.replay.run import Ack, Kept, differences
+from distributed_state.programs.replay.coordinator import Ack
+from distributed_state.programs.replay.run import Kept, differences, latency
 from distributed_state.values.model import Message
 
 pytestmark = pytest.mark.unit

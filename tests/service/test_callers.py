@@ -13,8 +13,7 @@ from below import tiers, until
 from tenants import OPERATIONS, Served, body_of, opened, path_of
 
 from distributed_state import AsyncStateStore, ConfigurationError
-from distributed_state.programs.service import Access, Service, callers, callers_policy
-from distributed_state.programs.service import authentication
+from distributed_state.programs.service import Access, Service, authentication, callers, callers_policy
 from distributed_state.programs.service.authentication import Authentication
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.limits import Limits

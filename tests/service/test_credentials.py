@@ -39,11 +39,18 @@ from distributed_state.errors import (
     Unavailable,
 )
 from distributed_state.programs.cli import shell
-from distributed_state.programs.service import Access, Issuer, Service
-from distributed_state.programs.service import authentication
-from distributed_state.programs.service.authentication import Authentication, Hosts, Proxies, require_loopback
+from distributed_state.programs.service import Access, Issuer, Service, authentication
+from distributed_state.programs.service.authentication import (
+    AccessTokens,
+    Ages,
+    Authentication,
+    Hosts,
+    Jwts,
+    Proxies,
+    Strangers,
+    require_loopback,
+)
 from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.authentication import AccessTokens, Ages, Jwts, Strangers
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, FoundToken
 

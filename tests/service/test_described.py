@@ -13,7 +13,7 @@ from hypothesis.errors import Flaky
 from serving import served
 
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources import conversations, fleet
+from distributed_state.programs.service.resources import admin, conversations
 from distributed_state.programs.service.routes import CONDITIONS
 
 # The strategies of schemathesis use it.
@@ -77,7 +77,7 @@ def test_every_operation_answers_as_it_is_described(described: Any) -> None:
 @pytest.mark.wide
 def test_an_answer_that_is_not_as_it_is_described_is_noticed(described: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test before."""
-    monkeypatch.setattr(fleet, "asdict", lambda replica: repr(replica))
+    monkeypatch.setattr(admin, "asdict", lambda replica: repr(replica))
     with pytest.raises(BaseException, match="replicas"):
         ask_all(described.include(path="/replicas"), 1)
 

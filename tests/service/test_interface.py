@@ -27,7 +27,7 @@ from distributed_state.programs.servers import redis_server
 from distributed_state.programs.service import Limits, Service, writing
 from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.quotas import Quota, Rates
+from distributed_state.programs.service.limits import Quota, Rates
 from distributed_state.programs.service.resources import conversations, records, search
 from distributed_state.programs.service.routes import READ, SENT, Asked
 

@@ -12,7 +12,7 @@ import pytest
 from below import until
 from tenants import Served, opened
 
-from distributed_state.programs.service import Access, quotas, scheduling
+from distributed_state.programs.service import Access, limits, scheduling
 from distributed_state.programs.service.callers import RIGHTS
 from distributed_state.programs.service.limits import Limits
 
@@ -65,13 +65,13 @@ async def test_a_tenant_that_hears_much_leaves_streams_for_another(monkeypatch: 
                     return one.result().status_code if one.done() else 200
 
         assert await heard() == 200
-        monkeypatch.setattr(quotas.Shares, "take", _first_come)
+        monkeypatch.setattr(limits.Shares, "take", _first_come)
         assert await heard() == 429
 
 
-def _first_come(self: quotas.Shares, caller: Any) -> None:
+def _first_come(self: limits.Shares, caller: Any) -> None:
     if len(self) >= 4:
-        raise quotas.HTTPException(429, "full")
+        raise limits.HTTPException(429, "full")
     self._all += 1
     self._taken.update(caller.tenants)
 

@@ -18,8 +18,7 @@ from tenants import Served, opened
 from distributed_state.cold import search_query
 from distributed_state.errors import NotFound, WarmUnavailable
 from distributed_state.programs.inspector import PATH, inspector
-from distributed_state.programs.inspector.api import Refused
-from distributed_state.programs.inspector.pages import form
+from distributed_state.programs.inspector.pages import Refused, form
 from distributed_state.programs.service import Access, answers, health, scheduling, writing
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.running import mount

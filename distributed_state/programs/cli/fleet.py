@@ -7,13 +7,13 @@ A lease is named by its fencing token, and ended only if it is that one.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
@@ -33,7 +33,9 @@ from distributed_state.programs.cli.shell import (
     open_existing,
     out,
     plain,
+    print_json_lines,
     printable,
+    say_more,
     when,
 )
 
@@ -72,8 +74,7 @@ def replicas(
     if left > 0:
         err.print(f"{left} more follow: --after {found[-1].id}", markup=False, highlight=False)
     if as_json:
-        # JSON in ASCII: control sequences that a terminal would obey are escaped.
-        sys.stdout.writelines(json.dumps(_fields(each)) + "\n" for each in found)
+        print_json_lines(map(_fields, found))
         return
     table = Table(
         "replica", "role", "host", "pid", "version", "started", "seen", "load", "events", "archived", "status"
@@ -242,8 +243,7 @@ def leases(
         found = store.leases(scope=scope, prefix=prefix, limit=limit, after=after)
         now = store.time() if found and not as_json else 0.0
     if as_json:
-        # JSON in ASCII: control sequences that a terminal would obey are escaped.
-        sys.stdout.writelines(json.dumps(dataclasses.asdict(each)) + "\n" for each in found)
+        print_json_lines(map(asdict, found))
     else:
         table = Table("record", "kind", "token", "replica", "held", "ends in", "waiting")
         for each in found:
@@ -252,7 +252,7 @@ def leases(
             table.add_row(*(plain(text) for text in row))
         out.print(table)
     if len(found) == limit:
-        err.print(f"more may follow: --after {found[-1].cursor}", markup=False, highlight=False)
+        say_more(found[-1].cursor)
 
 
 @app.command(name="end-lease")
@@ -284,7 +284,7 @@ def doctor(
     """
     findings = _findings(context)
     if as_json:
-        sys.stdout.writelines(json.dumps(_told(each)) + "\n" for each in findings)
+        print_json_lines(map(_told, findings))
     else:
         table = Table("", "what", "found", "what to do")
         for each in findings:

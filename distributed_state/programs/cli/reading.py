@@ -30,7 +30,9 @@ from distributed_state.programs.cli.shell import (
     out,
     plain,
     print_json,
+    print_json_lines,
     record_of,
+    say_more,
     when,
 )
 from distributed_state.programs.turn_parts import spent
@@ -158,8 +160,7 @@ def branches(
                 page = store.branches(limit=_PAGE, after=page[-1].cursor)
                 found += page
     if as_json:
-        # JSON in ASCII: control sequences that a terminal would obey are escaped.
-        sys.stdout.writelines(json.dumps(asdict(each) | {"complete": each.complete}) + "\n" for each in found)
+        print_json_lines(asdict(each) | {"complete": each.complete} for each in found)
         return
     table = Table("record", "branch", "behind", "commits", "missing", "first", "last", "by", "cause")
     for each in found:
@@ -225,7 +226,7 @@ def sessions(
         table.add_row(*texts, when(row.created), when(row.updated), "deleted" if row.deleted else "")
     out.print(table)
     if len(rows) == limit:
-        err.print(f"more may follow: --after {rows[-1].cursor}", markup=False, highlight=False)
+        say_more(rows[-1].cursor)
 
 
 def _tags(given: list[str]) -> dict[str, list[str]]:
@@ -292,8 +293,7 @@ def audit(
             conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
         )
     if as_json:
-        # JSON in ASCII: control sequences that a terminal would obey are escaped.
-        sys.stdout.writelines(json.dumps(event.to_dict()) + "\n" for event in events)
+        print_json_lines(event.to_dict() for event in events)
     else:
         table = Table("time", "type", "subject", "version", "by", "data")
         for event in events:
@@ -304,4 +304,4 @@ def audit(
             table.add_row(when(event.time), *(plain(text) for text in row))
         out.print(table)
     if after is not None and len(events) == limit:
-        err.print(f"more may follow: --after {events[-1].cursor}", markup=False, highlight=False)
+        say_more(events[-1].cursor)

@@ -1,18 +1,17 @@
-"""Commands that run for a while: an archiver, an agent, a replay, a demo. Law: Ctrl-C ends them cleanly.
+"""Commands that run until they are ended, or for a while. Law: Ctrl-C ends them cleanly.
 
-A demo is real, verifies itself, and leaves nothing running.
+`serve` and `inspect` serve a store over HTTP, to its callers or to a browser on this machine alone: what HTTP needs is
+imported only when it is asked for, and other users of the machine get nothing from `inspect`. A demo is real, verifies
+itself, and leaves nothing running.
+
+Design: section 28.
 """
 
 from __future__ import annotations
 
-import secrets
-from typing import Annotated, Any
-import typer
-import distributed_state
-from distributed_state.errors import ConfigurationError
-from distributed_state.programs.cli.shell import app, ending_in_the_log, require_existing
 import json
 import logging
+import secrets
 import signal
 import sys
 import time
@@ -24,7 +23,7 @@ import typer
 from rich.console import Console
 
 import distributed_state
-from distributed_state.errors import InvalidValue, StateError
+from distributed_state.errors import ConfigurationError, InvalidValue, StateError
 from distributed_state.programs.cli.shell import (
     app,
     ending_in_the_log,
@@ -33,6 +32,7 @@ from distributed_state.programs.cli.shell import (
     open_store,
     out,
     print_json,
+    require_existing,
 )
 
 

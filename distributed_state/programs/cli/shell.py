@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -217,6 +217,16 @@ def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distr
     if scope not in SCOPES:
         raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
     return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that gives its records
+
+
+def print_json_lines(values: Iterable[Any]) -> None:
+    """Print one JSON object a line, in ASCII: control sequences that a terminal would obey are escaped."""
+    sys.stdout.writelines(json.dumps(each) + "\n" for each in values)
+
+
+def say_more(cursor: str) -> None:
+    """Say that there may be more rows, and how to go on."""
+    err.print(f"more may follow: --after {cursor}", markup=False, highlight=False)
 
 
 def print_json(value: Any) -> None:

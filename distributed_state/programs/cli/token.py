@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import typer
 from rich.table import Column, Table
 
 from distributed_state.errors import ConfigurationError, InvalidValue
-from distributed_state.programs.cli.shell import app, err, out, plain, span, when
+from distributed_state.programs.cli.shell import app, err, out, plain, print_json_lines, span, when
 from distributed_state.values.access_tokens import RIGHTS
 
 token = typer.Typer(
@@ -99,8 +98,7 @@ def list_(
     with _tokens(context) as tokens:
         found = tokens.all()
     if as_json:
-        for each in found:
-            sys.stdout.write(json.dumps(asdict(each)) + "\n")
+        print_json_lines(map(asdict, found))
         return
     table = Table(
         Column("id", no_wrap=True), "tenant", "rights", "actor", "created", "expires", "revoked", "made by", box=None

@@ -1,36 +1,33 @@
 """The lifecycle of conversations on three replicas, one of which is killed. Law: what was started here ends here.
 
-A step of the demo is one value: in words, as code, and as the command to a replica. Each replica is a process.
+A step of the demo is one value: in words, as code, and as the command to a replica. Each replica is a process, with a
+column and a colour on the screen, which reads the same in 80 columns and in a pipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
-from rich.console import Console, Group
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
 from distributed_state import Event, InvalidValue, StateStore
 from distributed_state.errors import StateError
 from distributed_state.programs.demo import notebook
-
 from distributed_state.programs.servers import redis_server_unless, working_folder
 from distributed_state.programs.worker_processes import Message, WorkerProcess
 from distributed_state.settings import without_password
-
 
 _COLOURS = ("cyan", "magenta", "yellow")
 _WIDEST = 110

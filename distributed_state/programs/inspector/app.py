@@ -25,12 +25,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.inspector import conversation, store_pages
-from distributed_state.programs.inspector.api import Api, Refused, named, query_of
 from distributed_state.programs.inspector.pages import (
     HEADERS,
+    Api,
+    Refused,
     Tickets,
     entered,
+    named,
     page,
+    query_of,
     refusal,
     sign_in,
     sign_in_page,

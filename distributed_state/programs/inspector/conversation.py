@@ -19,27 +19,42 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector.api import Api, Found, Refused, named, query_of
-from distributed_state.programs.inspector.pages import HEADERS, conversation_page, form, page, typed
+from distributed_state.programs.inspector.pages import (
+    HEADERS,
+    Api,
+    Found,
+    Refused,
+    conversation_page,
+    form,
+    named,
+    page,
+    query_of,
+    typed,
+)
 from distributed_state.programs.turn_parts import spent
 
-ROW, TOP, LANE = 26, 18, 110  # pixels: between two versions, above the first, left of the line
-_BOW = 90  # the widest
-_COLOURS = 6
-_LETTERS_OF_NAME = 60  # of a name; the lists have more
-_AWAY = 3  # that lead away from one version; the lists have all
-WIDTH, _EDGE = 720, 20
-_MARKS = 60  # marks of a kind
-_NODES = 400
-_LONGEST_TEXT = 4000  # characters of one value
-_LETTERS = 8000
-_KNOWN = frozenset({"role", "content", "number", "timestamp", "name", "tool_calls", "tool_call_id"})
-_NODES_OF_MESSAGE = 60  # of one message's values
 _MESSAGES = 30
 _VERSIONS = 20
-_DRAWN = 60  # versions in a graph
 _CHECKPOINTS = 100
 _PARTS = 6  # of what a version did
+
+# Of values and messages
+_NODES = 400  # of all fields
+_NODES_OF_MESSAGE = 60  # of one message's values
+_LONGEST_VALUE = 4000  # characters
+_LONGEST_MESSAGE = 8000
+_KNOWN = frozenset({"role", "content", "number", "timestamp", "name", "tool_calls", "tool_call_id"})
+
+# Of the line and the graph of versions, in pixels
+WIDTH, _EDGE = 720, 20  # of the line
+ROW, TOP, LANE = 26, 18, 110  # between two versions, above the first, left of the graph's line
+_BOW = 90  # the widest
+
+_MARKS = 60  # of a kind, on the line
+_DRAWN = 60  # versions in a graph
+_COLOURS = 6
+_LONGEST_NAME = 60  # characters; the lists have more
+_AWAY = 3  # that lead away from one version; the lists have all
 
 
 async def read(request: Request, api: Api) -> Response:
@@ -147,12 +162,9 @@ def _place(request: Request) -> str:
 
 
 def _number(request: Request, name: str) -> int | None:
-    text = query_of(request).get(name, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-        raise Refused(422, f"{name} is a number, not {text!r:.40}")
-    return int(text)
+    """A number in the query, None if it is not there."""
+    given = query_of(request)
+    return _of_form(given, name) if given.get(name) else None
 
 
 # What changes something: asked first on a page, then done by a form
@@ -239,11 +251,11 @@ def tree(name: str, value: Any, budget: Budget) -> Node:
             node.children.append(tree(str(key), part, budget))
         return node
     if isinstance(value, str):
-        return Node(name, "text", value[:_LONGEST_TEXT], more=_left(value))
-    return Node(name, "value", json.dumps(value)[:_LONGEST_TEXT])
+        return Node(name, "text", value[:_LONGEST_VALUE], more=_left(value))
+    return Node(name, "value", json.dumps(value)[:_LONGEST_VALUE])
 
 
-def _left(text: str, most: int = _LONGEST_TEXT) -> str:
+def _left(text: str, most: int = _LONGEST_VALUE) -> str:
     return f"{len(text) - most} more characters" if len(text) > most else ""
 
 
@@ -261,8 +273,8 @@ def message_shown(message: dict[str, Any]) -> dict[str, Any]:
         "time": message.get("timestamp"),
         "role": str(message.get("role", "?"))[:40],
         "name": str(message.get("name") or message.get("tool_call_id") or "")[:200],
-        "text": text[:_LETTERS],
-        "more": len(text) - _LETTERS if len(text) > _LETTERS else 0,
+        "text": text[:_LONGEST_MESSAGE],
+        "more": len(text) - _LONGEST_MESSAGE if len(text) > _LONGEST_MESSAGE else 0,
         "folded": message.get("role") == "tool",
         "calls": calls,
         "parts": parts,
@@ -362,7 +374,7 @@ def graph_of(rows: list[dict[str, Any]], branches: list[dict[str, Any]], forks: 
             dots[branch["base"]].away.append(("branch", f"branch {branch['id']}: {branch['commits']} commits", ""))
     for fork in forks:
         if fork["version"] in dots:
-            dots[fork["version"]].away.append(("fork", f"fork {fork['id']}"[:_LETTERS_OF_NAME], fork["id"]))
+            dots[fork["version"]].away.append(("fork", f"fork {fork['id']}"[:_LONGEST_NAME], fork["id"]))
     for each_dot in found:
         each_dot.away[_AWAY:] = []
     return found[::-1]
@@ -373,7 +385,7 @@ def _dot(row: dict[str, Any], places: dict[int, int], colour: int) -> Dot:
     marks += [f"checkpoint {row['label']}"] if row["label"] is not None else []
     marks += [f"back to {row['restored']}"] if row["restored"] is not None else []
     y = places[row["version"]]
-    words = " · ".join([f"{row['version']} {row['kind']}", *(each[:_LETTERS_OF_NAME] for each in marks)])
+    words = " · ".join([f"{row['version']} {row['kind']}", *(each[:_LONGEST_NAME] for each in marks)])
     dot = Dot(row["version"], y, colour, words, bool(marks))
     if row["restored"] in places:
         end = places[row["restored"]]

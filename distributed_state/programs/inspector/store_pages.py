@@ -18,17 +18,34 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from distributed_state.programs.inspector.api import HELD, Api, Found, Refused, digest, named, query_of
-from distributed_state.programs.inspector.pages import HEADERS, conversation_page, form, moment, page
+from distributed_state.programs.inspector.pages import (
+    HEADERS,
+    HELD,
+    Api,
+    Found,
+    Refused,
+    conversation_page,
+    digest,
+    form,
+    moment,
+    named,
+    page,
+    query_of,
+)
 from distributed_state.values import path_names
 
+# Of conversations
 _ROWS = 50
 _NAMED = ("prefix", "user", "tag", "phase", "held")
 _UNITS = ("newer", "older", "mib")
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,6})?", re.ASCII)
+
+# Of the fleet
 _PARTS = ("replicas", "partitions", "findings", "tenants")
 # What a doctor names of a server of Redis, of several with its address before it.
 _WARM = {"server", "version", "role", "eviction", "persistence", "memory", "connections", "cluster", "durability"}
+
+# Of leases
 _SHOWN = 50
 _KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
 _SCOPES = {kind: scope for scope, kind in _KINDS.items()}

@@ -26,7 +26,6 @@ from typing import IO, Any
 from distributed_state import StateStore
 from distributed_state.errors import InvalidValue, StateError
 from distributed_state.programs.replay.conversations import Conversation
-from distributed_state.programs.replay.run import Ack
 from distributed_state.programs.replay.worker import hot_figures, serve_turn
 from distributed_state.programs.worker_processes import WorkerProcess
 
@@ -216,6 +215,19 @@ class Tally:
     hot: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One acknowledged turn: the version and the number of the first message that the commit's reply named.
+
+    A reply that had to be asked for again may come without the number.
+    """
+
+    conversation: str
+    turn: int
+    version: int
+    first: int | None
+
+
 @dataclass
 class Turn:
     """One turn on its way. `stage` is the last that its worker reported."""
@@ -233,6 +245,9 @@ class Turn:
         """What the worker is told."""
         messages = [message.to_dict() for message in self.conversation.turns[self.number]]
         return {"conversation": self.conversation.id, "turn": self.number, "messages": messages}
+
+
+# Workers
 
 
 # Workers

@@ -1,19 +1,16 @@
 """One replay from end to end: servers, workers, verification, report.
 
-Law: whatever was started here ends here, and every figure is counted or measured in the run that it reports.
+Law: whatever was started here ends here, and every figure is counted or measured in the run that it reports. The
+verification is given what went in, what was acknowledged and what came out, and tells differences in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-from distributed_state.programs.replay.conversations import Conversation
 import asyncio
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +23,7 @@ from rich.table import Table
 from distributed_state import InvalidValue, StateStore
 from distributed_state.cold.private_files import opener
 from distributed_state.programs.replay.conversations import Conversation
-from distributed_state.programs.replay.coordinator import Coordinator, ProcessWorker, Tally, ThreadWorker, Worker
-
+from distributed_state.programs.replay.coordinator import Ack, Coordinator, ProcessWorker, Tally, ThreadWorker, Worker
 from distributed_state.programs.servers import redis_server_unless, working_folder
 
 OPERATIONS = ("begin", "read", "commit", "turn")
@@ -86,6 +82,48 @@ class Plan:
             raise InvalidValue("an archive in memory is lost with its process; name a database, or none")
 
 
+@contextmanager
+def _settings(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
+    """The settings that all stores of this replay share, with a new server if none is named."""
+    settings: dict[str, Any] = {"archive": plan.archive or f"sqlite:///{folder / 'archive.db'}"}
+    # On servers that hold other data too, every replay has a namespace of its own.
+    settings["namespace"] = plan.namespace or f"replay-{uuid.uuid4().hex[:8]}"
+    if plan.in_process:
+        yield settings
+        return
+    with redis_server_unless(plan.url, folder / "redis") as (url, _):
+        yield settings | {"url": url}
+
+
+def _refuse_to_mix(store: StateStore, plan: Plan) -> None:
+    for conversation in plan.conversations:
+        if store.session(conversation.id).version():
+            text = f"namespace {plan.namespace!r} holds the conversation {conversation.id!r} already; name another one"
+            raise InvalidValue(text)
+
+
+async def _serve(coordinator: Coordinator, console: Console) -> Tally:
+    columns = [BarColumn(), MofNCompleteColumn(), TextColumn("turns  {task.fields[facts]}"), TimeElapsedColumn()]
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("replay", total=coordinator.total, facts="")
+        display = asyncio.create_task(_display(coordinator.tally, progress, task))
+        try:
+            return await coordinator.run()
+        finally:
+            display.cancel()
+
+
+async def _display(tally: Tally, progress: Progress, task: Any) -> None:
+    while True:
+        pace = tally.turns / (tally.ended - tally.began) if tally.turns else 0.0
+        facts = f"{pace:,.0f}/s  {tally.kills} kills  {tally.workers} workers hired"
+        progress.update(task, completed=tally.turns, facts=facts)
+        await asyncio.sleep(0.1)
+
+
+# Verification
+
+
 def verify(store: StateStore, conversations: Sequence[Conversation], acks: Sequence[Ack]) -> list[str]:
     """Read every conversation from SQL and say how it differs from what it should be."""
     by_id = defaultdict(list)
@@ -109,43 +147,83 @@ def _kept(store: StateStore, id: str) -> Kept:
     return Kept([message.to_dict() for message in last.messages], last.fields.get("turn"), changes, last.phase)
 
 
-def _refuse_to_mix(store: StateStore, plan: Plan) -> None:
-    for conversation in plan.conversations:
-        if store.session(conversation.id).version():
-            text = f"namespace {plan.namespace!r} holds the conversation {conversation.id!r} already; name another one"
-            raise InvalidValue(text)
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One conversation as the SQL database has it: messages, turn counter, what each version appended, last phase."""
+
+    messages: Sequence[dict[str, Any]]
+    turns: Any
+    changes: Sequence[tuple[int, Sequence[dict[str, Any]]]]
+    phase: str | None
 
 
-@contextmanager
-def _settings(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
-    """The settings that all stores of this replay share, with a new server if none is named."""
-    settings: dict[str, Any] = {"archive": plan.archive or f"sqlite:///{folder / 'archive.db'}"}
-    # On servers that hold other data too, every replay has a namespace of its own.
-    settings["namespace"] = plan.namespace or f"replay-{uuid.uuid4().hex[:8]}"
-    if plan.in_process:
-        yield settings
-        return
-    with redis_server_unless(plan.url, folder / "redis") as (url, _):
-        yield settings | {"url": url}
+def differences(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> list[str]:
+    """Say everything by which `kept` differs from what it should be; an empty list if nothing does."""
+    found = [*_order(conversation, kept), *_versions(kept), *_acknowledged(conversation, acks, kept)]
+    if kept.turns != len(conversation.turns):
+        found.append(f"the turn counter is {kept.turns!r} instead of {len(conversation.turns)}")
+    if kept.phase != "done":
+        found.append(f"the phase is {kept.phase!r} instead of 'done'")
+    return [f"{conversation.id}: {text}" for text in found]
 
 
-async def _serve(coordinator: Coordinator, console: Console) -> Tally:
-    columns = [BarColumn(), MofNCompleteColumn(), TextColumn("turns  {task.fields[facts]}"), TimeElapsedColumn()]
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("replay", total=coordinator.total, facts="")
-        display = asyncio.create_task(_display(coordinator.tally, progress, task))
-        try:
-            return await coordinator.run()
-        finally:
-            display.cancel()
+def _order(conversation: Conversation, kept: Kept) -> Iterable[str]:
+    wanted = [message.to_dict() for message in conversation.messages]
+    if len(wanted) != len(kept.messages):
+        yield f"{len(kept.messages)} messages instead of {len(wanted)}"
+    for at, (left, right) in enumerate(zip(wanted, kept.messages, strict=False)):
+        if not same(left, right):
+            place = f"message {at} is {_short(right)} instead of {_short(left)}"
+            earlier = next((n for n in range(at) if same(wanted[n], right)), None)
+            yield place if earlier is None else f"{place}; equal to message {earlier}"
+            return
 
 
-async def _display(tally: Tally, progress: Progress, task: Any) -> None:
-    while True:
-        pace = tally.turns / (tally.ended - tally.began) if tally.turns else 0.0
-        facts = f"{pace:,.0f}/s  {tally.kills} kills  {tally.workers} workers hired"
-        progress.update(task, completed=tally.turns, facts=facts)
-        await asyncio.sleep(0.1)
+def _versions(kept: Kept) -> Iterable[str]:
+    yield from gaps([version for version, _ in kept.changes])
+
+
+def _acknowledged(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> Iterable[str]:
+    changes = dict(kept.changes)
+    seen: set[int] = set()
+    for ack in acks:
+        wanted = [message.to_dict() for message in conversation.turns[ack.turn]]
+        name = f"turn {ack.turn}, acknowledged as version {ack.version},"
+        if ack.turn in seen:
+            yield f"{name} was acknowledged twice"
+        seen.add(ack.turn)
+        if not same(wanted, list(changes.get(ack.version, ()))):
+            yield f"{name} is not what that version appended"
+        if ack.first is not None and not same(wanted, list(kept.messages[ack.first : ack.first + len(wanted)])):
+            yield f"{name} is not at messages {ack.first} to {ack.first + len(wanted) - 1}"
+
+
+def _short(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else repr(content or message.get("tool_calls"))
+    return f"{message.get('role')} {text[:60]!r}"
+
+
+def gaps(versions: Iterable[int]) -> Iterator[str]:
+    """Say where versions first are not 1, 2, 3, and so on."""
+    for wanted, version in enumerate(versions, 1):
+        if version != wanted:
+            yield f"version {version} stands where version {wanted} should"
+            return
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, and of the same types all the way down: 1, 1.0 and True are three values."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+# The report
 
 
 # The report
@@ -253,92 +331,3 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             ("verification", f"[bold green]{kept}, each once, in order, equal to the input; versions dense[/]")
         )
     return facts
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """One acknowledged turn: the version and the number of the first message that the commit's reply named.
-
-    A reply that had to be asked for again may come without the number.
-    """
-
-    conversation: str
-    turn: int
-    version: int
-    first: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One conversation as the SQL database has it: messages, turn counter, what each version appended, last phase."""
-
-    messages: Sequence[dict[str, Any]]
-    turns: Any
-    changes: Sequence[tuple[int, Sequence[dict[str, Any]]]]
-    phase: str | None
-
-
-def differences(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> list[str]:
-    """Say everything by which `kept` differs from what it should be; an empty list if nothing does."""
-    found = [*_order(conversation, kept), *_versions(kept), *_acknowledged(conversation, acks, kept)]
-    if kept.turns != len(conversation.turns):
-        found.append(f"the turn counter is {kept.turns!r} instead of {len(conversation.turns)}")
-    if kept.phase != "done":
-        found.append(f"the phase is {kept.phase!r} instead of 'done'")
-    return [f"{conversation.id}: {text}" for text in found]
-
-
-def _order(conversation: Conversation, kept: Kept) -> Iterable[str]:
-    wanted = [message.to_dict() for message in conversation.messages]
-    if len(wanted) != len(kept.messages):
-        yield f"{len(kept.messages)} messages instead of {len(wanted)}"
-    for at, (left, right) in enumerate(zip(wanted, kept.messages, strict=False)):
-        if not same(left, right):
-            place = f"message {at} is {_short(right)} instead of {_short(left)}"
-            earlier = next((n for n in range(at) if same(wanted[n], right)), None)
-            yield place if earlier is None else f"{place}; equal to message {earlier}"
-            return
-
-
-def _versions(kept: Kept) -> Iterable[str]:
-    yield from gaps([version for version, _ in kept.changes])
-
-
-def _acknowledged(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> Iterable[str]:
-    changes = dict(kept.changes)
-    seen: set[int] = set()
-    for ack in acks:
-        wanted = [message.to_dict() for message in conversation.turns[ack.turn]]
-        name = f"turn {ack.turn}, acknowledged as version {ack.version},"
-        if ack.turn in seen:
-            yield f"{name} was acknowledged twice"
-        seen.add(ack.turn)
-        if not same(wanted, list(changes.get(ack.version, ()))):
-            yield f"{name} is not what that version appended"
-        if ack.first is not None and not same(wanted, list(kept.messages[ack.first : ack.first + len(wanted)])):
-            yield f"{name} is not at messages {ack.first} to {ack.first + len(wanted) - 1}"
-
-
-def _short(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else repr(content or message.get("tool_calls"))
-    return f"{message.get('role')} {text[:60]!r}"
-
-
-def gaps(versions: Iterable[int]) -> Iterator[str]:
-    """Say where versions first are not 1, 2, 3, and so on."""
-    for wanted, version in enumerate(versions, 1):
-        if version != wanted:
-            yield f"version {version} stands where version {wanted} should"
-            return
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal, and of the same types all the way down: 1, 1.0 and True are three values."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)

@@ -16,8 +16,16 @@ from distributed_state.programs.servers.process import (
     wait_until,
     working_folder,
 )
-from distributed_state.programs.servers.redis import Connection, RedisServer, ask, redis_server, redis_server_unless
-from distributed_state.programs.servers.redis import RedisSentinel, SentinelServer, redis_sentinel
+from distributed_state.programs.servers.redis import (
+    Connection,
+    RedisSentinel,
+    RedisServer,
+    SentinelServer,
+    ask,
+    redis_sentinel,
+    redis_server,
+    redis_server_unless,
+)
 
 __all__ = [
     "ClusterNode",

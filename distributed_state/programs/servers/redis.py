@@ -1,18 +1,12 @@
-"""A Redis or Valkey server. Law: it persists and evicts nothing unless its options say so, and lets nobody in unasked.
+"""Redis or Valkey servers: one alone, or a primary with replicas and the Sentinels that watch it.
 
-Its password is a new one each time, unless the options name one. The server reads it from its stdin: everybody on the
-machine can read a command line. Commands to it go over one plain socket, without a driver.
+Law: a server persists and evicts nothing unless its options say so, and lets nobody in unasked. Its password is a new
+one each time, unless the options name one. The server reads it from its stdin: everybody on the machine can read a
+command line. Commands to it go over one plain socket, without a driver. Who is the primary, the Sentinels say.
 """
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from distributed_state.cold.private_files import opener
-from distributed_state.errors import ConfigurationError
-from distributed_state.programs.servers.process import launch, redis_binary, wait_until, working_folder
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -23,11 +17,23 @@ from typing import Any, Self
 
 from hiredis import Reader, ReplyError
 
+from distributed_state.cold.private_files import opener
+from distributed_state.errors import ConfigurationError
 from distributed_state.port.commands import packed
-from distributed_state.programs.servers.process import Server, launch, new_password, redis_binary, working_folder
+from distributed_state.programs.servers.process import (
+    Server,
+    launch,
+    new_password,
+    redis_binary,
+    wait_until,
+    working_folder,
+)
 from distributed_state.settings import without_password
 
 _CHUNK = 65_536
+SERVICE = "mymaster"
+# A Sentinel asks for INFO every ten seconds and greets the others every two; a failover would take twenty.
+_PERIODS_MS = ("info-period", 500, "publish-period", 200, "ping-period", 200)
 
 
 @contextmanager
@@ -129,114 +135,29 @@ def _taken(name: str, words: list[str]) -> str | None:
     return value
 
 
-# Plain commands
+# Sentinels
 
 
-class Connection:
-    """One socket to a server on loopback. Answers are text; bytes that are none survive a round trip."""
+@contextmanager
+def redis_sentinel(
+    *options: str,
+    replicas: int = 2,
+    sentinels: int = 3,
+    down_after_ms: int = 1000,
+    binary: str | None = None,
+    directory: Path | None = None,
+) -> Iterator[RedisSentinel]:
+    """Run a primary, its replicas and their Sentinels, who replace a primary that is silent for `down_after_ms`.
 
-    def __init__(self, port: int, *, password: str | None = None, timeout: float = 5.0) -> None:
-        """Connect, or raise OSError (a TimeoutError if the server stays silent), or ReplyError for a wrong password."""
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout)
-        self._reader = Reader(encoding="utf-8", errors="surrogateescape")
-        if password is not None:
-            try:
-                self.ask("AUTH", password)
-            except BaseException:
-                self.close()
-                raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the socket back."""
-        self._socket.close()
-
-    def ask(self, *words: str | int) -> Any:
-        """Send one command and return its answer. Raises hiredis.ReplyError if it is an error."""
-        self._socket.sendall(packed([str(word).encode("utf-8", "surrogateescape") for word in words]))
-        while (answer := self._reader.gets()) is False:
-            received = self._socket.recv(_CHUNK)
-            if not received:
-                raise ConnectionResetError(f"the server closed the connection instead of answering {words[0]}")
-            self._reader.feed(received)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def ask(port: int, *words: str | int, password: str | None = None, timeout: float = 5.0) -> Any:
-    """Return the answer to one command, on a connection of its own. Raises hiredis.ReplyError or OSError."""
-    with Connection(port, password=password, timeout=timeout) as connection:
-        return connection.ask(*words)
-
-
-def info(text: str) -> dict[str, str]:
-    """Return the fields of an answer to INFO or CLUSTER INFO."""
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-
-
-SERVICE = "mymaster"
-# A Sentinel asks for INFO every ten seconds and greets the others every two; a failover would take twenty.
-_PERIODS_MS = ("info-period", 500, "publish-period", 200, "ping-period", 200)
-
-
-class SentinelServer(RedisServer):
-    """One Sentinel. It keeps what it learns in its configuration, so it comes back knowing the others."""
-
-    def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int, down_after_ms: int) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        super().__init__(binary, ("--requirepass", primary.password), directory)
-        self._configuration = directory / "sentinel.conf"
-        # It holds the password, of which the command line says nothing.
-        with open(self._configuration, "w", encoding="utf-8", opener=opener) as file:
-            file.write(self._first_configuration(primary, quorum, down_after_ms))
-
-    @property
-    def url(self) -> str:
-        """The URL for `StateStore.open`, with this Sentinel as the only one."""
-        return _url(self.password, f"127.0.0.1:{self.port}")
-
-    def start(self) -> None:
-        """Start, or start again with what it knew, and wait until it answers."""
-        super().start()
-        self.ask("SENTINEL", "DEBUG", *_PERIODS_MS)
-
-    def primary_port(self) -> int:
-        """The port of the primary that it names. May raise OSError."""
-        return int(self.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
-
-    def knows(self, others: int, replicas: set[int]) -> bool:
-        """Whether it hears so many `others`, and these `replicas` by their ports. May raise OSError."""
-        watched = _fields(self.ask("SENTINEL", "MASTER", SERVICE))
-        listed = [_fields(each) for each in self.ask("SENTINEL", "REPLICAS", SERVICE)]
-        heard = {
-            int(each["port"]) for each in listed if each["flags"] == "slave" and each["master-link-status"] == "ok"
-        }
-        return int(watched["num-other-sentinels"]) >= others and watched["flags"] == "master" and heard >= replicas
-
-    def _first_configuration(self, primary: RedisServer, quorum: int, down_after_ms: int) -> str:
-        lines = [
-            f"port {self.port}",
-            "bind 127.0.0.1",
-            f'dir "{self.directory}"',
-            f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} {quorum}",
-            f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}",
-            f"sentinel failover-timeout {SERVICE} 3000",
-            f"sentinel parallel-syncs {SERVICE} 5",
-            f"sentinel auth-pass {SERVICE} {primary.password}",
-            f"requirepass {self.password}",  # which it gives to the other Sentinels too
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _launch(self, log: int) -> subprocess.Popen[bytes]:
-        return launch([self.binary, str(self._configuration), "--sentinel"], self.directory, log)
+    `options` are words of the servers' command line, not of the Sentinels'.
+    """
+    with working_folder(directory) as place:
+        watched = RedisSentinel(binary or redis_binary(), options, place)
+        try:
+            watched.start(replicas, sentinels, down_after_ms)
+            yield watched
+        finally:
+            watched.kill()
 
 
 class RedisSentinel:
@@ -344,6 +265,58 @@ class RedisSentinel:
         return found
 
 
+class SentinelServer(RedisServer):
+    """One Sentinel. It keeps what it learns in its configuration, so it comes back knowing the others."""
+
+    def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int, down_after_ms: int) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        super().__init__(binary, ("--requirepass", primary.password), directory)
+        self._configuration = directory / "sentinel.conf"
+        # It holds the password, of which the command line says nothing.
+        with open(self._configuration, "w", encoding="utf-8", opener=opener) as file:
+            file.write(self._first_configuration(primary, quorum, down_after_ms))
+
+    @property
+    def url(self) -> str:
+        """The URL for `StateStore.open`, with this Sentinel as the only one."""
+        return _url(self.password, f"127.0.0.1:{self.port}")
+
+    def start(self) -> None:
+        """Start, or start again with what it knew, and wait until it answers."""
+        super().start()
+        self.ask("SENTINEL", "DEBUG", *_PERIODS_MS)
+
+    def primary_port(self) -> int:
+        """The port of the primary that it names. May raise OSError."""
+        return int(self.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+
+    def knows(self, others: int, replicas: set[int]) -> bool:
+        """Whether it hears so many `others`, and these `replicas` by their ports. May raise OSError."""
+        watched = _fields(self.ask("SENTINEL", "MASTER", SERVICE))
+        listed = [_fields(each) for each in self.ask("SENTINEL", "REPLICAS", SERVICE)]
+        heard = {
+            int(each["port"]) for each in listed if each["flags"] == "slave" and each["master-link-status"] == "ok"
+        }
+        return int(watched["num-other-sentinels"]) >= others and watched["flags"] == "master" and heard >= replicas
+
+    def _first_configuration(self, primary: RedisServer, quorum: int, down_after_ms: int) -> str:
+        lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f'dir "{self.directory}"',
+            f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} {quorum}",
+            f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}",
+            f"sentinel failover-timeout {SERVICE} 3000",
+            f"sentinel parallel-syncs {SERVICE} 5",
+            f"sentinel auth-pass {SERVICE} {primary.password}",
+            f"requirepass {self.password}",  # which it gives to the other Sentinels too
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        return launch([self.binary, str(self._configuration), "--sentinel"], self.directory, log)
+
+
 def _url(password: str, places: str) -> str:
     return f"redis+sentinel://:{password}@{places}/{SERVICE}/0?sentinel_password={password}"
 
@@ -357,23 +330,57 @@ def _fields(answer: list[str]) -> dict[str, str]:
     return dict(zip(answer[::2], answer[1::2], strict=True))
 
 
-@contextmanager
-def redis_sentinel(
-    *options: str,
-    replicas: int = 2,
-    sentinels: int = 3,
-    down_after_ms: int = 1000,
-    binary: str | None = None,
-    directory: Path | None = None,
-) -> Iterator[RedisSentinel]:
-    """Run a primary, its replicas and their Sentinels, who replace a primary that is silent for `down_after_ms`.
+# Plain commands
 
-    `options` are words of the servers' command line, not of the Sentinels'.
-    """
-    with working_folder(directory) as place:
-        watched = RedisSentinel(binary or redis_binary(), options, place)
-        try:
-            watched.start(replicas, sentinels, down_after_ms)
-            yield watched
-        finally:
-            watched.kill()
+
+# Plain commands
+
+
+class Connection:
+    """One socket to a server on loopback. Answers are text; bytes that are none survive a round trip."""
+
+    def __init__(self, port: int, *, password: str | None = None, timeout: float = 5.0) -> None:
+        """Connect, or raise OSError (a TimeoutError if the server stays silent), or ReplyError for a wrong password."""
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout)
+        self._reader = Reader(encoding="utf-8", errors="surrogateescape")
+        if password is not None:
+            try:
+                self.ask("AUTH", password)
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._socket.close()
+
+    def ask(self, *words: str | int) -> Any:
+        """Send one command and return its answer. Raises hiredis.ReplyError if it is an error."""
+        self._socket.sendall(packed([str(word).encode("utf-8", "surrogateescape") for word in words]))
+        while (answer := self._reader.gets()) is False:
+            received = self._socket.recv(_CHUNK)
+            if not received:
+                raise ConnectionResetError(f"the server closed the connection instead of answering {words[0]}")
+            self._reader.feed(received)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def ask(port: int, *words: str | int, password: str | None = None, timeout: float = 5.0) -> Any:
+    """Return the answer to one command, on a connection of its own. Raises hiredis.ReplyError or OSError."""
+    with Connection(port, password=password, timeout=timeout) as connection:
+        return connection.ask(*words)
+
+
+def info(text: str) -> dict[str, str]:
+    """Return the fields of an answer to INFO or CLUSTER INFO."""
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)

@@ -32,10 +32,8 @@ from distributed_state.programs.service.authentication import Authentication, Kn
 from distributed_state.programs.service.budget import Budget, Growing, Sizes
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.health import Measures, Probe, probes, ready
-from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.operations import Described
-from distributed_state.programs.service.operations import operations
-from distributed_state.programs.service.quotas import Quota, Rates, Shares
+from distributed_state.programs.service.limits import Limits, Quota, Rates, Shares
+from distributed_state.programs.service.operations import Described, operations
 from distributed_state.programs.service.requests import NamedRoute
 from distributed_state.programs.service.routes import (
     CONDITIONS,
@@ -51,17 +49,6 @@ from distributed_state.programs.service.scheduling import Work, in_line
 from distributed_state.programs.service.streaming import EventStream, Heard, Positions
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.metrics import collector
-
-
-def cors(origins: tuple[str, ...]) -> list[Middleware]:
-    """Let the scripts of these pages call the service. Credentials of the browser are never sent along."""
-    return [
-        Middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=READ, expose_headers=SENT, max_age=600,
-        )
-    ]  # fmt: skip
-
 
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
@@ -364,3 +351,13 @@ class Service:
             return self.measures.shown()
         except StateError as error:
             return refusal(error, request)
+
+
+def cors(origins: tuple[str, ...]) -> list[Middleware]:
+    """Let the scripts of these pages call the service. Credentials of the browser are never sent along."""
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=READ, expose_headers=SENT, max_age=600,
+        )
+    ]  # fmt: skip

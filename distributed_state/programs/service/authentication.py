@@ -4,6 +4,16 @@ A caller is known by the headers of a trusted proxy, else by a bearer token: one
 one is a JWT. What a proxy's header says counts by the address of the connection itself, not by one that
 `X-Forwarded-For` names.
 
+A request with a token that is known waits for no server. What was read of a token counts for some seconds and is then
+read again in the background, so that a revoked one is refused within `Ages.revoked` seconds. While SQL is unavailable a
+token that was known is accepted for `Ages.away` seconds; one that was not known can be neither accepted nor refused.
+One query runs at a time, and all that is asked for meanwhile goes into the next one: a stranger who guesses costs no
+more queries than one who does not. Requests whose caller is not known yet are not among the requests that are served:
+there they would take the places of callers who are known.
+
+Of JWTs only signatures of key pairs are accepted: with a shared secret, the provider's public key would be one that
+everybody knows. Source: RFC 8725, "JSON Web Token Best Current Practices".
+
 A browser on the same machine is one way in for strangers: a page of theirs has its own name resolved to 127.0.0.1, and
 its scripts may then read what the service answers (DNS rebinding). The name that it was called by stays in `Host`,
 which is compared with the names that the service may be called by.
@@ -13,43 +23,57 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import logging
+import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-import jwt
-from starlette.exceptions import HTTPException
-from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue, Unauthenticated, Unavailable
-from distributed_state.programs.service.callers import Caller
-from distributed_state.values.access_tokens import RIGHTS, FoundToken, digest, id_of, prefix_of
-import ipaddress
-import logging
-import re
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from hmac import compare_digest
 
+import jwt
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from distributed_state.errors import ConfigurationError, InvalidValue, Unauthenticated
+from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue, Unauthenticated, Unavailable
 from distributed_state.programs.service.callers import Caller, require_policy
-
 from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.values.access_tokens import BEGINNING, RIGHTS, prefix_of
+from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, digest, id_of, prefix_of
 
-LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.ASCII)
+# Names of this machine
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Find = Callable[[Collection[str]], Awaitable[dict[str, FoundToken]]]
+
+# Access tokens
+_KNOWN = 10_000  # tokens that are remembered, and as many ids of which there is none
+_TOGETHER = 500  # ids in one query
+_WAITING = 10_000  # unknown ids that are to be asked for; more are answered 429
+_PAUSE = 0.02  # seconds between two queries
+
+# JWTs
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+_KEY_TYPES = ("RSA", "EC", "OKP")
+_LONGEST = 16_384  # characters of a token
+_LONGEST_ACTOR = 200
+_REMEMBERED = 10_000  # tokens that were checked
+_CHECKED_FOR = 60.0  # seconds that the check of a token counts, if it does not expire before
+_RENEW = 300.0  # seconds after which the keys are fetched again
+_LASTING = 3600.0  # seconds that they count while the provider is away
+_FETCH_PAUSE = 10.0  # seconds between two fetches, whatever keys tokens name
+_FETCHING = 5.0  # seconds that the provider may be silent, and that a request waits for the keys
+
+# Proxies, and names of this machine
 ACTOR, TENANT, GRANTED = "x-actor", "x-tenant", "x-rights"
 _ALL = "*"
 _HOPS = 20
-log = logging.getLogger(__name__)
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,135 +160,7 @@ def _text(header: str) -> str:
     return header.encode("latin-1").decode("utf-8", "replace")
 
 
-# Proxies that authenticate for us
-
-
-class Proxies:
-    """The addresses and networks whose headers are believed."""
-
-    def __init__(self, networks: Iterable[str] = ()) -> None:
-        try:
-            self._networks = [ipaddress.ip_network(each, strict=True) for each in networks]
-        except ValueError as error:
-            raise ConfigurationError(f"trust_proxy: {error}: give addresses or networks, as 10.0.0.0/8") from error
-
-    def __bool__(self) -> bool:
-        return bool(self._networks)
-
-    def sent(self, request: Request) -> bool:
-        """Whether one of them sent this request, and says whose it is."""
-        if not self._networks or request.client is None or not self._has(request.client.host):
-            return False
-        return any(name in request.headers for name in (ACTOR, TENANT, GRANTED))
-
-    def caller(self, request: Request) -> Caller:
-        """Who it says has sent this request: `X-Tenant` (`*` is every one), `X-Rights`, and `X-Actor` if it names one.
-
-        Raises Unauthenticated if one is missing, or there twice: then one of the two is from somebody else.
-        """
-        tenant, granted = _only(request, TENANT), _only(request, GRANTED)
-        actor = _only(request, ACTOR) if ACTOR in request.headers else ""
-        rights = {each.strip() for each in granted.split(",")}
-        try:
-            prefix = "" if tenant == _ALL else prefix_of(tenant)
-        except InvalidValue as error:
-            raise Unauthenticated from error
-        if not rights <= set(RIGHTS):
-            raise Unauthenticated
-        return Caller(actor, prefix, frozenset(each for each in RIGHTS if each in rights))
-
-    def client(self, request: Request) -> str:
-        """The address of who sent the request: the last one of `X-Forwarded-For` that is no proxy of ours."""
-        address = request.client.host if request.client else ""
-        if not self._networks or not self._has(address):
-            return address
-        forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")[-_HOPS:]
-        for each in reversed([hop.strip() for hop in forwarded if hop.strip()]):
-            address = each[:100]
-            if not self._has(address):
-                break
-        return address
-
-    def _has(self, address: str) -> bool:
-        try:
-            found = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        mapped = getattr(found, "ipv4_mapped", None)  # an IPv4 peer of a socket that listens on both
-        return any((mapped or found) in network for network in self._networks)
-
-
-def _only(request: Request, name: str) -> str:
-    values = request.headers.getlist(name)
-    if len(values) != 1 or not values[0]:
-        raise Unauthenticated
-    return values[0].encode("latin-1").decode("utf-8", "replace")
-
-
-# Names and addresses that the service is reached by
-
-
-class Hosts:
-    """The names that a service may be called by, without their port; none: by any."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = frozenset(name.lower() for name in names)
-        for name in self._names:
-            if (shaped := _HOST.fullmatch(name)) is None or shaped[2]:
-                raise ConfigurationError(f"allow_host: {name!r:.80} is no name of a host without its port")
-
-    def allow(self, given: list[str]) -> bool:
-        """Whether a request with these `Host` headers may be answered."""
-        if not self._names:
-            return True
-        shaped = _HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
-        return shaped is not None and shaped[1] in self._names
-
-
-def require_loopback(address: str) -> None:
-    """Raise ConfigurationError if others than this machine reach a service that listens on this address."""
-    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-        raise ConfigurationError(
-            f"listening on {address} without authentication would give everything to whoever reaches it: "
-            "name --tokens, --jwt-issuer or --trust-proxy, or listen on 127.0.0.1; --insecure listens all the same"
-        )
-
-
-class KnownHosts:
-    """An ASGI application that has 421 answered by `refuse` to requests by another name, and the others by `app`."""
-
-    def __init__(self, app: ASGIApp, hosts: Hosts, refuse: Callable[[Request, Exception], Awaitable[Response]]) -> None:
-        self._app = app
-        self._hosts = hosts
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or let `app` answer."""
-        app = self._app
-        if scope["type"] == "http":
-            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            if not self._hosts.allow(given):
-                app = await self._refuse(Request(scope), HTTPException(421, "it is not called by this name"))
-        await app(scope, receive, send)
-
-
-T = TypeVar("T")
-
-Find = Callable[[Collection[str]], Awaitable[dict[str, FoundToken]]]
-_KNOWN = 10_000  # tokens that are remembered, and as many ids of which there is none
-_TOGETHER = 500  # ids in one query
-_WAITING = 10_000  # unknown ids that are to be asked for; more are answered 429
-_PAUSE = 0.02  # between two queries
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-_KEY_TYPES = ("RSA", "EC", "OKP")
-_LONGEST = 16_384  # characters of a token
-_REMEMBERED = 10_000  # tokens that were checked
-_CHECKED_FOR = 60.0  # seconds that the check of a token counts, if it does not expire before
-_RENEW = 300.0  # seconds after which the keys are fetched again
-_LASTING = 3600.0  # seconds that they count while the provider is away
-_FETCH_PAUSE = 10.0  # seconds between two fetches, whatever keys tokens name
-_FETCHING = 5.0  # seconds that the provider may be silent, and that a request waits for the keys
-_LONGEST_ACTOR = 200
+# Access tokens of SQL
 
 
 # Access tokens
@@ -412,6 +308,9 @@ def _look_at(future: asyncio.Future[_Known | None]) -> None:
         future.exception()  # nobody may have waited for it
 
 
+# JWTs of an identity provider
+
+
 # JWTs
 
 
@@ -545,6 +444,9 @@ class _Keys:
             self._fetching = None
 
 
+# Requests whose caller is not known yet
+
+
 # Waiting
 
 
@@ -565,3 +467,121 @@ class Strangers:
                 return await asyncio.shield(found)
         finally:
             self._waiting -= 1
+
+
+# Proxies that authenticate for us
+
+
+# Proxies that authenticate for us
+
+
+class Proxies:
+    """The addresses and networks whose headers are believed."""
+
+    def __init__(self, networks: Iterable[str] = ()) -> None:
+        try:
+            self._networks = [ipaddress.ip_network(each, strict=True) for each in networks]
+        except ValueError as error:
+            raise ConfigurationError(f"trust_proxy: {error}: give addresses or networks, as 10.0.0.0/8") from error
+
+    def __bool__(self) -> bool:
+        return bool(self._networks)
+
+    def sent(self, request: Request) -> bool:
+        """Whether one of them sent this request, and says whose it is."""
+        if not self._networks or request.client is None or not self._has(request.client.host):
+            return False
+        return any(name in request.headers for name in (ACTOR, TENANT, GRANTED))
+
+    def caller(self, request: Request) -> Caller:
+        """Who it says has sent this request: `X-Tenant` (`*` is every one), `X-Rights`, and `X-Actor` if it names one.
+
+        Raises Unauthenticated if one is missing, or there twice: then one of the two is from somebody else.
+        """
+        tenant, granted = _only(request, TENANT), _only(request, GRANTED)
+        actor = _only(request, ACTOR) if ACTOR in request.headers else ""
+        rights = {each.strip() for each in granted.split(",")}
+        try:
+            prefix = "" if tenant == _ALL else prefix_of(tenant)
+        except InvalidValue as error:
+            raise Unauthenticated from error
+        if not rights <= set(RIGHTS):
+            raise Unauthenticated
+        return Caller(actor, prefix, frozenset(each for each in RIGHTS if each in rights))
+
+    def client(self, request: Request) -> str:
+        """The address of who sent the request: the last one of `X-Forwarded-For` that is no proxy of ours."""
+        address = request.client.host if request.client else ""
+        if not self._networks or not self._has(address):
+            return address
+        forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")[-_HOPS:]
+        for each in reversed([hop.strip() for hop in forwarded if hop.strip()]):
+            address = each[:100]
+            if not self._has(address):
+                break
+        return address
+
+    def _has(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        mapped = getattr(found, "ipv4_mapped", None)  # an IPv4 peer of a socket that listens on both
+        return any((mapped or found) in network for network in self._networks)
+
+
+def _only(request: Request, name: str) -> str:
+    values = request.headers.getlist(name)
+    if len(values) != 1 or not values[0]:
+        raise Unauthenticated
+    return values[0].encode("latin-1").decode("utf-8", "replace")
+
+
+# Names and addresses that the service is reached by
+
+
+# Names and addresses that the service is reached by
+
+
+class Hosts:
+    """The names that a service may be called by, without their port; none: by any."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = frozenset(name.lower() for name in names)
+        for name in self._names:
+            if (shaped := _HOST.fullmatch(name)) is None or shaped[2]:
+                raise ConfigurationError(f"allow_host: {name!r:.80} is no name of a host without its port")
+
+    def allow(self, given: list[str]) -> bool:
+        """Whether a request with these `Host` headers may be answered."""
+        if not self._names:
+            return True
+        shaped = _HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
+        return shaped is not None and shaped[1] in self._names
+
+
+def require_loopback(address: str) -> None:
+    """Raise ConfigurationError if others than this machine reach a service that listens on this address."""
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise ConfigurationError(
+            f"listening on {address} without authentication would give everything to whoever reaches it: "
+            "name --tokens, --jwt-issuer or --trust-proxy, or listen on 127.0.0.1; --insecure listens all the same"
+        )
+
+
+class KnownHosts:
+    """An ASGI application that has 421 answered by `refuse` to requests by another name, and the others by `app`."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, refuse: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or let `app` answer."""
+        app = self._app
+        if scope["type"] == "http":
+            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            if not self._hosts.allow(given):
+                app = await self._refuse(Request(scope), HTTPException(421, "it is not called by this name"))
+        await app(scope, receive, send)

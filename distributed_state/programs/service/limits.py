@@ -1,11 +1,42 @@
-"""Limits of one worker. Law: everything that a client could make grow without bound has its limit here.
+"""Limits of a worker, and what a tenant may ask of it and may have.
+
+Law: everything that a client could make grow without bound has its limit here; a tenant that asks more is refused, and
+takes nothing from others.
+
+A tenant is a prefix of ids; where there are none, it is the actor. A request counts for each prefix that its caller's
+lies within: else a tenant whose admin makes tokens of tenants within it would have their quotas, too.
+
+`Rates` are requests and bytes a second, of this worker: behind a balancer that spreads requests evenly, a fleet of n
+workers allows n times as much. Their headers are RateLimit and RateLimit-Policy of the IETF's draft "RateLimit header
+fields for HTTP". `Traffic` is what tenants ask for, for operators to look at: each rate is the sum of what was asked
+for, weighted by how long ago that was. `Quota` is how many records and items a tenant has, counted in the archive once
+in a while, not at each request: so its bounds are not exact, as records that other workers began since, and those that
+are not archived, are not in the count.
+
+`Shares` are places in the worker. A tenant that waits a lot, for leases or turns, would else take all places with a few
+bytes each: so a tenant leaves as many places free as it has. One alone gets half of them, two a third each. Callers of
+all tenants have no share: they may do everything anyway. Source: A. Choudhury and E. Hahne, "Dynamic queue length
+thresholds for shared-memory packet switches" (1998).
 
 Design: section 24.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from starlette.exceptions import HTTPException
+
+from distributed_state.programs.service.callers import Caller
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.values.model import escape
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +86,274 @@ class Limits:
     archive: float = 5.0  # then: to archive what is written, if this worker archives
     close: float = 5.0  # then: to close the connections to the servers
     check: float = 1.0  # for the probe of one server by /readyz, and how long its result is cached
+
+
+_WINDOW = 10.0  # seconds whose quota may be used at once
+_TENANTS = 10_000  # remembered; of one that is forgotten nothing was asked for longest
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What is left of a quota, below zero if an answer was larger than that."""
+
+    rate: float  # a second
+    left: float
+    since: float
+
+    def fill(self, now: float) -> None:
+        self.left = min(self.rate * _WINDOW, self.left + (now - self.since) * self.rate)
+        self.since = now
+
+
+class Rates:
+    """The requests and bytes of each tenant in a second; with both 0, nothing is refused. `traffic` counts all."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        given = {"requests": float(limits.tenant_requests), "bytes": float(limits.tenant_bytes)}
+        self._rates = {name: rate for name, rate in given.items() if rate}
+        self._clock = clock
+        self._tenants: OrderedDict[str, dict[str, _Bucket]] = OrderedDict()
+        self.traffic = Traffic(clock)
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def ask(self, caller: Caller) -> None:
+        """Count one request. Raises HTTPException 429 if the tenant has nothing left."""
+        self.traffic.note(caller, requests=1)
+        if not self._rates:
+            return
+        for name, bucket in self._scarcest(caller).items():
+            least = 1.0 if name == "requests" else 0.0
+            if bucket.left < least:
+                wait = max(1, math.ceil((least - bucket.left) / bucket.rate))
+                headers = {"Retry-After": str(wait), **self.headers(caller)}
+                raise HTTPException(429, f"the quota of {bucket.rate:g} {name} a second is used up", headers)
+        self._use(caller, "requests", 1)
+
+    def count(self, caller: Caller, size: int) -> None:
+        """Count bytes that were read or answered."""
+        self.traffic.note(caller, size=size)
+        self._use(caller, "bytes", size)
+
+    def headers(self, caller: Caller) -> dict[str, str]:
+        """What an answer says of the quotas."""
+        if not self._rates:
+            return {}
+        policies, left = [], []
+        for name, bucket in self._scarcest(caller).items():
+            unit = ';qu="content-bytes"' if name == "bytes" else ""
+            policies.append(f'"{name}";q={bucket.rate * _WINDOW:.0f};w={_WINDOW:.0f}{unit}')
+            full = math.ceil((bucket.rate * _WINDOW - bucket.left) / bucket.rate)
+            left.append(f'"{name}";r={max(0, int(bucket.left))};t={full}')
+        return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(left)}
+
+    def _use(self, caller: Caller, name: str, many: int) -> None:
+        if name in self._rates:
+            for party in caller.parties:
+                self._buckets(party)[name].left -= many
+
+    def _scarcest(self, caller: Caller) -> dict[str, _Bucket]:
+        """For each quota, the bucket with the least left among those that the caller counts for."""
+        found = [self._buckets(party) for party in caller.parties]
+        return {name: min((each[name] for each in found), key=lambda bucket: bucket.left) for name in self._rates}
+
+    def _buckets(self, key: str) -> dict[str, _Bucket]:
+        now = self._clock()
+        buckets = self._tenants.get(key)
+        if buckets is None:
+            buckets = {name: _Bucket(rate, rate * _WINDOW, now) for name, rate in self._rates.items()}
+            self._tenants[key] = buckets
+            if len(self._tenants) > _TENANTS:
+                self._tenants.popitem(last=False)
+        self._tenants.move_to_end(key)
+        for bucket in buckets.values():
+            bucket.fill(now)
+        return buckets
+
+
+# remembered; forgotten is the one of which nothing was asked for longest
+_DECAY = 10.0  # after so long what was asked for counts for a third
+_COUNTED_FOR = 60.0  # seconds that a count of conversations is shown
+
+
+@dataclass(slots=True)
+class _Tenant:
+    requests: int = 0
+    bytes: int = 0
+    request_rate: float = 0.0
+    byte_rate: float = 0.0
+    at: float = 0.0
+    conversations: int = 0
+    counted: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTraffic:
+    """A tenant, "" for callers of all: what it asked for and was sent since the worker began, and in a second now.
+
+    Tenants that lie within it are counted in it, and by themselves as well.
+    """
+
+    prefix: str
+    requests: int
+    bytes: int
+    requests_per_second: float
+    bytes_per_second: float
+
+
+class Traffic:
+    """The traffic of one worker, by tenant."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+
+    def note(self, caller: Caller, *, requests: int = 0, size: int = 0) -> None:
+        """Count requests and bytes."""
+        for prefix in caller.tenants or (caller.tenant,):
+            self._note(prefix, requests, size)
+
+    def _note(self, prefix: str, requests: int, size: int) -> None:
+        tenant = self._tenants.get(prefix)
+        if tenant is None:
+            tenant = self._tenants[prefix] = _Tenant()
+            if len(self._tenants) > _TENANTS:
+                self._tenants.popitem(last=False)
+        self._tenants.move_to_end(prefix)
+        now = self._clock()
+        kept = math.exp((tenant.at - now) / _DECAY)
+        tenant.at = now
+        tenant.requests += requests
+        tenant.bytes += size
+        tenant.request_rate = tenant.request_rate * kept + requests / _DECAY
+        tenant.byte_rate = tenant.byte_rate * kept + size / _DECAY
+
+    def busiest(self, limit: int) -> list[TenantTraffic]:
+        """Those who ask most now."""
+        now = self._clock()
+        found = []
+        for prefix, each in list(self._tenants.items()):
+            kept = math.exp((each.at - now) / _DECAY)
+            found.append(
+                TenantTraffic(prefix, each.requests, each.bytes, each.request_rate * kept, each.byte_rate * kept)
+            )
+        return sorted(found, key=lambda each: each.requests_per_second, reverse=True)[:limit]
+
+    async def conversations(self, prefix: str, count: Callable[[], Awaitable[int]]) -> int:
+        """How many conversations a tenant has, counted once a minute."""
+        tenant = self._tenants.get(prefix) or _Tenant()
+        if self._clock() >= tenant.counted + _COUNTED_FOR:
+            tenant.conversations = await count()
+            tenant.counted = self._clock()
+        return tenant.conversations
+
+
+_NAMES = {  # by what is counted: a scope of records, or items
+    "session": "conversations",
+    "task": "tasks",
+    "user": "users",
+    "item": "items",
+}
+_AGE = 60.0  # seconds that a count is used for
+_COUNTED_TENANTS = 10_000  # whose counts are remembered
+
+
+@dataclass(slots=True)
+class _Count:
+    found: int = 0
+    until: float = 0.0
+    counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Quota:
+    """Counts what each tenant has, and holds it to a limit of each kind; 0: no limit."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most: dict[str, int] = {
+            "session": limits.tenant_conversations, "task": limits.tenant_tasks, "user": limits.tenant_users,
+            "item": limits.tenant_items,
+        }  # fmt: skip
+        self._clock = clock
+        self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
+
+    def counts(self, caller: Caller, kind: str) -> bool:
+        """Whether what this caller has of a kind is counted: not that of one who is of no tenant."""
+        return bool(self._most.get(kind) and caller.prefix)
+
+    async def ask(self, store: AsyncStateStore, caller: Caller, kind: str, more: int = 1) -> None:
+        """Count so many more. Raises HTTPException 429 if a tenant would have more than it may."""
+        if not more or not self.counts(caller, kind):
+            return
+        counts = {prefix: self._count(kind, prefix) for prefix in caller.tenants}
+        for prefix, count in counts.items():
+            async with count.counting:
+                if self._clock() >= count.until:
+                    # While SQL is away the count before is gone by, and one request in a minute finds out.
+                    count.until = self._clock() + _AGE
+                    count.found = await self._counted(store, kind, prefix)
+        most = self._most[kind]
+        for prefix, count in counts.items():
+            if count.found + more > most:
+                wait = str(max(1, int(count.until - self._clock())))
+                detail = f"there are {count.found} {_NAMES[kind]} of {prefix!r:.80}, of {most} that may be"
+                raise HTTPException(429, detail, {"Retry-After": wait})
+        for count in counts.values():
+            count.found += more
+
+    def _count(self, kind: str, prefix: str) -> _Count:
+        count = self._counts.setdefault((kind, prefix), _Count())
+        self._counts.move_to_end((kind, prefix))
+        if len(self._counts) > _COUNTED_TENANTS:
+            self._counts.popitem(last=False)
+        return count
+
+    async def _counted(self, store: AsyncStateStore, kind: str, prefix: str) -> int:
+        """How many there are, as far as it matters. As the service's own work: who may write need not list."""
+        tiers = store.tiers()
+        begin, most = escape(prefix), self._most[kind]
+        if kind == "item":
+            return await tiers.port.sql(partial(tiers.cold.count_items, begin, most))
+        return await tiers.port.sql(partial(tiers.cold.count, kind, begin, most))
+
+
+class Shares:
+    """So many places. `what` is for the text of the error."""
+
+    def __init__(self, places: int, what: str) -> None:
+        self._places = places
+        self._what = what
+        self._all = 0
+        self._taken: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._all
+
+    def take(self, caller: Caller) -> None:
+        """Take a place, until `leave`. Raises HTTPException if there is none, or none for this tenant."""
+        free = self._places - self._all
+        most = max(caller.tenants, key=self._taken.__getitem__, default="")
+        if free <= 0 or (most and self._taken[most] >= free):
+            own = f", {self._taken[most]} of them for {most!r:.80}" if most else ""
+            raise HTTPException(
+                429, f"this worker already has {self._places - free} of {self._places} {self._what}{own}"
+            )
+        self._all += 1
+        self._taken.update(caller.tenants)
+
+    def leave(self, caller: Caller) -> None:
+        """Give a place back."""
+        self._all -= 1
+        for each in caller.tenants:
+            self._taken[each] -= 1
+            if not self._taken[each]:
+                del self._taken[each]
+
+    @contextmanager
+    def one(self, caller: Caller) -> Iterator[None]:
+        """Have a place meanwhile. Raises HTTPException."""
+        self.take(caller)
+        try:
+            yield
+        finally:
+            self.leave(caller)

@@ -1,42 +1,25 @@
-"""The Model Context Protocol, as one more operation of the service. Law: nothing is kept between two requests.
+"""The Model Context Protocol, as one more operation of the service; needs the extra `mcp`.
 
-Any worker answers any request, whichever answered the one before, and what an agent begins with one worker it goes
-on with at another. What it asks for is done as its caller, who was recognized before the protocol is looked at.
+Law: nothing is kept from one request to the next. So any worker answers any request, whichever answered the one before,
+and what an agent begins with one worker it goes on with at another. What it asks for is done as its caller, who was
+recognized before the protocol is looked at.
 
-It needs the extra `mcp`.
+A tool is the model of its arguments: their descriptions are what the agent's model reads, and its docstring says what
+the tool is for. It names the right that it needs, checks its session first, and is one read or one commit. Writing
+begins no session: an agent that mistypes an id gets an error, and does not go on in an empty one. What is listed or
+found is the caller's own.
 
 Design: section 25. Source: the specification at modelcontextprotocol.io, "Streamable HTTP".
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from inspect import cleandoc
 from typing import Annotated, Any, ClassVar, Literal
-from uuid import uuid4
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from distributed_state.conversation.session import AsyncSession
-from distributed_state.errors import AccessDenied, InvalidValue, NotFound
-from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.port import waited
-from distributed_state.programs.service import requests, scheduling, writing
-from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.search import narrowed
-from distributed_state.programs.service.routes import Limit, Version
-from distributed_state.programs.service.routes import SESSION, Asked
-from distributed_state.programs.service.scheduling import copying, searching
-from distributed_state.records import messages as shown_messages
-from distributed_state.records.access import ITEMS, MESSAGES, MOVES
-from distributed_state.records.context import context_of
-from distributed_state.values import bytes_as_text
-from distributed_state.values.access_tokens import Right
-from distributed_state.values.items import DeleteItem, PutItem, name_of
-from distributed_state.values.model import PHASE
-import re
-from functools import partial
-from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -45,37 +28,30 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from distributed_state.errors import InvalidValue, StateError
-from distributed_state.programs.service import requests, scheduling
+from distributed_state.conversation.session import AsyncSession
+from distributed_state.errors import AccessDenied, InvalidValue, NotFound, StateError
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import waited
+from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import encode, refusal
-
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import PREFIX, SESSION, Asked, Operation
-from distributed_state.values import path_names
+from distributed_state.programs.service.resources.search import narrowed
+from distributed_state.programs.service.routes import PREFIX, SESSION, Asked, Limit, Operation, Version
+from distributed_state.programs.service.scheduling import copying, searching
+from distributed_state.records import messages as shown_messages
+from distributed_state.records.access import ITEMS, MESSAGES, MOVES
+from distributed_state.records.context import context_of
+from distributed_state.values import bytes_as_text, path_names
+from distributed_state.values.access_tokens import Right
+from distributed_state.values.items import DeleteItem, PutItem, name_of
+from distributed_state.values.model import PHASE
 
 PATH = f"{PREFIX}/mcp"
-TOOLS: dict[str, type[Tool]] = {
-    each.name: each
-    for each in (
-        GetState,
-        SetState,
-        AppendMessage,
-        ReadMessages,
-        AddNote,
-        ListNotes,
-        DeleteNote,
-        Search,
-        History,
-        ListSessions,
-        CreateSession,
-        ForkSession,
-        Rollback,
-    )
-}
 RESOURCES = {"state": "State of a session: version, phase, fields.", "messages": "The last messages of a session."}
 _JSON = "application/json"
 _ASKED = "distributed_state.asked"  # in the scope of a request, for the handlers below
@@ -291,6 +267,9 @@ class _Collected:
     def _put(self, word: str, text: str) -> None:
         before, _, after = self._body.partition(b'"%s"' % word.encode())
         self._body = b"".join((before, orjson.dumps(text), after))
+
+
+# Tools
 
 
 _WRONG = 5  # arguments that are named in one error
@@ -656,3 +635,23 @@ def _new(asked: Asked, id: str | None) -> str:
     if id is None:
         return asked.caller.prefix + secrets.token_hex(16)
     return records.within(asked, records.checked(id))
+
+
+TOOLS: dict[str, type[Tool]] = {
+    each.name: each
+    for each in (
+        GetState,
+        SetState,
+        AppendMessage,
+        ReadMessages,
+        AddNote,
+        ListNotes,
+        DeleteNote,
+        Search,
+        History,
+        ListSessions,
+        CreateSession,
+        ForkSession,
+        Rollback,
+    )
+}

@@ -1,4 +1,10 @@
-"""The table of what is served under /v1. Law: what is not in it is neither served nor described."""
+"""The table of what is served under /v1, and its description.
+
+Law: what is not in the table is neither served nor described.
+
+The description is OpenAPI 3.1 for programs, and a page for people, which loads nothing from anywhere and runs no
+script. Both are made and compressed once, however often anybody asks for them.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,31 @@ import html
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
+
+from distributed_state.programs.service import routes
 from distributed_state.programs.service.answers import PROBLEM, encode
+from distributed_state.programs.service.resources import (
+    admin,
+    branching,
+    conversations,
+    fields,
+    history,
+    leases,
+    records,
+    search,
+)
 from distributed_state.programs.service.routes import (
     CONDITIONS,
     IDEMPOTENCY_KEY,
@@ -27,28 +48,6 @@ from distributed_state.programs.service.routes import (
     LEASE,
     PREFIX,
     SENT,
-    Operation,
-)
-from distributed_state.values.path_names import BASE64
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any
-
-from starlette.convertors import IntegerConvertor, register_url_convertor
-from starlette.responses import Response
-
-from distributed_state.programs.service.resources import branching, conversations, fields, fleet, history, leases, records, search
-from distributed_state.programs.service.resources import conversations
-from distributed_state.programs.service import routes
-from distributed_state.programs.service.resources import fields
-from distributed_state.programs.service.resources import fleet
-from distributed_state.programs.service.routes import (
-    IDEMPOTENCY_KEY,
-    IF_MATCH,
-    IF_NONE_MATCH,
-    LAST_EVENT_ID,
-    LEASE,
-    PREFIX,
     Asked,
     Operation,
     Serve,
@@ -56,6 +55,7 @@ from distributed_state.programs.service.routes import (
 from distributed_state.programs.service.streaming import Heard
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.model import Scope
+from distributed_state.values.path_names import BASE64
 
 OfScope = Callable[[Scope, Asked], Coroutine[Any, Any, Response]]
 Line = Callable[..., Operation]
@@ -84,28 +84,28 @@ def operations(events: Serve) -> list[Operation]:
         Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", body=search.Search, answer=search.Hits),
         Operation("GET", f"{PREFIX}/branches", "admin", branching.all_branches, "List the branches of all records",
                   query=branching.BranchPage, answer=branching.Branches),
-        Operation("GET", f"{PREFIX}/replicas", "admin", fleet.replicas, "List the replicas", answer=fleet.Replicas),
-        Operation("GET", f"{PREFIX}/partitions", "admin", fleet.partitions, "List the partitions",
-                  answer=fleet.Partitions),
+        Operation("GET", f"{PREFIX}/replicas", "admin", admin.replicas, "List the replicas", answer=admin.Replicas),
+        Operation("GET", f"{PREFIX}/partitions", "admin", admin.partitions, "List the partitions",
+                  answer=admin.Partitions),
         Operation("GET", f"{PREFIX}/leases", "admin", leases.listing, "List the leases that are held",
                   query=leases.Page, answer=leases.Leases),
-        Operation("GET", f"{PREFIX}/tenants", "admin", fleet.tenants, "List what tenants ask of this worker",
-                  answer=fleet.Tenants),
-        Operation("GET", f"{PREFIX}/findings", "admin", fleet.findings, "Examine the servers and the fleet",
-                  answer=fleet.Findings),
+        Operation("GET", f"{PREFIX}/tenants", "admin", admin.tenants, "List what tenants ask of this worker",
+                  answer=admin.Tenants),
+        Operation("GET", f"{PREFIX}/findings", "admin", admin.findings, "Examine the servers and the fleet",
+                  answer=admin.Findings),
         Operation("GET", f"{PREFIX}/events", "events", events, "Read events as they come",
                   query=Heard, headers=(LAST_EVENT_ID,), media="text/event-stream"),
-        Operation("POST", f"{PREFIX}/tokens", "admin", fleet.create_token, "Make a token",
-                  body=fleet.MakeToken, answer=fleet.Made, status=201),
-        Operation("GET", f"{PREFIX}/tokens", "admin", fleet.list_tokens, "List tokens", query=fleet.TokenPage,
-                  answer=fleet.Tokens),
-        Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", fleet.revoke_token, "Refuse a token, and what it made",
-                  answer=fleet.Token),
-        Operation("GET", f"{PREFIX}/caller", "read", fleet.who, "Read who is asking", answer=fleet.Who),
-        Operation("POST", f"{PREFIX}/maintenance/compact", "admin", fleet.compact, "Pack old history",
-                  body=fleet.Compact, answer=fleet.Counts),
-        Operation("POST", f"{PREFIX}/maintenance/purge", "admin", fleet.purge, "Remove what is old",
-                  body=fleet.Purge, answer=fleet.Counts),
+        Operation("POST", f"{PREFIX}/tokens", "admin", admin.create_token, "Make a token",
+                  body=admin.MakeToken, answer=admin.Made, status=201),
+        Operation("GET", f"{PREFIX}/tokens", "admin", admin.list_tokens, "List tokens", query=admin.TokenPage,
+                  answer=admin.Tokens),
+        Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", admin.revoke_token,
+                  "Refuse a token, and what it made", answer=admin.Token),
+        Operation("GET", f"{PREFIX}/caller", "read", admin.who, "Read who is asking", answer=admin.Who),
+        Operation("POST", f"{PREFIX}/maintenance/compact", "admin", admin.compact, "Pack old history",
+                  body=admin.Compact, answer=admin.Counts),
+        Operation("POST", f"{PREFIX}/maintenance/purge", "admin", admin.purge, "Remove what is old",
+                  body=admin.Purge, answer=admin.Counts),
     ]  # fmt: skip
     return many
 
@@ -194,7 +194,8 @@ def _fields(line: Line) -> list[Operation]:
 def _items(line: Line) -> list[Operation]:
     every = "/items/{collection}"
     return [
-        line("GET", every, "read", fields.item_page, "Read a page of items", query=fields.ItemPage, answer=fields.Items),
+        line("GET", every, "read", fields.item_page, "Read a page of items",
+             query=fields.ItemPage, answer=fields.Items),
         line("PATCH", every, "write", fields.change_items, "Change items",
              body=fields.ChangeItems, answer=routes.Written, headers=_WRITE),
         line("GET", every + "/{key:path}", "read", fields.get_item, "Read an item",
@@ -250,9 +251,10 @@ def _whole(line: Line) -> list[Operation]:
     ]  # fmt: skip
 
 
+# OpenAPI
 _SCHEMAS = "#/components/schemas/"
 _IN_PATH = re.compile(r"{(\w+)(?::(\w+))?}")
-_HEADERS_SAID = {
+_HEADER_TEXTS = {
     IF_MATCH: "Write only if the record is at this version, as its ETag has it, or exists (`*`): else 412.",
     IF_NONE_MATCH: "Read: 304 if the record is still at one of these. Write: `*`, only if it is not there yet.",
     IDEMPOTENCY_KEY: "The request is made once, however often it comes under this key; with another body 422. "
@@ -271,7 +273,8 @@ _SHAPES = {
     IDEMPOTENCY_KEY: {"type": "string", "pattern": '^[!-"$-~][!-~]{0,199}$'},
 }
 _ALWAYS = (401, 403, 413, 422, 429, 500, 501, 503)
-HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+# The page
+_PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 details { border: 1px solid #ddd; border-radius: 4px; margin: .4rem 0; padding: .3rem .6rem }
@@ -299,7 +302,7 @@ class Described:
 
     async def docs(self, request: Request) -> Response:
         """The page to read."""
-        return (await self._pages())[1].answer(request, "text/html", HEADERS)
+        return (await self._pages())[1].answer(request, "text/html", _PAGE_HEADERS)
 
     async def _pages(self) -> tuple[_Made, _Made]:
         async with self._making:
@@ -443,7 +446,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _headers(names: Iterable[str]) -> list[dict[str, Any]]:
     return [
-        {"name": each, "in": "header", "description": _HEADERS_SAID[each], "schema": _SHAPES.get(each, _TEXT)}
+        {"name": each, "in": "header", "description": _HEADER_TEXTS[each], "schema": _SHAPES.get(each, _TEXT)}
         for each in names
     ]
 

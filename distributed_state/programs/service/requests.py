@@ -34,21 +34,24 @@ from distributed_state.programs.service.limits import Limits
 from distributed_state.values import path_names
 from distributed_state.values.model import escape
 
+B = TypeVar("B", bound=BaseModel)
+
+# In the scope of a request
 ROUTE = "distributed_state.route"
-"""In the scope of a request: the path of its route, as "/v1/users/{id}"."""
+"""The path of its route, as "/v1/users/{id}"."""
 UNREADABLE = "distributed_state.unreadable"
-"""In the scope of a request: why a name of its path cannot be read, "" if all can be."""
+"""Why a name of its path cannot be read, "" if all can be."""
 _PARTS = "distributed_state.parts"
+_BODY = "distributed_state.body"
+_ID = "distributed_state.request_id"
+
 _NONE: tuple[Match, Scope] = (Match.NONE, {})
-_NAME = re.compile(r"{(\w+)(?::\w+)?}")
+_NAME = re.compile(r"{(\w+)(?::\w+)?}")  # of a part of a path
+_SCOPES = {"conversations": "session", "users": "user", "tasks": "task"}  # by the first word of a path
+_PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHER = bytes(set(range(256)) - set(b"[]{}"))
 A_VALUE = 100  # bytes that a value takes when it is read, at most about, beside those of its text
-B = TypeVar("B", bound=BaseModel)
-_BODY = "distributed_state.body"  # in the scope of a request
-_ID = "distributed_state.request_id"
-_PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
-_SCOPES = {"conversations": "session", "users": "user", "tasks": "task"}  # by the first word of a path
 _SHOWN = 3  # faults of one request that its answer names
 
 

@@ -1,48 +1,32 @@
-"""What is served: one line for each operation. Law: an operation names the right that it needs.
+"""What an operation is, and what requests and answers are made of. Law: an operation names the right that it needs.
 
-The description of the interface is made from the same lines.
+A body names nothing unknown, and its values pass as they were sent: values of users are looked at by the store alone.
+They are neither copied nor converted here, so that a large integer or an odd string comes back as it was sent. The
+description of the interface is made from the same types.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
-from distributed_state.errors import InvalidValue
-from distributed_state.values import bytes_as_text
-from distributed_state.values.presence import ABSENT, PRESENT
-from distributed_state.values.turn_times import TurnTimes
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.quotas import Quota, Rates
+from distributed_state.programs.service.limits import Limits, Quota, Rates
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.values import bytes_as_text
 from distributed_state.values.access_tokens import Right
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, and all that answering it takes."""
-
-    store: AsyncStateStore
-    limits: Limits
-    caller: Caller
-    request: Request
-    quota: Quota
-    rates: Rates
-    budget: Budget
-
+from distributed_state.values.presence import ABSENT, PRESENT
+from distributed_state.values.turn_times import TurnTimes
 
 PREFIX = "/v1"
-Serve = Callable[[Asked], Coroutine[Any, Any, Response]]
+Serve = Callable[["Asked"], Coroutine[Any, Any, Response]]
 
 IF_MATCH = "If-Match"
 IF_NONE_MATCH = "If-None-Match"
@@ -89,6 +73,22 @@ class Operation:
     media: str = "application/json"
     copies: int | None = None
     kind: Callable[[Request], tuple[str, ...]] = lambda _: ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and all that answering it takes."""
+
+    store: AsyncStateStore
+    limits: Limits
+    caller: Caller
+    request: Request
+    quota: Quota
+    rates: Rates
+    budget: Budget
+
+
+# What requests bring, and what answers hold
 
 
 class Body(BaseModel):

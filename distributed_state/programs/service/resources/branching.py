@@ -19,8 +19,7 @@ from distributed_state.errors import Conflict
 from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Answer, Body, Id, Label, Limit, Query, Version
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import Answer, Asked, Body, Id, Label, Limit, Query, Version
 from distributed_state.programs.service.scheduling import copying
 from distributed_state.programs.service.writing import OnceOnly, Write
 from distributed_state.records import fork as forks

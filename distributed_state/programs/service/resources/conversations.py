@@ -1,54 +1,60 @@
-"""Conversations: begun, read, served in turns, and ended by time. Law: a turn is one commit, made once.
+"""Conversations: begun, read, served in turns, and ended by time; and their messages.
+
+Law: a turn is one commit, made once; a page of messages costs what it holds, and a message's number stays.
 
 A conversation and a task begin by the same request. An id that is made here begins with the caller's prefix. How long a
 conversation lives is decided by the server's clock alone.
+
+`messages` shows a message with its number and time among what it says. A `transcript` keeps the two apart, so that a
+message that brings a `number` or a `timestamp` of its own is told from one that does not.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
+
 from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
+
 from distributed_state.conversation import replacing
-from distributed_state.programs.service import requests, scheduling, writing
-from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Answer, Body, Limit, Messages, Query, Values, Version, Written
-from distributed_state.programs.service.routes import Asked
-from distributed_state.programs.service.writing import OnceOnly
-from distributed_state.records import history
-from distributed_state.records import messages as shown_messages
-from distributed_state.records.access import MESSAGES, VERSION
-from distributed_state.records.context import RecordContext, context_of
-from distributed_state.tiers.changes import Changes
-from distributed_state.values.model import Message
-import secrets
-from dataclasses import asdict
-from typing import Annotated, Any
-
-from pydantic import Field
-from starlette.responses import Response
-
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Answer, Body, Encoded, Id, Messages, Query, Run, Span, Values, together
-from distributed_state.programs.service.routes import Asked
-from distributed_state.programs.service.writing import DIGEST
-from distributed_state.records import creation
+from distributed_state.programs.service.routes import (
+    Answer,
+    Asked,
+    Body,
+    Encoded,
+    Id,
+    Limit,
+    Messages,
+    Query,
+    Run,
+    Span,
+    Values,
+    Version,
+    Written,
+    together,
+)
+from distributed_state.programs.service.writing import DIGEST, OnceOnly
+from distributed_state.records import creation, history
+from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page, Shown
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import bytes_as_text, field_ttl
-from distributed_state.values.model import PHASE, Scope
+from distributed_state.values.model import PHASE, Message, Scope
 from distributed_state.values.turn_times import TimedRun
 
 _TURN_TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
+_Said = Callable[[shown_messages.Shown], list[dict[str, Any]]]
 
 
 class Create(Body):
@@ -132,6 +138,9 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
 # Turns
 
 
+# Turns
+
+
 class Turn(Body):
     """What happens in a turn: messages are added, fields set, the phase moves by an event.
 
@@ -191,47 +200,7 @@ async def turn(asked: Asked) -> Response:
     return answer({"version": version, "repeated": now.repeated, "outcome": outcome}, version=version)
 
 
-# How long a conversation lives
-
-
-class Lives(Answer):
-    """`idle` seconds without a commit, and at most until `until`; null is without end.
-
-    It `ends` then if nobody writes any more. Times are in seconds since 1970 by the store's clock.
-    """
-
-    idle: float | None
-    until: float | None
-    ends: float | None
-
-
-async def read_lifetime(asked: Asked) -> Response:
-    """How long a conversation lives."""
-    session = asked.store.session(records.id_of(asked))
-    await records.look(session, "session", False, VERSION)
-    return answer(asdict(await session.lifetime()))
-
-
-class Live(Body):
-    """It ends `idle` seconds after the last commit, and `lifetime` seconds from now at the latest; null: never."""
-
-    idle: Span | None = None
-    lifetime: Span | None = None
-
-    def build(self, changes: Changes) -> None:
-        """Put it into a change."""
-        changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
-
-
-async def put_lifetime(asked: Asked) -> Response:
-    """Let a conversation end by itself, in place of what was set before."""
-    given = requests.body(asked.request, asked.limits, Live)
-    session = asked.store.session(records.id_of(asked))
-    context_of(session).allow("write", None)
-    return writing.written(await writing.write(asked, session, writing.Write("lifetime", given.build)))
-
-
-_Said = Callable[[shown_messages.Shown], list[dict[str, Any]]]
+# Messages
 
 
 class MessagePage(Query):
@@ -254,26 +223,6 @@ class Numbered(Answer):
 async def message_page(asked: Asked) -> Response:
     """A page of messages."""
     return await page_of(asked, shown_messages.Shown.raw)
-
-
-class Single(Answer):
-    """A message as it was appended, with its `number` and the `timestamp` of its commit."""
-
-    model_config = ConfigDict(extra="allow")
-
-    number: int
-
-
-async def one_message(asked: Asked) -> Response:
-    """One message by its number."""
-    given = requests.query(asked.request, records.Fresh)
-    number = asked.request.path_params["number"]
-    session = asked.store.session(records.id_of(asked))
-    message = await session.message(number, fresh=given.fresh)
-    found: dict[str, Any] = message.to_dict()
-    if message.timestamp is not None:
-        found.setdefault("timestamp", message.timestamp)
-    return answer(found | {"number": number})
 
 
 async def page_of(asked: Asked, said: _Said) -> Response:
@@ -303,6 +252,26 @@ def _page_shown(request: Request, given: MessagePage, shown: shown_messages.Show
     return answer({"version": version, "messages": found}, version=version, headers=more)
 
 
+class Single(Answer):
+    """A message as it was appended, with its `number` and the `timestamp` of its commit."""
+
+    model_config = ConfigDict(extra="allow")
+
+    number: int
+
+
+async def one_message(asked: Asked) -> Response:
+    """One message by its number."""
+    given = requests.query(asked.request, records.Fresh)
+    number = asked.request.path_params["number"]
+    session = asked.store.session(records.id_of(asked))
+    message = await session.message(number, fresh=given.fresh)
+    found: dict[str, Any] = message.to_dict()
+    if message.timestamp is not None:
+        found.setdefault("timestamp", message.timestamp)
+    return answer(found | {"number": number})
+
+
 class Append(Body):
     """Messages to add."""
 
@@ -328,6 +297,9 @@ async def append_messages(asked: Asked) -> Response:
     done = await writing.write(asked, records.handle(asked, "session"), writing.Write("append", build))
     found = {"version": done.version, "repeated": done.repeated, "first_message": done.first_message}
     return answer(found, 201, version=done.version)
+
+
+# Transcripts
 
 
 # Transcripts
@@ -403,3 +375,46 @@ async def replace(asked: Asked) -> Response:
 def _begun(asked: Asked) -> tuple[RecordContext, OnceOnly]:
     context = context_of(records.written_by(asked, "session"))
     return context, OnceOnly.of(asked, context)
+
+
+# How long a conversation lives
+
+
+# How long a conversation lives
+
+
+class Lives(Answer):
+    """`idle` seconds without a commit, and at most until `until`; null is without end.
+
+    It `ends` then if nobody writes any more. Times are in seconds since 1970 by the store's clock.
+    """
+
+    idle: float | None
+    until: float | None
+    ends: float | None
+
+
+async def read_lifetime(asked: Asked) -> Response:
+    """How long a conversation lives."""
+    session = asked.store.session(records.id_of(asked))
+    await records.look(session, "session", False, VERSION)
+    return answer(asdict(await session.lifetime()))
+
+
+class Live(Body):
+    """It ends `idle` seconds after the last commit, and `lifetime` seconds from now at the latest; null: never."""
+
+    idle: Span | None = None
+    lifetime: Span | None = None
+
+    def build(self, changes: Changes) -> None:
+        """Put it into a change."""
+        changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
+
+
+async def put_lifetime(asked: Asked) -> Response:
+    """Let a conversation end by itself, in place of what was set before."""
+    given = requests.body(asked.request, asked.limits, Live)
+    session = asked.store.session(records.id_of(asked))
+    context_of(session).allow("write", None)
+    return writing.written(await writing.write(asked, session, writing.Write("lifetime", given.build)))

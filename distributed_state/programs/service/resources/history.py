@@ -15,8 +15,20 @@ from starlette.responses import Response
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Answer, Encoded, Limit, Messages, Query, Texts, Times, Values, Version, times_shown, value_shown
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import (
+    Answer,
+    Asked,
+    Encoded,
+    Limit,
+    Messages,
+    Query,
+    Texts,
+    Times,
+    Values,
+    Version,
+    times_shown,
+    value_shown,
+)
 from distributed_state.records import inspection
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page

@@ -17,8 +17,7 @@ from distributed_state.errors import Fenced, InvalidValue
 from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records, search
-from distributed_state.programs.service.routes import Answer, Body, Limit, Name, Query
-from distributed_state.programs.service.routes import LEASE, Asked
+from distributed_state.programs.service.routes import LEASE, Answer, Asked, Body, Limit, Name, Query
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Scope
 from distributed_state.warm.carried_lease import CarriedLease

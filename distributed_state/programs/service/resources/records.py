@@ -23,8 +23,7 @@ from distributed_state.port import waited
 from distributed_state.programs.service import requests, scheduling, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.routes import Answer, Encoded, Query, Values
-from distributed_state.programs.service.routes import IF_NONE_MATCH, PREFIX, Asked
+from distributed_state.programs.service.routes import IF_NONE_MATCH, PREFIX, Answer, Asked, Encoded, Query, Values
 from distributed_state.programs.service.scheduling import copying
 from distributed_state.programs.service.streaming import A_PAGE, Download
 from distributed_state.programs.service.writing import key_of
@@ -40,6 +39,7 @@ from distributed_state.values.model import Ref, Scope
 from distributed_state.values.results import Change, Snapshot
 from distributed_state.values.tags import tags_in
 
+_TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
 T = TypeVar("T")
 NAMES: dict[Scope, str] = {"session": "conversation", "user": "user", "task": "task"}
 
@@ -143,6 +143,17 @@ async def whole(
         return entry, known, 0 if known is not None else size_of(entry, asked.limits)
 
     return await waited.with_room(read)
+
+
+def not_modified(request: Request, entry: CachedRecord) -> Response | None:
+    """The answer to a client that has this version of the record already; None if it has not."""
+    given = requests.header(request, IF_NONE_MATCH)
+    # A field that has a deadline goes without a new version.
+    if not given or entry.expires != NEVER:
+        return None
+    if given.strip() != "*" and str(entry.version) not in (tag[1] for tag in _TAG.finditer(given)):
+        return None
+    return Response(status_code=304, headers={"ETag": f'"{entry.version}"'})
 
 
 def size_of(entry: CachedRecord, limits: Limits) -> int:
@@ -275,17 +286,3 @@ async def export(scope: Scope, asked: Asked) -> Response:
         raise
     count = partial(asked.rates.count, asked.caller)
     return Download(first, found, record.id, asked.limits, asked.budget, taken, count)
-
-
-_TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
-
-
-def not_modified(request: Request, entry: CachedRecord) -> Response | None:
-    """The answer to a client that has this version of the record already; None if it has not."""
-    given = requests.header(request, IF_NONE_MATCH)
-    # A field that has a deadline goes without a new version.
-    if not given or entry.expires != NEVER:
-        return None
-    if given.strip() != "*" and str(entry.version) not in (tag[1] for tag in _TAG.finditer(given)):
-        return None
-    return Response(status_code=304, headers={"ETag": f'"{entry.version}"'})

@@ -17,8 +17,7 @@ from distributed_state.errors import AccessDenied, ConfigurationError, InvalidVa
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer, log_seldom
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Answer, Body, Id, Limit, Name, Query, Values
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import Answer, Asked, Body, Id, Limit, Name, Query, Values
 from distributed_state.programs.service.scheduling import searching
 from distributed_state.records.context import context_of
 from distributed_state.values.model import MAX_PHASE, Scope

@@ -1,22 +1,14 @@
-"""The store as a whole, for operators. Law: what concerns all tenants is refused to a caller of one.
+"""The store as a whole, for the right `admin`. Law: what concerns all tenants is refused to a caller of one.
 
-Replicas, partitions, servers and tenants; upkeep of the archive; and `who`, the caller as the service knows it.
+Replicas, partitions, servers and tenants; upkeep of the archive; access tokens; and `who`, the caller as the service
+knows it. Nobody makes a token that has more rights than the one that it was asked for with. A token is valid for a time
+of its own, also after the one that it was made with has expired; it is revoked with that.
+
+Design: section 17.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from functools import partial
-from pydantic import Field
-from starlette.responses import Response
-from distributed_state.cold.access_tokens import AccessTokenStore
-from distributed_state.errors import AccessDenied, InvalidValue, NotFound
-from distributed_state.programs.service import requests
-from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.routes import Answer, Body, Limit, Query, Span
-from distributed_state.programs.service.routes import PREFIX, Asked
-from distributed_state.values import access_tokens
-from distributed_state.values.access_tokens import AccessToken, Right
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated
@@ -24,18 +16,24 @@ from typing import Annotated
 from pydantic import Field
 from starlette.responses import Response
 
-from distributed_state.errors import AccessDenied, Unavailable
+from distributed_state.cold.access_tokens import AccessTokenStore
+from distributed_state.errors import AccessDenied, InvalidValue, NotFound, Unavailable
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.routes import Answer, Body, Values
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import PREFIX, Answer, Asked, Body, Limit, Query, Span, Values
 from distributed_state.store import fleet_checks
+from distributed_state.values import access_tokens
+from distributed_state.values.access_tokens import AccessToken, Right
 from distributed_state.values.model import escape
 
 _TENANTS = 20  # shown
 _CONVERSATIONS = 10_000  # counted of each
 _Age = Annotated[float, Field(ge=0, le=1e10, description="Seconds.")]  # three centuries; SQL's integers end
 _Count = Annotated[int, Field(ge=0, le=2**31)]
+_EXPIRES = 90 * 86400.0
+
+
+# Replicas, partitions and servers
 
 
 # Replicas, partitions and servers
@@ -118,6 +116,9 @@ async def findings(asked: Asked) -> Response:
     return answer({"findings": rows})
 
 
+# Tenants, and the caller
+
+
 # Tenants
 
 
@@ -158,6 +159,12 @@ async def tenants(asked: Asked) -> Response:
     return answer({"tenants": rows})
 
 
+def _of_all_tenants(asked: Asked) -> None:
+    """Raise AccessDenied where nothing of the store is asked that would ask its policy."""
+    if asked.caller.prefix:
+        raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")
+
+
 class Who(Answer):
     """Who the service takes the caller for: what history shows, what ids begin with, and what is allowed."""
 
@@ -170,6 +177,9 @@ async def who(asked: Asked) -> Response:
     """The caller as the service knows it."""
     caller = asked.caller
     return answer({"actor": caller.actor, "prefix": caller.prefix, "rights": sorted(caller.rights)})
+
+
+# Upkeep
 
 
 # Upkeep
@@ -210,13 +220,7 @@ async def purge(asked: Asked) -> Response:
     return answer({"counts": await asked.store.purge(**given.model_dump())})
 
 
-def _of_all_tenants(asked: Asked) -> None:
-    """Raise AccessDenied where nothing of the store is asked that would ask its policy."""
-    if asked.caller.prefix:
-        raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")
-
-
-_EXPIRES = 90 * 86400.0
+# Access tokens
 
 
 class MakeToken(Body):
@@ -255,20 +259,6 @@ class Made(Token):
     token: str
 
 
-class TokenPage(Query):
-    """Which tokens are listed: so many, behind the one of this id."""
-
-    limit: Limit = 50
-    after: str | None = None
-
-
-class Tokens(Answer):
-    """Those within the caller's tenant, the oldest first; `after` is null if this is the last page."""
-
-    tokens: list[Token]
-    after: str | None
-
-
 async def create_token(asked: Asked) -> Response:
     """Make a token."""
     given = requests.body(asked.request, asked.limits, MakeToken)
@@ -286,6 +276,20 @@ async def create_token(asked: Asked) -> Response:
     response = answer(_shown(made) | {"token": text}, 201, headers={"Location": f"{PREFIX}/tokens/{id}"})
     response.headers["Cache-Control"] = "no-store"
     return response
+
+
+class TokenPage(Query):
+    """Which tokens are listed: so many, behind the one of this id."""
+
+    limit: Limit = 50
+    after: str | None = None
+
+
+class Tokens(Answer):
+    """Those within the caller's tenant, the oldest first; `after` is null if this is the last page."""
+
+    tokens: list[Token]
+    after: str | None
 
 
 async def list_tokens(asked: Asked) -> Response:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from distributed_state.programs.service import quotas
+from distributed_state.programs.service import limits
 from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.quotas import Quota, Rates, Shares
+from distributed_state.programs.service.limits import Limits, Quota, Rates, Shares
 from distributed_state.programs.service.streaming import EventStream
 
 pytestmark = pytest.mark.unit
@@ -129,7 +128,7 @@ def test_nothing_is_counted_by_default() -> None:
 
 
 def test_who_asked_nothing_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "_TENANTS", 300)
+    monkeypatch.setattr(limits, "_TENANTS", 300)
     rates = Rates(Limits(tenant_requests=0.1), Clock())
     for number in range(301):
         rates.ask(Caller(actor=str(number)))
@@ -252,7 +251,7 @@ def test_a_tenant_within_another_has_no_more_than_its_own() -> None:
 
 
 def test_whatever_tokens_are_made_so_many_buckets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "_TENANTS", 300)
+    monkeypatch.setattr(limits, "_TENANTS", 300)
     rates = Rates(Limits(tenant_requests=10**6), Clock())
     for caller in within(450):
         rates.ask(caller)
