@@ -59,8 +59,7 @@ from distributed_state.errors import (
 )
 from distributed_state.records.access import Policy, Request
 from distributed_state.records.items import AsyncItems
-from distributed_state.records.record import AsyncRecord
-from distributed_state.records.record_view import RecordView
+from distributed_state.records.record import AsyncRecord, RecordView
 from distributed_state.records.schema import Schema
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord

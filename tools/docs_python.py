@@ -28,7 +28,7 @@ class PythonPage:
 PAGES = (
     PythonPage(
         "stores", "Stores", "What a program opens, once: the way to every record, and to what is about all of them.",
-        "AsyncStateStore StateStore records.batch.AsyncBatch store.blocking.Batch "
+        "AsyncStateStore StateStore records.transaction.AsyncBatch store.blocking.Batch "
         "SessionInfo Finding Repaired LostMessages Reencrypted Upcast",
     ),
     PythonPage(

@@ -80,7 +80,7 @@ def as_record(twin: AsyncRecord) -> Record:
 
 Works in threads, inside a running event loop and after fork(): a call steps the asyncio core by hand.
 """,
-        ("records.batch:AsyncBatch", "store.asyncio:AsyncStateStore"),
+        ("records.transaction:AsyncBatch", "store.asyncio:AsyncStateStore"),
         '''
 def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Session | Turn:
     """The object of this face that stands in front of one of asyncio."""

@@ -21,18 +21,46 @@ from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
-from distributed_state.errors import InvalidValue
+from distributed_state.errors import InvalidValue, WarmUnavailable
 from distributed_state.port.waited import bounded
-from distributed_state.records import expiry, messages
+from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import context_of
 from distributed_state.records.messages import Page, Shown
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M
 from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
-from distributed_state.values.model import MAX_ID_BYTES, PHASE, Message
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import LIFETIME, MAX_ID_BYTES, PHASE, Message
 from distributed_state.values.results import Lifetime
+
+_ROUNDS = 100
+
+
+async def read_lifetime(tiers: Tiers, names: RecordKeys) -> Lifetime:
+    """The lifetime that a session has now, from Redis."""
+    for _ in range(_ROUNDS):
+        if not (await read_path.present(tiers, names)).version:
+            return Lifetime(None, None, None)
+        # Together, so that they fit; only a commit that leaves the record in Redis has changed either.
+        version, lifetime, last_ms = await tiers.warm.command(b"HMGET", names.record, b"#v", LIFETIME, b"#t")
+        if version is not None:
+            return _lifetime_of(lifetime, last_ms)
+    raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be read")
+
+
+def _lifetime_of(lifetime: bytes | None, last_ms: bytes | None) -> Lifetime:
+    if lifetime is None:
+        return Lifetime(None, None, None)
+    idle_ms, until_ms = field_ttl.parse_lifetime(lifetime)
+    return Lifetime(
+        idle=idle_ms / 1000 if idle_ms else None,
+        until=until_ms / 1000 if until_ms else None,
+        ends=field_ttl.end_ms(lifetime, int(last_ms or 0)) / 1000,
+    )
 
 
 class _Failed(Exception):
@@ -325,7 +353,7 @@ class AsyncSession(AsyncRecord):
     async def lifetime(self) -> Lifetime:
         """Read how long the session lives: what is set, and when it ends if nobody writes any more. Asks the server."""
         self._context.allow("read", VERSION)
-        return await expiry.read(self._context.tiers, self._context.keys)
+        return await read_lifetime(self._context.tiers, self._context.keys)
 
     async def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.

@@ -30,7 +30,7 @@ from distributed_state.errors import (
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext
-from distributed_state.records.workspace import GONE, Workspace
+from distributed_state.records.transaction import GONE, Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.values import bytes_as_text, codec

@@ -2,22 +2,25 @@
 
 A handle is what users hold; it shows them the record's methods and nothing else. What a turn, a window, a transaction
 or a batch needs of the record (its keys, who acts, how it is read, how a change is begun, signed and committed) is
-here. A record of a schema has a context of its own kind: see `typed_context`.
+here. A record of a schema has a context of its own kind: see `typed`. All records of a store share
+one `StoreContext`.
 
 Design: sections 4, 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.hot.cached_record import MISSING, CachedRecord
-from distributed_state.records.access import ITEMS, Action, written
-from distributed_state.records.sanitizing import Sanitizing, sanitizer
-from distributed_state.records.store_context import StoreContext
+from distributed_state.port import Mutex
+from distributed_state.records.access import ITEMS, Action, Guard, written
+from distributed_state.records.sanitizing import Clean, CleanMessage, Sanitizing, sanitizer
+from distributed_state.settings import Settings
 from distributed_state.tiers import actors
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
@@ -25,9 +28,81 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.tiers.durability import asking
 from distributed_state.values import codec, field_ttl
+from distributed_state.values.codec import Codec
+from distributed_state.values.keys import Keys
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
 from distributed_state.warm.answers import Committed, Draft
+
+RECORDS = 10_000
+
+
+class Ephemeral:
+    """A dict for each record, for the records used last."""
+
+    def __init__(self) -> None:
+        self._mutex = Mutex()
+        self._values: dict[str, dict[str, Any]] = {}
+
+    def of(self, text: str) -> dict[str, Any]:
+        """The dict of a record; the same one for all who ask."""
+        with self._mutex:
+            values = self._values.pop(text, None)
+            self._values[text] = values = {} if values is None else values
+            if len(self._values) > RECORDS:
+                del self._values[next(iter(self._values))]
+        return values
+
+    def drop(self, text: str) -> None:
+        """Forget one record's."""
+        with self._mutex:
+            self._values.pop(text, None)
+
+    def forget(self) -> None:
+        """In a forked child: what the parent kept is the parent's."""
+        self._mutex = Mutex()  # perhaps held by a thread that is not here
+        for values in self._values.values():
+            values.clear()
+        self._values = {}
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreContext:
+    """What a record needs of its store.
+
+    `tiers()` are those of the process. `face_of` makes of a session or turn one of the blocking face.
+    `deleting` is awaited before this replica deletes a record.
+    """
+
+    settings: Settings
+    keys: Keys
+    codec_of: Callable[[str], Codec]
+    guard: Guard | None
+    tiers: Callable[[], Tiers]
+    face_of: Callable[[Any], Any]
+    ephemeral: Ephemeral = field(default_factory=Ephemeral)
+    deleting: list[Callable[[Ref], Awaitable[None]]] = field(default_factory=list)
+    clean: Clean | None = None
+    clean_messages: CleanMessage | None = None
+
+    def dressed(self, twin: Any) -> Any:
+        """What user code is given in place of a session or turn of ours: one of its caller's face."""
+        return twin if self.tiers().port.suspends else self.face_of(twin)
+
+    def allow(
+        self,
+        action: Action,
+        ref: Ref | None = None,
+        *,
+        field: str | None = None,
+        user: str | None = None,
+        scope: str | None = None,
+        prefix: str | None = None,
+    ) -> None:
+        """Ask the store's policy, if it has one, about what is done by no handle. Raises AccessDenied."""
+        if self.guard is not None:
+            self.guard.ask(action, ref, field, actor=actors.present(), user=user, scope=scope, prefix=prefix)
+
 
 Note = Callable[[CachedRecord, Changes], None]
 """Puts something beside it into a change of the store's own, which is then made for the very version of that entry."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from distributed_state.cold.values import BranchState
 from distributed_state.errors import Deleted, NotFound
-from distributed_state.records import branches, erasure, history
+from distributed_state.records import branches, history, lifecycle
 from distributed_state.records.access import ITEMS as ALL_ITEMS
 from distributed_state.records.access import MESSAGES, written
 from distributed_state.records.context import RecordContext
@@ -72,7 +72,7 @@ async def fork(
         # An erasure of its source may have stopped waiting for this fork. SQL has a note of that.
         await write_path.reach(tiers, target)
         if noted := await tiers.port.sql(partial(tiers.cold.pending, names=[target.ref.text])):
-            await erasure.finish(tiers, noted)
+            await lifecycle.finish(tiers, noted)
             raise Deleted(f"{context.text[:200]}: was erased while it was forked")
     return done.version
 

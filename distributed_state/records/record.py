@@ -8,24 +8,23 @@ Design: sections 4, 6.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Unpack
 
-from distributed_state.errors import CorruptState, InvalidValue
+from distributed_state.errors import Conflict, CorruptState, InvalidValue
+from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.port.waited import bounded
-from distributed_state.records import backup, branches, cleanup, creation, erasure, fork, history, in_place, rollback
+from distributed_state.records import backup, branches, fork, history, lifecycle, messages, rollback
 from distributed_state.records import items as item_handle
 from distributed_state.records.access import MOVES, TAGS, VERSION
-from distributed_state.records.context import RecordContext
+from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.messages import Page
-from distributed_state.records.optimistic_retry import OptimisticRetry
 from distributed_state.records.preconditions import preconditions
-from distributed_state.records.record_view import RecordView, look
 from distributed_state.records.sanitizing import Sanitizing
-from distributed_state.records.store_context import StoreContext
-from distributed_state.records.transaction import AsyncTransaction, Transaction
+from distributed_state.records.transaction import AsyncTransaction, OptimisticRetry, Transaction
 from distributed_state.tiers import commit as write_path
+from distributed_state.tiers.changes import add
 from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import codec
 from distributed_state.values.items import DeleteItem, PutItem
@@ -35,6 +34,7 @@ from distributed_state.values.results import Branch, Change, Checkpoint, Snapsho
 from distributed_state.values.tags import tags_in
 from distributed_state.warm.lease import AsyncLease
 
+_EXACT = 10**15  # the server adds doubles, exact up to here
 T = TypeVar("T")
 
 
@@ -245,7 +245,7 @@ class AsyncRecord:
         updates do not overwrite one another: this one is repeated on what the other left.
         """
         with self._context.durable(durability):
-            return await in_place.update(self._context, key, values)
+            return await update(self._context, key, values)
 
     async def append_to(self, key: str, *items: Any, durability: str | None = None) -> int:
         """Add items to the list stored at `key`, atomically, and return the new version. Creates the list.
@@ -253,7 +253,7 @@ class AsyncRecord:
         Raises InvalidValue if the field holds anything but a list.
         """
         with self._context.durable(durability):
-            return await in_place.append_to(self._context, key, items)
+            return await append_to(self._context, key, items)
 
     async def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
         """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
@@ -262,7 +262,7 @@ class AsyncRecord:
         either way as Python adds them. Raises InvalidValue if the field holds no number.
         """
         with self._context.durable(durability):
-            return await in_place.increment(self._context, key, by)
+            return await increment(self._context, key, by)
 
     async def write(
         self,
@@ -329,7 +329,7 @@ class AsyncRecord:
             changes.phase(phase)
         changes.put_tags(tag or {}, untag or {})
         await item_handle.add(self._context, changes, items)
-        draft = creation.revival(changes) if revive else changes.draft("write")
+        draft = lifecycle.revival(changes) if revive else changes.draft("write")
         given = preconditions(self._context, expect, expect_exists)
         if expect_phase is not None:
             if not isinstance(expect_phase, str):
@@ -351,7 +351,7 @@ class AsyncRecord:
         """
         changes = self._context.changes()
         changes.set_many(values or {})
-        return (await self._context.commit(creation.creation(self._context, changes, is_clear))).version
+        return (await self._context.commit(lifecycle.creation(self._context, changes, is_clear))).version
 
     def transaction(self, *, durability: str | None = None) -> AsyncTransaction:
         """Open a view that is committed at the end of `async with`, or not at all.
@@ -423,7 +423,7 @@ class AsyncRecord:
         One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
         function, called only while that is still to be done. After `clear()` it is to be done again.
         """
-        return await creation.initialize(self._context, defaults)
+        return await lifecycle.initialize(self._context, defaults)
 
     async def export_state(self, *, messages: bool = False) -> dict[str, Any]:
         """Read fields, phase and, if asked, all messages as one JSON object, for `restore_state`.
@@ -450,7 +450,7 @@ class AsyncRecord:
         messages were forked from, came first and left no commit of that age, nothing is known to be older, and nothing
         is hidden.
         """
-        return await cleanup.cleanup(self._context, days)
+        return await messages.cleanup(self._context, days)
 
     async def erase(self) -> bool:
         """Remove the record for good: fields, messages, history, events, in every tier; False if there was nothing.
@@ -462,7 +462,7 @@ class AsyncRecord:
         """
         self._context.allow("admin", None)
         context = self._context
-        return await erasure.erase(context.tiers, context.keys, context.store.deleting, actor=context.actor)
+        return await lifecycle.erase(context.tiers, context.keys, context.store.deleting, actor=context.actor)
 
     # The past
 
@@ -581,3 +581,108 @@ class AsyncRecord:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._context.text[:200]}>"
+
+
+class RecordView(Mapping[str, Any]):
+    """The fields of a record as they were at `version`, as a mapping; what is read is the caller's own.
+
+    A field is decoded when it is read: CorruptState and DecryptionFailed are raised there. A record that was deleted
+    or never written shows no fields.
+    """
+
+    def __init__(self, context: RecordContext, entry: CachedRecord) -> None:
+        self._context = context
+        self._entry = entry
+
+    @property
+    def version(self) -> int:
+        """How many commits the record had had, 0 if it was never written."""
+        return self._entry.version
+
+    @property
+    def exists(self) -> bool:
+        """Whether it had been written, and not deleted since."""
+        return self._entry.version > 0 and not self._entry.deleted
+
+    @property
+    def phase(self) -> str | None:
+        """The phase, None if none was set."""
+        data = None if self._entry.deleted else self._entry.fields.get(PHASE)
+        return None if data is None else data.decode("utf-8", "surrogatepass")
+
+    @property
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """The tags, texts by key in order."""
+        return tags_in(() if self._entry.deleted else self._entry.fields)
+
+    def __getitem__(self, key: str) -> Any:
+        value = MISSING if self._entry.deleted else self._context.value(self._entry, key, MISSING)
+        if value is MISSING:
+            raise KeyError(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and not self._entry.deleted and codec.encode_key(key) in self._entry.fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_names(self._entry))
+
+    def __len__(self) -> int:
+        return len(_names(self._entry))
+
+    def __repr__(self) -> str:
+        return f"<RecordView of {self._context.text[:200]} at version {self.version}>"
+
+
+async def look(context: RecordContext, fresh: bool) -> RecordView:
+    """The record as it is, if the policy allows all that a view shows."""
+    entry = await context.read(fresh)
+    context.allow("read", VERSION, MOVES, TAGS, *_names(entry))
+    return RecordView(context, entry)
+
+
+def _names(entry: CachedRecord) -> list[str]:
+    return [] if entry.deleted else [codec.decode_key(name) for name in entry.fields if name[:1] != b"#"]
+
+
+async def update(context: RecordContext, key: str, values: Mapping[str, Any]) -> int:
+    """Merge into the object that the field holds; the new version."""
+    if not isinstance(values, Mapping):
+        raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
+
+    def merged(stored: Any) -> Any:
+        if not isinstance(stored, dict):
+            raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not an object; set() replaces it")
+        return {**stored, **values}
+
+    return (await context.swap(key, "update", {}, merged))[1].version
+
+
+async def append_to(context: RecordContext, key: str, items: Iterable[Any]) -> int:
+    """Add to the list that the field holds; the new version."""
+
+    def longer(stored: Any) -> Any:
+        if not isinstance(stored, list):
+            raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a list; set() replaces it")
+        return [*stored, *items]
+
+    return (await context.swap(key, "append_to", [], longer))[1].version
+
+
+async def increment(context: RecordContext, key: str, by: int | float) -> int | float:
+    """Add to the number that the field holds; the sum."""
+    codec.encode_key(key)
+    if isinstance(by, bool) or not isinstance(by, (int, float)):
+        raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
+    if type(by) is int and abs(by) < _EXACT and context.server_adds(key):
+        changes = context.changes()
+        changes.increment(key, by)
+        draft = changes.draft("increment")
+        try:
+            done = await context.commit(draft)
+            return (await write_path.sums(context.tiers, context.keys, draft, done, [key]))[key]
+        except Conflict:
+            pass  # what is stored is no plain integer: added here and swapped in
+    context.allow("read", key)
+    data, _ = await context.swap(key, "increment", 0, lambda stored: add(stored, by, key))
+    return context.codec.decode(data, key)  # type: ignore[no-any-return]  # what was just encoded

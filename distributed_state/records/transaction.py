@@ -1,21 +1,144 @@
-"""A view of a record that collects changes. Law: it holds only for the version that it saw.
+"""Changes that depend on what was read: a workspace, transactions, optimistic retries, and batches of records.
+
+Law: a workspace holds only for the version that it saw; a commit against another version is refused and may be
+retried.
 
 Design: section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
+from distributed_state.errors import Conflict, InvalidValue, StateError
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port.waited import bounded
-from distributed_state.records.access import VERSION
-from distributed_state.records.context import RecordContext
-from distributed_state.records.workspace import Workspace
+from distributed_state.records.access import MOVES, VERSION
+from distributed_state.records.context import RecordContext, StoreContext, context_of
+from distributed_state.records.preconditions import Preconditions, preconditions
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import codec, field_ttl, merge
 from distributed_state.values.items import ANY
 from distributed_state.values.levels import level_of
-from distributed_state.values.model import Message
+from distributed_state.values.model import PHASE, Message, Ref
+from distributed_state.warm.answers import Committed, Draft
+
+GONE: Any = object()  # stands for a field that is not there
+_MISSING: Any = object()
+
+
+class Workspace(MutableMapping[str, Any]):
+    """The fields of `entry` as a dict, and in `changes` what became of them.
+
+    As in a dict, changing a list or object that was read or set here changes the field.
+    """
+
+    def __init__(self, entry: CachedRecord, changes: Changes, allow: Callable[..., None]) -> None:
+        self.entry = entry
+        self.changes = changes
+        self.allow = allow
+        self._now: dict[str, Any] = {}  # what the caller was given or gave, GONE if deleted
+        self.closed = ""  # why nothing can be changed any more
+
+    @property
+    def phase(self) -> str | None:
+        """The phase before it was changed."""
+        self.allow("read", MOVES)
+        phase = self.entry.fields.get(PHASE)
+        return None if phase is None else phase.decode("utf-8", "surrogatepass")
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._now.get(key, _MISSING)
+        if value is _MISSING:
+            self.allow("read", key)
+            value = GONE if self.entry.deleted else self.entry.value(key, GONE)
+            if isinstance(value, (dict, list)):
+                self._now[key] = value
+        if value is GONE:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._now[key] = self.open().set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self[key]  # KeyError if it is not there
+        self.open().delete(key)
+        self._now[key] = GONE
+
+    def __iter__(self) -> Iterator[str]:
+        stored = [codec.decode_key(name) for name in self.entry.fields if name[:1] != b"#"]
+        stored = [] if self.entry.deleted else stored
+        self.allow("read", None, *stored)  # whoever lists or counts the names reads the record as a whole
+        keys = dict.fromkeys([*stored, *self._now])
+        yield from (key for key in keys if self._now.get(key) is not GONE)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def differences(self) -> Iterator[tuple[str, Any, Any]]:
+        """What this view changes: field, value before, value now; GONE for none."""
+        for key, value in self._now.items():
+            before = GONE if self.entry.deleted else self.entry.value(key, GONE)
+            if GONE in (before, value) or codec.encode_value(value, key) != codec.encode_value(before, key):
+                yield key, before, value
+
+    def draft(self, kind: str = "transaction") -> Draft | None:
+        """End the transaction: its change, None if there is none."""
+        for key, value in self._now.items():
+            if isinstance(value, (dict, list)):
+                self._notice(key, value)
+        self.closed = "this transaction is over; nothing can be changed through it any more"
+        if not self.changes:
+            return None
+        draft = self.changes.draft(kind)
+        if draft.epoch not in ("", self.entry.epoch):
+            # Of items that are expected: the version that this view shows is of another history than theirs.
+            raise Conflict(f"{self.entry.codec.record[:200]}: an item that is expected was read under another epoch")
+        draft.expected = self.entry.version
+        draft.epoch = self.entry.epoch
+        return draft
+
+    def rebased(self, newest: CachedRecord, policies: Mapping[str, merge.Merge]) -> Draft | None:
+        """The change of an ended transaction, merged with what others did since; None if that cannot be expressed."""
+        base = self.entry
+        if newest.epoch != base.epoch or newest.deleted or base.deleted:
+            return None
+        merged = merge.three_way(base.codec, self.changes.fields, base.fields, newest.fields, policies)
+        if merged is None:
+            return None
+        changes = self.changes.copy()
+        for key, value in merged.items():
+            changes.set(key, value)
+        draft = changes.draft("transaction")
+        if draft.epoch not in ("", newest.epoch):
+            return None
+        draft.expected = newest.version
+        draft.epoch = newest.epoch
+        return draft
+
+    def _notice(self, key: str, value: Any) -> None:
+        """A list or object that may have been changed in place; its deadline stays, unless it was set again."""
+        name = codec.encode_key(key)
+        form = self.entry.codec
+        given = self.changes.fields.get(name)
+        stored = given[2] if given else self.entry.fields.get(name)
+        try:
+            if stored is not None and form.text(value, key) == form.open(stored, key):
+                return
+        except InvalidValue:
+            pass  # to be prepared, or refused
+        self.changes.set(key, value, until=field_ttl.NEVER if given else self.entry.deadline(name))
+
+    def open(self) -> Changes:
+        """What is to be changed goes in here. Raises InvalidValue when it is over."""
+        if self.closed:
+            raise InvalidValue(self.closed)
+        return self.changes
 
 
 class Transaction(MutableMapping[str, Any]):
@@ -118,3 +241,134 @@ class AsyncTransaction:
         draft = self._workspace.draft() if error is None else None
         if draft is not None:
             await self._context.commit(draft, durability=self._durability)
+
+
+T = TypeVar("T")
+
+
+class OptimisticRetry(Generic[T]):
+    """One `apply`, as often as it takes: a change that met a conflict is merged if it may be, else run again."""
+
+    def __init__(
+        self,
+        context: RecordContext,
+        change: Callable[[Transaction], T | Awaitable[T]],
+        policies: Mapping[str, merge.Merge] | None,
+    ) -> None:
+        self._context = context
+        self._change = change
+        self._policies = None if policies is None else merge.check(policies)
+        self._refused: tuple[Workspace, T] | None = None
+
+    async def once(self) -> T:
+        """Commit, or raise Conflict."""
+        context = self._context
+        if self._refused is not None and self._policies is not None:
+            workspace, result = self._refused
+            draft = workspace.rebased(await context.read(True, VERSION), self._policies)
+            if draft is not None:
+                await context.commit(draft)
+                return result
+        self._refused = None
+        workspace = await newest(context)
+        found = self._change(Transaction(workspace))
+        result = await found if inspect.isawaitable(found) else found
+        draft = workspace.draft()
+        if draft is not None:
+            try:
+                await context.commit(draft)
+            except Conflict:
+                self._refused = workspace, result
+                raise
+        return result
+
+
+@bounded()
+class AsyncBatch:
+    """The `async with` around changes of many records. After it, `versions` maps each `record.ref` to the new version.
+
+    Example::
+
+        async with store.batch() as batch:
+            batch.on(session).set("city", "Oslo")
+            batch.on(store.user("u1")).increment("trips", 1)
+        version = batch.versions[session.ref]
+    """
+
+    versions: dict[Ref, int]
+    """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
+
+    def __init__(self, store: StoreContext, durability: str | None = None) -> None:
+        self._store = store
+        self._level = None if durability is None else level_of(durability)
+        self._changes: dict[Ref, tuple[RecordContext, Changes]] = {}
+        self._given: dict[Ref, Preconditions] = {}
+        self.versions = {}
+
+    def on(self, handle: Any, *, expect: Mapping[str, Any] | None = None, expect_exists: bool | None = None) -> Any:
+        """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
+
+        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag`, `clear`, and
+        `put_item(collection, key, value)` and `delete_item(collection, key)`. Raises InvalidValue for what is no
+        record. `expect` and `expect_exists` are as in `write`: where they do not hold, that record is not changed, and
+        the block ends with Conflict.
+        """
+        context = context_of(handle, "a batch")
+        given = preconditions(context, expect, expect_exists)
+        if given is not None:
+            if handle.ref in self._given:
+                raise InvalidValue(f"{context.text[:200]}: what is expected of a record is said once in a batch")
+            self._given[handle.ref] = given
+        return self._changes.setdefault(handle.ref, (context, context.changes()))[1]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        drafts = [
+            (context, changes.draft("batch"))
+            for ref, (context, changes) in self._changes.items()
+            if changes or ref in self._given
+        ]
+        for context, draft in drafts:
+            context.sign(draft)
+            draft.level = self._level
+        conditional = [self._conditional(context, draft) for context, draft in drafts]
+        attempts = [context.batched(draft) for (context, _), draft in zip(drafts, conditional, strict=True)]
+        writes = [(context.keys, attempt) for (context, _), attempt in zip(drafts, attempts, strict=True)]
+        results = await write_path.commit_many(self._store.tiers(), writes)
+        failed: StateError | None = None
+        for (context, draft), begun, attempt, result in zip(drafts, conditional, attempts, results, strict=True):
+            if isinstance(result, Conflict):
+                result = await self._again(context, draft, result, attempt is not begun)
+            if isinstance(result, StateError):
+                failed = failed or result
+            else:
+                self.versions[context.ref] = result.version
+        if failed is not None:
+            failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
+            raise failed
+
+    def _conditional(self, context: RecordContext, draft: Draft) -> Draft:
+        given = self._given.get(context.ref)
+        return draft if given is None else given.on(draft)
+
+    async def _again(
+        self, context: RecordContext, draft: Draft, refused: Conflict, guarded: bool
+    ) -> Committed | StateError:
+        """What becomes of a refused change: it is sent alone where it was not refused for certain."""
+        given = self._given.get(context.ref)
+        if given is None:
+            return await _outcome(context.send(draft)) if guarded else refused
+        return await _outcome(given.send(draft)) if guarded or given.learn(refused) else refused
+
+
+async def _outcome(sending: Awaitable[Committed]) -> Committed | StateError:
+    try:
+        return await sending
+    except StateError as error:
+        return error

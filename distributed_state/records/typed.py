@@ -9,17 +9,348 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Unpack
 
-from distributed_state.errors import InvalidValue
+from distributed_state.errors import Conflict, InvalidValue
+from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.port.waited import bounded
 from distributed_state.records.access import VERSION
-from distributed_state.records.creation import creation
+from distributed_state.records.context import RecordContext, StoreContext
+from distributed_state.records.lifecycle import creation
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Sanitizing
-from distributed_state.records.schema import M, Schema
-from distributed_state.records.store_context import StoreContext
-from distributed_state.records.typed_context import TypedContext
+from distributed_state.records.schema import M, Schema, View
+from distributed_state.settings import Settings
 from distributed_state.tiers import commit as write_path
-from distributed_state.values.model import Ref
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.changes import Changes, add
+from distributed_state.values import chance, codec, field_ttl
+from distributed_state.values.codec import Codec
+from distributed_state.values.model import SCHEMA, Message, Ref
+from distributed_state.values.presence import Presence
+from distributed_state.warm.answers import Committed, Draft
+
+
+class TypedChanges(Changes):
+    """Changes that a schema allows."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        form: Codec,
+        schema: Schema[Any],
+        prepare: Callable[[str, Any], Any] | None = None,
+        prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        def prepared(key: str, value: Any) -> Any:
+            return schema.prepare(key, value if prepare is None else prepare(key, value))
+
+        super().__init__(settings, form, prepared, prepare_message, now)
+        self._schema = schema
+
+    def delete(self, key: str) -> None:
+        """Delete a field, unless the model cannot do without it."""
+        self._schema.deletable(key)
+        super().delete(key)
+
+    def increment(self, key: str, by: int) -> None:
+        """Add on the server, if the model takes any whole number for the field."""
+        if not self._schema.countable(key):
+            what = "is no int without limits that counts from 0, so the server cannot add to it unseen"
+            raise InvalidValue(f"{key!r}: {what}; use increment() or edit()")
+        super().increment(key, by)
+
+
+_ROUNDS = 100
+_UNWRITTEN = CachedRecord(Codec("", ""), "", 0, {}, {})
+
+
+class TypedContext(RecordContext, Generic[M]):
+    """A record, its store, who acts, and the schema that its fields are of."""
+
+    def __init__(
+        self,
+        store: StoreContext,
+        ref: Ref,
+        *,
+        schema: Schema[M],
+        user: str | None = None,
+        actor: str = "",
+        fresh: bool = False,
+        lifetime: tuple[int, int] = (0, 0),
+        **options: Unpack[Sanitizing],
+    ) -> None:
+        super().__init__(store, ref, user=user, actor=actor, fresh=fresh, lifetime=lifetime, **options)
+        self.schema = schema
+
+    # Reading
+
+    def peek(self, key: str) -> Any:
+        """Nothing: what is read here is checked first."""
+        return MISSING  # what is read here is checked first
+
+    async def read(self, fresh: bool = False, field: str | None = None) -> CachedRecord:
+        """The record as the schema shows it. Raises SchemaMismatch if it is newer."""
+        return self.schema.view(self.text, await super().read(fresh, field))
+
+    def value(self, entry: CachedRecord, key: str, default: Any) -> Any:
+        """One field, upcast and checked; `default` if it is not there."""
+        if codec.encode_key(key) not in entry.fields:
+            return default
+        fields = entry.all()
+        self.schema.check(self.text, entry, fields, (key,))
+        return fields[key]
+
+    def fields(self, entry: CachedRecord) -> dict[str, Any]:
+        """All fields, upcast and checked."""
+        view = self.schema.view(self.text, entry)
+        fields = super().fields(view)
+        self.schema.check(self.text, view, fields, fields)
+        return fields
+
+    def model(self, entry: CachedRecord) -> M:
+        """The model, if all of it may be read."""
+        self.allow("read", *(codec.decode_key(name) for name in entry.fields if name[:1] != b"#"))
+        return self.schema.read(self.text, entry)
+
+    # Changing
+
+    def changes(self) -> TypedChanges:
+        """A change whose steps the schema checks."""
+        settings = self.store.settings
+        form = self.codec
+        return TypedChanges(settings, form, self.schema, self.prepare, self.prepare_message, self.now)
+
+    def differences(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
+        """What differs between two sets of fields, which were checked as a whole."""
+        changes = super().changes()
+        changes.whole()
+        for key, value in fields.items():
+            if key not in before or codec.encode_value(value, key) != codec.encode_value(before[key], key):
+                changes.set(key, value)
+        for key in sorted(before.keys() - fields.keys()):
+            changes.delete(key)
+        return changes
+
+    def server_adds(self, key: str) -> bool:
+        """Whether whole numbers are added to this field on the server."""
+        return super().server_adds(key) and self.schema.countable(key)
+
+    def expected_value(self, key: str, value: Any) -> Any:
+        """What a field is to hold, as the model stores it."""
+        if self.schema.write_version < self.schema.version:
+            raise InvalidValue(f"{key!r:.80}: nothing is expected of single fields while an older version is written")
+        return value if isinstance(value, Presence) else self.schema.prepare(key, value)
+
+    async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
+        """Replace one field by what `change` makes of it, repeated until nobody was faster."""
+        name = codec.encode_key(key)
+        empty = self.schema.default(key, empty)
+        fresh = False
+        self.allow("write", key)
+
+        async def once() -> tuple[bytes, Committed]:
+            nonlocal fresh
+            stored = await read_path.read(self.tiers, self.keys, fresh=fresh)
+            fresh = True
+            view = self.schema.view(self.text, stored)
+            changes = self.changes()
+            before = empty if view.deleted else view.value(key, empty)
+            value = changes.set(key, change(before), until=view.deadline(name))
+            draft = changes.draft(kind)
+            if view is stored:
+                draft.expectations.append((name, None if stored.deleted else stored.raw(name)))
+            else:
+                draft.expected = stored.version
+            return self.codec.encode(value, key), await self.commit(draft)
+
+        return await write_path.until_no_conflict(self.tiers, once)
+
+    # The guard
+
+    async def send(self, draft: Draft) -> Committed:
+        """Commit the change, upcast before if the record is older. Raises Conflict, SchemaMismatch."""
+        known = self._known(draft)
+        lowers = self._lowers(draft)
+        for lost in range(_ROUNDS):
+            if known is not None and self._behind(known) and draft.deleted != "revive":
+                await self._upcast_for(draft)
+                known = None
+            if lowers and (known is None or draft.expected not in (None, known.version)):
+                known = await self._seen_by(draft)
+            attempt, sums = self._lowered(draft, known) if lowers and known is not None else (draft, None)
+            attempt = self._guarded(attempt, known)
+            try:
+                done = await super().send(attempt)
+                if sums is not None:
+                    return done._replace(results=sums)
+                draft.steps = attempt.steps  # as they were sent: a number with a deadline was added here
+                return done
+            except Conflict as conflict:
+                if not self._ours(draft, attempt, conflict):
+                    raise
+                if conflict.version == 0:
+                    known = _UNWRITTEN
+                    draft.creation = attempt.creation
+                    continue
+            if lowers:  # plain writes that meet at one record give way to one another
+                await self.tiers.port.sleep(chance.source.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))
+            known = await read_path.read(self.tiers, self.keys, fresh=True)
+        raise Conflict(f"{self.text[:200]}: its schema version changes faster than it can be written")
+
+    def batched(self, draft: Draft) -> Draft:
+        """The change as it goes into a batch, refused where it has to be made on the whole record."""
+        known = self._known(draft)
+        if self._lowers(draft):
+            # Refused for certain: it has to be made on the whole record first, which `send` then does.
+            return draft.but(expectations=[*draft.expectations, (SCHEMA, b"")])
+        # Whatever is wrong with this record must not keep the batch from the others: the server says so later.
+        return self._guarded(draft, known if known is not None and not known.version else None)
+
+    async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
+        """What a turn begins with: the record, upcast if it was older."""
+        if self._behind(entry):
+            await self.upcast()
+            entry = await read_path.read(self.tiers, self.keys, fresh=True)
+        return self.schema.view(self.text, entry)
+
+    def turn_ends(self, draft: Draft, entry: CachedRecord) -> Draft:
+        """The change as it ends a turn, which began with this and held the record since."""
+        entry = entry.stored if isinstance(entry, View) else entry
+        if self._lowers(draft):
+            draft = self._lowered(draft, entry)[0].but(expected=draft.expected)
+        # No expectation: the turn's lease keeps others out, and what its own task writes beside it is no conflict.
+        if entry.fields.get(SCHEMA) != self.schema.stamp:
+            draft.steps.append((b"s", SCHEMA, self.schema.stamp))
+        return draft
+
+    def _known(self, draft: Draft) -> CachedRecord | None:
+        """What this process takes the record for. The server checks it."""
+        return _UNWRITTEN if draft.creation == "*" else self.tiers.hot.entries.get(self.text)
+
+    def _behind(self, entry: CachedRecord) -> bool:
+        return self.schema.behind(self.text, entry)
+
+    def _lowers(self, draft: Draft) -> bool:
+        """Whether this changes fields, and has to be brought down to the version that is written."""
+        fields = any(step == b"c" or (step in (b"s", b"d", b"i") and name[:1] != b"#") for step, name, _ in draft.steps)
+        return fields and self.schema.write_version < self.schema.version and draft.deleted != "revive"
+
+    async def _seen_by(self, draft: Draft) -> CachedRecord:
+        """The record that a change is to be made on. Raises Conflict if it is not at the version that was expected."""
+        entry = await read_path.read(self.tiers, self.keys, fresh=draft.expected is not None)
+        if draft.expected not in (None, entry.version):
+            text = f"{self.text[:200]}: expected version {draft.expected}, found version {entry.version}"
+            raise Conflict(text, version=entry.version)
+        return entry
+
+    def _lowered(self, draft: Draft, known: CachedRecord) -> tuple[Draft, tuple[int, ...]]:
+        """The change as the version that is written has it, and what its increments come to; it holds for `known`."""
+        form = self.codec
+        view = self.schema.view(self.text, known)
+        stored, fields = ({}, {}) if known.deleted else (known.all(), view.all())
+        first = []
+        last = []
+        given = dict[str, bytes]()
+        sums = list[int]()
+        for step, name, value in draft.steps:
+            if step in (b"c", b"w"):
+                first.append((step, name, value))
+                stored, fields = (stored, fields) if step == b"w" else ({}, {})
+            elif name[:1] == b"#" or step not in (b"s", b"d", b"i"):
+                last.append((step, name, value))
+            elif step == b"d":
+                fields.pop(codec.decode_key(name), None)
+            else:
+                key = codec.decode_key(name)
+                if step == b"i":
+                    fields[key] = add(fields.get(key, 0), int(value), key)
+                    sums.append(fields[key])
+                else:
+                    fields[key] = form.decode(value, key)
+                    given[key] = value
+        lower = self.schema.lowered(self.text, fields)
+        changes = Changes(self.store.settings, form)
+        changes.whole()
+        for key, value in lower.items():
+            if key in given and codec.encode_value(fields[key], key) == codec.encode_value(value, key):
+                changes.put(codec.encode_key(key), given.pop(key))
+            elif key not in stored or codec.encode_value(stored[key], key) != codec.encode_value(value, key):
+                changes.set(key, value)
+        for key in sorted(stored.keys() - lower.keys()):
+            changes.delete(key)
+        for key, data in given.items():
+            if field_ttl.marked(data):
+                what = f"version {self.schema.write_version}, which is still written, has no such field to carry a ttl"
+                raise InvalidValue(f"{key!r:.80}: {what}")
+        steps = [*first, *changes.fields.values(), *last]
+        lowered = draft.but(steps=steps, expected=known.version, epoch=draft.epoch or known.epoch)
+        return lowered, tuple(sums)
+
+    def _guarded(self, draft: Draft, known: CachedRecord | None) -> Draft:
+        """The change under the condition that the record's schema is as known; unknown: the present one."""
+        stored = self.schema.stamp if known is None else known.fields.get(SCHEMA)
+        attempt = draft.but(expectations=[*draft.expectations, (SCHEMA, stored)], steps=list(draft.steps))
+        if known is not None:
+            self.schema.version_of(self.text, stored)
+            if stored != self.schema.stamp and draft.deleted != "revive":
+                attempt.steps.append((b"s", SCHEMA, self.schema.stamp))
+                # There are no fields yet. If an older worker writes some first, they are to be upcast.
+                if self.schema.version > 1 and draft.expected is None:
+                    attempt.expected = known.version
+        return attempt
+
+    def _ours(self, draft: Draft, attempt: Draft, conflict: Conflict) -> bool:
+        """Whether a commit was refused for the schema's sake. Raises SchemaMismatch if the record is newer."""
+        if not conflict.version and attempt.epoch != draft.epoch:
+            return True  # another epoch than the one that it was brought down for
+        if len(conflict.found) != len(attempt.expectations):
+            return False
+        self.schema.version_of(self.text, conflict.found[-1])
+        if draft.expected not in (None, conflict.version):
+            return False
+        moved = attempt.expected not in (draft.expected, conflict.version)
+        return conflict.found[-1] != attempt.expectations[-1][1] or moved
+
+    async def _upcast_for(self, draft: Draft) -> None:
+        """Make the stored record one of this version before `draft` is applied to it."""
+        entry = await read_path.read(self.tiers, self.keys, fresh=True)
+        if draft.expected not in (None, entry.version):
+            text = f"{self.text[:200]}: expected version {draft.expected}, found version {entry.version}"
+            raise Conflict(text, version=entry.version)
+        done = await self.upcast()
+        # A commit of ours came between; whoever expected the version before it still may.
+        if done is not None and draft.expected == done - 1:
+            draft.expected = done
+
+    async def is_older(self) -> bool:
+        """Whether the record is of an older schema version."""
+        stored = await read_path.read(self.tiers, self.keys, fresh=True)
+        return self._upcasting(stored) is not None
+
+    async def upcast(self) -> int | None:
+        """Bring the record to this schema version; its new version, None if there was nothing to do."""
+
+        # Whoever may write a field of an older record brings it up by that.
+        async def once() -> int | None:
+            draft = self._upcasting(await read_path.read(self.tiers, self.keys, fresh=True))
+            return None if draft is None else (await super(TypedContext, self).send(draft)).version
+
+        return await write_path.until_no_conflict(self.tiers, once)
+
+    def _upcasting(self, entry: CachedRecord) -> Draft | None:
+        """The change that stores a record of an older schema as one of this; it holds for that version alone."""
+        if not self._behind(entry):
+            return None
+        view = self.schema.view(self.text, entry)
+        self.schema.read(self.text, view)
+        changes = self.differences(self.schema.lowered(self.text, view.all()), entry.all())
+        changes.reserved(SCHEMA, self.schema.stamp)
+        draft = changes.draft("upcast")
+        self.own(draft)
+        draft.expected = entry.version
+        draft.epoch = entry.epoch
+        draft.expectations.append((SCHEMA, entry.fields.get(SCHEMA)))
+        return draft
 
 
 @bounded("load")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from distributed_state.cold.search_query import Row
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
 from distributed_state.records.access import ITEMS, MESSAGES
-from distributed_state.records.store_context import StoreContext
+from distributed_state.records.context import StoreContext
 from distributed_state.search.documents import shortened, text_of
 from distributed_state.search.follower import Follower
 from distributed_state.search.setting import Setting

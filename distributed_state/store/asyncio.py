@@ -24,13 +24,13 @@ from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
 from distributed_state.port.connections import Credentials
 from distributed_state.port.waited import bounded
-from distributed_state.records import branches, deletion, erasure
+from distributed_state.records import branches, lifecycle
 from distributed_state.records.access import MOVES, TAGS, Guard, Policy
-from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
+from distributed_state.records.transaction import AsyncBatch
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.search import querying
 from distributed_state.settings import Settings
@@ -422,13 +422,13 @@ class AsyncStateStore:
         """
         names = self._context.keys.of(Ref(scope, id))
         self._context.allow("write", names.ref)
-        return await deletion.delete(self._context.tiers(), names, self._context.deleting)
+        return await lifecycle.delete(self._context.tiers(), names, self._context.deleting)
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
         """Remove a record for good, with history and messages; False if there was nothing. See `session.erase()`."""
         names = self._context.keys.of(Ref(scope, id))
         self._context.allow("admin", names.ref)
-        return await erasure.erase(self._context.tiers(), names, self._context.deleting)
+        return await lifecycle.erase(self._context.tiers(), names, self._context.deleting)
 
     # Many records
 
@@ -614,7 +614,7 @@ class AsyncStateStore:
         """
         owner = escape(Ref("user", user).id)
         self._context.allow("admin", user=owner)
-        return await erasure.forget(self._context.tiers(), owner)
+        return await lifecycle.forget(self._context.tiers(), owner)
 
     async def upcast(
         self,

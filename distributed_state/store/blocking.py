@@ -21,9 +21,9 @@ from distributed_state.port import callers
 from distributed_state.port.blocking import finish
 from distributed_state.port.connections import Credentials
 from distributed_state.records.access import Policy
-from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
 from distributed_state.records.schema import M, Schema
+from distributed_state.records.transaction import AsyncBatch
 from distributed_state.settings import Settings
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn

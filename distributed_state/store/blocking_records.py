@@ -18,8 +18,7 @@ from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish
 from distributed_state.records.context import context_of
 from distributed_state.records.items import AsyncItems
-from distributed_state.records.record import AsyncRecord
-from distributed_state.records.record_view import RecordView
+from distributed_state.records.record import AsyncRecord, RecordView
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord

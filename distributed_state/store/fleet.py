@@ -21,9 +21,8 @@ from distributed_state.events.config import RECORD, Source, difference, field_of
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler, Handling
 from distributed_state.events.naming import checked_subject, checked_type
-from distributed_state.records.context import RecordContext
+from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.record import AsyncRecord
-from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers import actors, durability
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes

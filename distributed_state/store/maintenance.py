@@ -17,8 +17,7 @@ from typing import Any
 from distributed_state.cold.values import Listed, Purged, Wanted
 from distributed_state.conversation import window
 from distributed_state.errors import InvalidValue
-from distributed_state.records.context import RecordContext
-from distributed_state.records.store_context import StoreContext
+from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.unarchived import unarchived
 from distributed_state.values.model import Ref, checked_phase, escape, unescape

@@ -19,7 +19,7 @@ from typing import Any
 from distributed_state.cold.values import Erasure, Mortal
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, StateError, Unavailable
 from distributed_state.port import Call
-from distributed_state.records import deletion, erasure
+from distributed_state.records import lifecycle
 from distributed_state.store.due_looks import DueLooks
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
@@ -159,7 +159,7 @@ class Reaper(JobWorker):
         tiers = self._tiers
         until_ms = field_ttl.parse_lifetime(lifetime)[1]
         reason = "lifetime" if until_ms and until_ms <= each.now_ms else "idle"
-        draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), "expire", expired=reason)
+        draft = lifecycle.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), "expire", expired=reason)
         draft.expected = version
         draft.epoch = each.epoch
         return draft
@@ -264,7 +264,7 @@ class Reaper(JobWorker):
         left = [each for each in found if each in self._unfinished]
         self._unfinished = set(found)
         try:
-            await erasure.finish(self._tiers, left)
+            await lifecycle.finish(self._tiers, left)
         except Unavailable:
             raise
         except StateError as error:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
+from distributed_state.records.context import StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Options, SessionOptions
 from distributed_state.records.schema import Schema
-from distributed_state.records.store_context import StoreContext
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.values import chance, field_ttl
 from distributed_state.values.model import Ref

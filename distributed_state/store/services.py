@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from distributed_state.errors import CorruptState
 from distributed_state.port import Port
-from distributed_state.records import creation
+from distributed_state.records import lifecycle
 from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.asyncio import AsyncStateStore
@@ -51,7 +51,7 @@ class StoreServices:
         self, record: AsyncRecord, owner: str, defaults: Callable[[], Awaitable[Mapping[str, Any]]]
     ) -> bool:
         """Set the fields that are not there yet, once in the record's life for each owner; True if this call did."""
-        return await creation.initialize(context_of(record), defaults, owner)
+        return await lifecycle.initialize(context_of(record), defaults, owner)
 
     def add_deletion_hook(self, hook: BeforeDeletion) -> None:
         """Await `hook(ref)` before this replica deletes or erases a record."""

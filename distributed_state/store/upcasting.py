@@ -11,9 +11,9 @@ from typing import Any
 
 from distributed_state.cold.values import Wanted
 from distributed_state.errors import Deleted, InvalidValue, StateError, Unavailable
+from distributed_state.records.context import StoreContext
 from distributed_state.records.schema import M, Schema
-from distributed_state.records.store_context import StoreContext
-from distributed_state.records.typed_context import TypedContext
+from distributed_state.records.typed import TypedContext
 from distributed_state.store import maintenance
 from distributed_state.values.model import Ref, escape
 

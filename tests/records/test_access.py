@@ -30,10 +30,9 @@ from distributed_state.agents.asyncio import AsyncAgent, AsyncHost
 from distributed_state.agents.blocking import Agent, Host
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.events.consumer import AsyncEvents
-from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
-from distributed_state.records.transaction import AsyncTransaction
+from distributed_state.records.transaction import AsyncBatch, AsyncTransaction
 from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import Batch, StateStore

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from distributed_state import Encryption, InvalidValue, KeyRing, merge, tool
 from distributed_state.conversation import turn_user
-from distributed_state.records.workspace import GONE
+from distributed_state.records.transaction import GONE
 from distributed_state.values.codec import Codec
 
 pytestmark = pytest.mark.brief("servers")

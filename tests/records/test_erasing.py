@@ -28,7 +28,7 @@ from distributed_state import (
     Unavailable,
     WarmUnavailable,
 )
-from distributed_state.records import erasure, fork
+from distributed_state.records import fork, lifecycle
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import forks_under_way
 from distributed_state.tiers import read as read_path
@@ -298,11 +298,11 @@ async def test_a_request_for_a_record_that_is_erased_already_ends(opener: Any) -
     cold.request_owned = lambda user, actor: noted.append(request(user, actor)) or noted[-1]
     await store.forget(MARK)
     # As the other one, which read what was noted, goes on now.
-    await run(store, erasure.finish(tiers(store), noted[0]))
+    await run(store, lifecycle.finish(tiers(store), noted[0]))
     assert traces(store, opener) == []
     assert cold.pending() == []
     # And as it dies behind its tombstones: these ask for the rest.
-    await run(store, erasure._bury(tiers(store), noted[0], []))
+    await run(store, lifecycle._bury(tiers(store), noted[0], []))
     assert {each.record for each in cold.pending()} == {each.record for each in noted[0]}
     sweeps = Sweeps(store)
     for _ in range(2):
@@ -338,8 +338,8 @@ async def test_who_asked_is_named_whoever_completes_it(opener: Any) -> None:
     await run(store, tiers(store).archiver.drain())
     cold = core(store)._lifecycle.cold
     with store.acting_as("somebody else"):
-        await run(store, erasure.finish(tiers(store), cold.request("session:a", "asked for a")))
-        await run(store, erasure.finish(tiers(store), cold.request_owned("u", "asked for all")))
+        await run(store, lifecycle.finish(tiers(store), cold.request("session:a", "asked for a")))
+        await run(store, lifecycle.finish(tiers(store), cold.request_owned("u", "asked for all")))
     await until(lambda: len(heard) == 2)
     assert [(each.subject, each.actor) for each in heard] == [
         ("session:a", "asked for a"), ("session:b", "asked for all")
@@ -469,7 +469,7 @@ async def test_a_rollback_that_was_on_its_way_brings_nothing_back(opener: Any, m
     changes = core(session)._context.changes()
     changes.undelete()
     changes.set("a", MARK)
-    late, clean = [changes.draft("rollback")], erasure._clean
+    late, clean = [changes.draft("rollback")], lifecycle._clean
     late[0].deleted = "revive"
 
     async def clean_behind(tiers: Any, done: Any) -> None:
@@ -477,7 +477,7 @@ async def test_a_rollback_that_was_on_its_way_brings_nothing_back(opener: Any, m
             await write_path.commit(tiers, names(store, "chat"), late.pop())
         await clean(tiers, done)
 
-    monkeypatch.setattr(erasure, "_clean", clean_behind)
+    monkeypatch.setattr(lifecycle, "_clean", clean_behind)
     assert await session.erase()
     assert not late
     assert traces(store, opener) == []

@@ -26,7 +26,7 @@ from distributed_state import (
     StateError,
 )
 from distributed_state.records.context import RecordContext
-from distributed_state.records.typed_context import TypedContext
+from distributed_state.records.typed import TypedContext
 
 pytestmark = pytest.mark.brief("servers")
 

@@ -20,8 +20,8 @@ from sqlalchemy import select, update
 from distributed_state import Deleted, InvalidValue, StateStore, TooLarge
 from distributed_state.cold.tables import changes, records
 from distributed_state.hot.cache import Hot
-from distributed_state.records import cleanup
-from distributed_state.records.ephemeral import RECORDS, Ephemeral
+from distributed_state.records import messages
+from distributed_state.records.context import RECORDS, Ephemeral
 from distributed_state.values import codec
 from distributed_state.values.freshness import Freshness
 
@@ -334,7 +334,7 @@ async def test_a_message_that_comes_meanwhile_is_not_hidden(opener: Any, monkeyp
     here, there = await opener(), await opener()
     await here.session("s").append(message("old"))
     await age(here, 40, upto=1)
-    plan, late = cleanup.plan, [message("late")]
+    plan, late = messages.plan_cleanup, [message("late")]
 
     async def slow(*args: Any) -> Any:
         found = await plan(*args)
@@ -346,7 +346,7 @@ async def test_a_message_that_comes_meanwhile_is_not_hidden(opener: Any, monkeyp
                 await there.session("s").append(text)
         return found
 
-    monkeypatch.setattr(cleanup, "plan", slow)
+    monkeypatch.setattr(messages, "plan_cleanup", slow)
     assert await here.session("s").cleanup(days=30) == 1
     assert await texts(here.session("s"), fresh=True) == ["late"]
 

@@ -43,7 +43,7 @@ from distributed_state.programs.service.routes import (
     together,
 )
 from distributed_state.programs.service.writing import DIGEST, OnceOnly
-from distributed_state.records import creation, history
+from distributed_state.records import history, lifecycle
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
@@ -81,7 +81,7 @@ async def create(scope: Scope, asked: Asked) -> Response:
     change = writing.Write(
         "create",
         lambda changes: changes.set_many(fields),
-        draft=lambda context, changes: creation.creation(context, changes, False),
+        draft=lambda context, changes: lifecycle.creation(context, changes, False),
         unique=given.id is None,
     )
     done = await writing.write(asked, record, change)

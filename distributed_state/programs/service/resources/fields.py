@@ -41,7 +41,7 @@ from distributed_state.programs.service.routes import (
     value_shown,
 )
 from distributed_state.programs.service.writing import OnceOnly, Write
-from distributed_state.records import creation, inspection
+from distributed_state.records import inspection, lifecycle
 from distributed_state.records.access import ITEMS, TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers import commit as write_path
@@ -504,7 +504,7 @@ class WholeWrite(Body):
 
     def draft(self, context: RecordContext, changes: Changes) -> Draft:
         """The change as it is sent."""
-        draft = creation.revival(changes) if self.revive else changes.draft(self.kind)
+        draft = lifecycle.revival(changes) if self.revive else changes.draft(self.kind)
         draft.kind = self.kind
         if "expect_phase" in self.model_fields_set:
             expected = None if self.expect_phase is None else self.expect_phase.encode("utf-8", "surrogatepass")

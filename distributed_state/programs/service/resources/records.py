@@ -27,8 +27,8 @@ from distributed_state.programs.service.routes import IF_NONE_MATCH, PREFIX, Ans
 from distributed_state.programs.service.scheduling import copying
 from distributed_state.programs.service.streaming import A_PAGE, Download
 from distributed_state.programs.service.writing import key_of
-from distributed_state.records import deletion, messages
 from distributed_state.records import history as past
+from distributed_state.records import lifecycle, messages
 from distributed_state.records.access import TAGS
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
@@ -243,7 +243,7 @@ async def delete(scope: Scope, asked: Asked) -> Response:
     context.allow("write", None)
     given = writing.conditions_of(asked.request)
     check = None if given == writing.Conditions() else given.check
-    version = await deletion.delete(context.tiers, context.keys, context.store.deleting, check=check)
+    version = await lifecycle.delete(context.tiers, context.keys, context.store.deleting, check=check)
     return answer({"version": version}, version=version)
 
 

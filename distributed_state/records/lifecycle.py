@@ -1,31 +1,131 @@
-"""Takes records out of every tier for good: one, or all that a user owns with every fork of it.
+"""How a record begins and ends: creation, defaults, deletion, revival, erasure.
 
-Law: what is to be erased is noted in SQL before anything is touched, and until nothing is left of it: a tombstone, so
-that no tier brings anything back; when that is archived, the rows in SQL; then Redis, its events and the journal's last
-entries. Each step may be repeated, by anybody, in any order with others': who asked, a second request, or a replica
-that archives the partition. A fork that is begun meanwhile meets the note and fails; one that had read its source
-before is noted when it is archived, and goes too: its forks meet that note.
+Law: a deleted record leaves a tombstone, which a later commit may revive; an erased one also loses its history.
 
-Design: section 15.
+Of many replicas that create a record or set its defaults, one does it, and nothing that was set is overwritten. An
+erasure is first noted in SQL, so that any worker can finish what a crash interrupted.
+
+Design: sections 4, 15.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from distributed_state.cold.values import Erasure
-from distributed_state.errors import Conflict, DurabilityUnknown, StateError
-from distributed_state.records import deletion
+from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, NotFound, StateError
+from distributed_state.records.context import RecordContext
+from distributed_state.settings import Settings
 from distributed_state.tiers import actors, forks_under_way
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.changes import Changes
+from distributed_state.values.codec import Codec
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import ERASE, FORGET, Ref
+from distributed_state.values.model import DELETED, ERASE, FORGET, INITIALIZED, OWNER, PHASE, Ref, escape
 from distributed_state.warm.answers import Draft
 from distributed_state.warm.scripts import DROP
+
+Defaults = Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+
+
+def creation(context: RecordContext, changes: Changes, is_clear: bool) -> Draft:
+    """The change that starts a record with these fields, which is refused if it exists."""
+    if is_clear:
+        changes.emit("conversation.created", {"is_clear": True})
+    changes.undelete()
+    changes.reserved(OWNER, context.owner.encode() or None)  # not the owner that it had before it was deleted
+    draft = changes.draft("create")
+    draft.deleted = "create"
+    return draft
+
+
+def revival(changes: Changes) -> Draft:
+    """The change as a `write` that begins a deleted record again."""
+    changes.undelete()
+    draft = changes.draft("write")
+    draft.deleted = "begin"
+    return draft
+
+
+async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1") -> bool:
+    """Set the fields that are not there yet, once for each whose defaults they are; True if this call did it."""
+    mark = escape(whose).encode()
+    values: Mapping[str, Any] | None = None
+    entry = await context.read()
+
+    async def once() -> bool:
+        nonlocal values, entry
+        done = entry.fields[INITIALIZED].split(b"\n") if INITIALIZED in entry.fields else []
+        if mark in done and not entry.deleted:
+            return False
+        if values is None:
+            found = defaults() if callable(defaults) else defaults
+            values = await found if inspect.isawaitable(found) else found
+        changes = context.changes()
+        changes.set_many(values)
+        for name in sorted(changes.fields.keys() & entry.fields.keys()):
+            changes.leave(name)
+        changes.reserved(INITIALIZED, b"\n".join([*done, mark]))
+        draft = changes.draft("initialize")
+        draft.expected = entry.version
+        draft.epoch = entry.epoch
+        try:
+            await context.commit(draft)
+        except Conflict:
+            entry = await context.read(fresh=True)
+            raise
+        return True
+
+    return await write_path.until_no_conflict(context.tiers, once)
+
+
+def tombstone(settings: Settings, codec: Codec, kind: str, *, expired: str = "") -> Draft:
+    """The change that deletes a record, or ends a session that `expired` for this reason."""
+    changes = Changes(settings, codec)
+    changes.clear(messages=True, tags=True, items=True)
+    changes.reserved(PHASE, None)
+    changes.reserved(INITIALIZED, None)
+    changes.reserved(DELETED, b"1")
+    changes.set_lifetime(0, 0)
+    if expired:
+        changes.emit("session.expired", {"reason": expired})
+    else:
+        changes.emit("conversation.deleted", {})
+    return changes.draft(kind)
+
+
+async def delete(
+    tiers: Tiers,
+    names: RecordKeys,
+    hooks: Sequence[Callable[[Ref], Awaitable[None]]],
+    *,
+    check: Callable[[int, bool], None] | None = None,
+) -> int:
+    """Delete a record that is there; the version of its tombstone. `hooks` are awaited if it was not deleted yet.
+
+    `check` refuses a version, or one that is deleted; what it lets pass is deleted at that very version.
+    """
+    entry = await read_path.read(tiers, names, fresh=True)
+    if entry.version == 0:
+        raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
+    draft = tombstone(tiers.settings, entry.codec, "delete")
+    if check is not None:
+        check(entry.version, entry.deleted)
+        draft.expected = entry.version
+    if not entry.deleted:
+        for hook in tuple(hooks):
+            await hook(names.ref)
+    try:
+        return (await write_path.commit(tiers, names, draft)).version
+    except Deleted:
+        return (await read_path.read(tiers, names, fresh=True)).version
+
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 1000
@@ -112,7 +212,7 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
-        draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
+        draft = tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
         draft.actor = each.actor
         draft.deleted = (
             "revive"  # one that is deleted already gets another: replicas that are away learn of the end by it
