@@ -77,12 +77,12 @@ def opened(replica: str) -> None:
 
 
 def closed(replica: str) -> None:
-    """Name it no more."""
+    """Stop naming it."""
     _NAMED.replicas.remove(replica)
 
 
 def json_lines() -> logging.StreamHandler[TextIO]:
-    """What writes one JSON object a line to stderr."""
+    """A handler that writes one JSON object a line to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_NAMED)
     renamed = {"levelname": "level", "name": "logger"}

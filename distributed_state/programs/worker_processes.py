@@ -1,6 +1,7 @@
-"""Processes of our own that are spoken with in JSON lines: orders on their stdin, what they say on their stdout.
+"""Worker processes that speak JSON lines: orders on their stdin, reports on their stdout.
 
-Law: who was started here is gone when `end` returns; a line that a kill cut off was not said.
+Law: a process is gone when `end` returns; a line that a kill cut off counts as not sent. The one harness of replay,
+demo, the load generator and the matrix of faults.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class WorkerProcess:
     def __init__(
         self, command: Sequence[str], listen: Callable[[Message | None], None], *, log: Path | None = None
     ) -> None:
-        """Start it. A thread gives all that it says to `listen`, and None at its end; its stderr goes to `log`."""
+        """Start it. A thread passes its reports to `listen`, and None at its end; its stderr goes to `log`."""
         pipe = subprocess.PIPE
         self._log = log
         with nullcontext() if log is None else open(log, "ab", opener=opener) as errors:
@@ -57,14 +58,14 @@ class WorkerProcess:
         listen(None)
 
     def send(self, message: Message) -> None:
-        """Give it an order. That it is gone is told by None, not here."""
+        """Send it an order. If it has ended, nothing is raised: `listen` gets None."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """There are no more orders."""
+        """Close its stdin: no order follows."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -74,7 +75,7 @@ class WorkerProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would end it; what it said before is heard still."""
+        """SIGKILL, as a crash would end it; its earlier reports still arrive."""
         self._process.kill()
 
     def wait(self, seconds: float) -> int | None:
@@ -84,7 +85,7 @@ class WorkerProcess:
         return None
 
     def end(self) -> int:
-        """Kill it unless it has ended, and hear the rest of what it said; its exit code."""
+        """Kill it unless it has ended, and take in the rest of its output; its exit code."""
         self._process.kill()
         code = self._process.wait()
         self._listener.join()
@@ -98,7 +99,7 @@ class WorkerProcess:
 
 
 class Parent:
-    """Whoever started this process, as seen from here. From now on others' prints go to stderr."""
+    """The process that started this one. From now on prints of other code go to stderr."""
 
     def __init__(self) -> None:
         self._said = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
@@ -106,12 +107,12 @@ class Parent:
         self._mutex = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Say something, from any thread."""
+        """Send a message to it, from any thread."""
         line = json.dumps(message) + "\n"
         with self._mutex:
             self._said.write(line)
 
     def orders(self) -> Iterator[Message]:
-        """What it says, until it says no more or is gone."""
+        """Its orders, until it closes the pipe or ends."""
         for line in sys.stdin:
             yield json.loads(line)

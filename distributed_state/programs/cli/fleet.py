@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from distributed_state.programs.cli.shell import (
     print_json_lines,
     printable,
     say_more,
+    stop_on_signals,
     when,
 )
 
@@ -118,14 +118,7 @@ def tail(
 
     Example: [cyan]distributed-state --url redis://host --archive sqlite:///a.db tail "conversation.*" --since 10m[/]
     """
-    stopping = False
-
-    def stop(*_: Any) -> None:
-        nonlocal stopping
-        stopping = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    stopping = stop_on_signals()
     named = since is not None and (since == "oldest" or "@" in since)
     begin = None if named else moment("--since", since, time.time())
     wanted = types or ["*"]
@@ -137,7 +130,7 @@ def tail(
         try:
             past = _past(store, begin, wanted, conversation)
             reached: dict[tuple[str, int], int] = {}
-            while not stopping and left != 0:
+            while not stopping() and left != 0:
                 event = next(past, None)
                 if event is not None:
                     reached[event.epoch, event.partition] = event.sequence
@@ -158,7 +151,7 @@ def tail(
 
 
 def _position(store: distributed_state.StateStore, since: str | None) -> str | None:
-    """What `since` names: the position of a short name that `tail` printed, or a position itself."""
+    """The position that `since` names: by a short name that `tail` printed, or itself a position."""
     from distributed_state.port.background import finish
     from distributed_state.store import bookmarks
     from distributed_state.store.twins import twin_of
@@ -327,7 +320,7 @@ def top(
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents top --interval 5[/]
     """
-    # It is no replica, archives nothing, and says what is away at once instead of trying for long.
+    # Not a replica: it archives nothing, and reports an unavailable server at once instead of retrying.
     quick = {"archiver": False, "timeout": 1.0, "retry_for": 0.0, "sql_timeout": 2.0}
     try:
         with open_existing(context, **quick) as store:

@@ -230,7 +230,7 @@ def sessions(
 
 
 def _tags(given: list[str]) -> dict[str, list[str]]:
-    """What `--tag name=value` asks for: each name with all of its values."""
+    """Parse `--tag name=value` options: each name with all of its values."""
     tags: dict[str, list[str]] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from distributed_state.programs.cli.shell import (
     out,
     print_json,
     require_existing,
+    stop_on_signals,
 )
 
 
@@ -49,21 +49,14 @@ def archiver(
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents archiver[/]
     """
-    stopping = False
-
-    def stop(*_: Any) -> None:
-        nonlocal stopping
-        stopping = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    stopping = stop_on_signals()
     with ending_in_the_log(), open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
         if metrics_port is not None:
             stack.enter_context(distributed_state.metrics.serve(store, metrics_port))
         store.announce(role="archiver")
         typer.echo("archiving")
         said = 0.0
-        while not stopping:
+        while not stopping():
             if time.monotonic() - said >= every:
                 said = time.monotonic()
                 typer.echo(_progress(store))

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -34,11 +34,11 @@ _HELP = (
 )
 log = logging.getLogger(__name__)
 _WIDE = 200
-_PEEK = 2.0  # seconds for SQL to say whether there is a namespace; while it is away Redis knows
+_PEEK = 2.0  # seconds for SQL to say whether there is a namespace; while SQL is unavailable Redis knows
 
 
 class _Commands(TyperGroup):
-    """The commands: who writes an option of all of them behind one is told where it stands."""
+    """The commands. An error about a global option that stands after a command says where it belongs."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -118,7 +118,7 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
     try:
         # No heartbeat: a command that lasts a moment is not a replica of the fleet.
         with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
-            if isinstance(store, distributed_state.StateStore):  # one behind a service is no replica
+            if isinstance(store, distributed_state.StateStore):  # a store behind a service is not a replica
                 opened.append(store.replica)
                 logs.opened(store.replica)
             yield store
@@ -163,7 +163,7 @@ def require_existing(context: typer.Context) -> None:
 
 @contextmanager
 def open_to_list(context: typer.Context, **settings: Any) -> Iterator[Any]:
-    """Open a store to list from; while Redis is away, what the archive alone can list of it, and say so."""
+    """Open a store to list from; while Redis is unavailable, open the archive alone and say what is missing."""
     missing = "what is not archived yet is missing here"
     with _opened_or_archive(context, open_existing(context, **settings), missing) as store:
         yield store
@@ -171,7 +171,7 @@ def open_to_list(context: typer.Context, **settings: Any) -> Iterator[Any]:
 
 @contextmanager
 def open_to_tidy(context: typer.Context) -> Iterator[Any]:
-    """Open a store whose archive is kept small; while Redis is away the archive alone, and say so."""
+    """Open a store to clean up its archive; while Redis is unavailable, open the archive alone and say so."""
     with _opened_or_archive(context, open_store(context), "what is not archived yet stays as it is") as store:
         yield store
 
@@ -193,7 +193,7 @@ def _opened_or_archive(context: typer.Context, opening: AbstractContextManager[A
 
 
 def _require_namespace(context: typer.Context) -> None:
-    """Raise NotFound if SQL is there and has nothing of the namespace. While it is away Redis knows."""
+    """Raise NotFound if SQL answers and does not have the namespace. While SQL is unavailable Redis knows."""
     from distributed_state.cold import registration
     from distributed_state.cold.urls import display_name, parse_url
 
@@ -290,6 +290,14 @@ def named(place: str) -> Any:
 def given_search(how: str | None) -> dict[str, Any]:
     """The setting that `--search` names, none if it was not given."""
     return {} if how is None else {"search": named(how)}
+
+
+def stop_on_signals() -> Callable[[], bool]:
+    """Catch SIGTERM and Ctrl-C, for a command that ends its loop itself: the result says whether one came."""
+    received: list[int] = []
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda number, _: received.append(number))
+    return lambda: bool(received)
 
 
 class _Terminated:

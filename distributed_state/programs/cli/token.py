@@ -28,7 +28,7 @@ app.add_typer(token, name="token")
 
 @contextmanager
 def _tokens(context: typer.Context) -> Iterator[Any]:
-    """The tokens in SQL; Redis is not asked, so that one can be revoked while it is away."""
+    """The tokens in SQL. Redis is not asked, so that a token can be revoked while Redis is unavailable."""
     # SQL's libraries are loaded as the command runs, so that --help is answered without them.
     from distributed_state.cold.store import ColdStore
     from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE, resolve

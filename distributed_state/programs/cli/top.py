@@ -42,7 +42,7 @@ class Watched:
 
     def live(self, console: Console) -> None:
         """Show the fleet until Ctrl-C."""
-        logging.disable(logging.ERROR)  # what is away is on the screen, and lines between would break it
+        logging.disable(logging.ERROR)  # the screen says which server is unavailable, and lines of a log would break it
         seen: Overview | None = None
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:

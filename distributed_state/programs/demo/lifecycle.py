@@ -458,7 +458,7 @@ class Replica:
         return len(self.of(notebook.START))
 
     def of(self, kind: str) -> list[Message]:
-        """What it reported of one kind."""
+        """Its reports of one kind."""
         return [each for each in self.reports if each["kind"] == kind]
 
     def start(self, mailbox: Mailbox) -> None:

@@ -34,7 +34,7 @@ FIRST_MODEL = "small"
 
 
 class Notebook:
-    """Notes lines in the file and tells them on stdout."""
+    """Writes lines to the file, and reports them on stdout."""
 
     def __init__(self, file: Path, parent: Parent) -> None:
         self.name = file.stem
@@ -110,7 +110,7 @@ class DemoAgent(Agent):
 
 
 class Orders:
-    """What a replica can be told to do: what users of the package write."""
+    """Orders that a replica carries out, as users of the package write them."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store

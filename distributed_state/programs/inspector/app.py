@@ -62,7 +62,7 @@ class _Word(Convertor[str]):
 
 
 class _Change(_Word):
-    """What a page may be asked to change."""
+    """A change that a page may be asked for."""
 
     regex = "rollback|fork|erase"
 
@@ -74,7 +74,7 @@ class _Kind(_Word):
 
 
 class _Steering(_Word):
-    """What a page may be asked to do with a lease."""
+    """An action on a lease that a page may be asked for."""
 
     regex = "end|take-over"
 
@@ -188,7 +188,7 @@ class _Readable:
 
 
 async def _events(api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as the interface does, with every event under one name: a browser hears those alone that it names."""
+    """Answer as the interface does, with every event under one name: browsers drop those of others."""
 
     async def unnamed(message: Message) -> None:
         if message["type"] == "http.response.body":

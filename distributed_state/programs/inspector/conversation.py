@@ -1,6 +1,6 @@
 """One conversation: what it is, what it was, and how it came to that. Law: each part is a page, however long it is.
 
-A page shows so many nodes and letters of what users wrote, however much it is, and a message of an unknown shape is
+A page shows a bounded number of nodes and characters of users' values, and a message of an unknown shape is
 shown, not lost. What is drawn is in words beside it, too. The line of versions is as wide for ten as for a million. In
 the graph each version is a line, the newest at the top: phases colour it, a rollback is a bow to the version that it
 brought back, branches and forks lead away from the version behind which they begin.
@@ -83,7 +83,7 @@ async def read(request: Request, api: Api) -> Response:
 
 
 def _what(change: dict[str, Any]) -> str:
-    """What one version did, in a few words."""
+    """Describe the changes of one version in a few words."""
     parts = [f"{name[:80]} set" for name in change["fields"]] + [f"{name[:80]} deleted" for name in change["deleted"]]
     parts += [f"{change['messages']} messages"] if change["messages"] else []
     parts += [f"{change['items']} items"] if change["items"] else []
@@ -110,7 +110,7 @@ async def _times(
 
 
 async def graph(request: Request, api: Api) -> Response:
-    """What came of what: versions with phases, checkpoints and rollbacks, branches and forks."""
+    """The graph of versions: phases, checkpoints and rollbacks, branches and forks."""
     place, top = _place(request), _number(request, "top")
     below = {"before": None if top is None else top + 1, "limit": _DRAWN}
     now, versions = await asyncio.gather(
@@ -130,7 +130,7 @@ async def graph(request: Request, api: Api) -> Response:
 
 
 async def difference(request: Request, api: Api) -> Response:
-    """What one version has that another one has not."""
+    """Compare two versions."""
     place = _place(request)
     one, other = _number(request, "from"), _number(request, "to")
     if one is None or other is None:
@@ -147,7 +147,7 @@ async def difference(request: Request, api: Api) -> Response:
 
 
 async def _optional(found: Any) -> Found | None:
-    """What is not there for everybody, as the history of a record that is only in Redis."""
+    """An answer that may be missing, as the history of a record that is only in Redis: None then."""
     try:
         answer: Found = await found
     except Refused as refused:
@@ -329,7 +329,7 @@ class Mark:
 
 
 def line_of(newest: int, checkpoints: list[dict[str, Any]], branches: list[dict[str, Any]], seen: int) -> list[Mark]:
-    """The marks of a record with so many versions, of which the page shows one."""
+    """The marks of a record whose present version is `newest`, while the page shows version `seen`."""
     span = max(1, newest - 1)
 
     def at(version: int) -> float:

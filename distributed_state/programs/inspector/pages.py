@@ -81,14 +81,14 @@ class Api:
         self._app = app
 
     async def get(self, request: Request, path: str, query: Mapping[str, Any] | None = None) -> Found:
-        """What is read at this path, `/v1/...` with its parts quoted. Raises Refused."""
+        """Read this path, `/v1/...` with its parts quoted. Raises Refused."""
         return await self.ask(request, "GET", path, query)
 
     async def ask(
         self, request: Request, method: str, path: str, query: Mapping[str, Any] | None = None,
         given: Mapping[str, Any] | None = None,
     ) -> Found:  # fmt: skip
-        """The answer to this request, made by whoever sent `request`. Raises Refused."""
+        """Send this request as the sender of `request`, and return its answer. Raises Refused."""
         content = None if given is None else json.dumps(given).encode()
         sent: list[Message] = []
 
@@ -204,7 +204,7 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Re
 
 
 def refusal(request: Request, refused: Refused) -> Response:
-    """What is shown instead of a page that was refused."""
+    """The page that says why another one was refused."""
     if refused.status == 401:
         return _to_sign_in(request)
     return page(request, "refused", status=refused.status, detail=refused.detail)
@@ -281,7 +281,7 @@ _LONGEST_TOKEN = 16_384
 
 
 class Tickets:
-    """A ticket, for which whoever comes with it first gets a key: for a URL that others may see once it was used."""
+    """A ticket that is exchanged for a key once: for a URL that others may see after it was used."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -296,7 +296,7 @@ class Tickets:
 
 
 async def form(request: Request) -> dict[str, str]:
-    """What a form of ours sent. Raises Refused for one of another site, and for one that is too large."""
+    """The fields of a form. Raises Refused if a page of another site sent it, and if it is too large."""
     if not _ours(request):
         raise Refused(403, "this was sent by a page of another site")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":

@@ -78,7 +78,7 @@ async def find(request: Request, api: Api) -> Response:
 
 
 def _units_of_people(asked: dict[str, str]) -> dict[str, Any]:
-    """What the form says in units of people: how long ago, how many MiB."""
+    """Convert the form's hours and MiB to the interface's seconds and bytes."""
     now = time.time()
     newer, older, mib = _decimal(asked, "newer"), _decimal(asked, "older"), _decimal(asked, "mib")
     return {
@@ -162,7 +162,7 @@ def _tier(name: str, findings: list[dict[str, Any]]) -> Tier:
 
 
 def _losses(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
-    """What was lost, branched and put aside, each with whether somebody should look."""
+    """List losses, branches and quarantined entries, each with whether it needs attention."""
     count = sum(each["stats"].get("restarted", 0) for each in replicas)
     last = max((each["stats"].get("restarted_at", 0) for each in replicas), default=0)
     found = {each["name"]: each for each in findings}
@@ -190,7 +190,7 @@ async def live(request: Request, api: Api) -> Response:
 
 
 async def _held(request: Request, api: Api) -> dict[str, Any]:
-    """Who holds which records, a page of it, or why that cannot be told."""
+    """A page of the leases that are held, or why they cannot be listed."""
     query = {"limit": _SHOWN, "after": query_of(request).get("after")}
     try:
         found = (await api.get(request, "/v1/leases", query)).json

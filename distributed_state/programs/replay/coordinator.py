@@ -201,7 +201,7 @@ class Coordinator:
 
 @dataclass
 class Tally:
-    """What happened so far; the progress display and the report read it."""
+    """Counts of what happened so far; the progress display and the report read them."""
 
     turns: int = 0
     kills: int = 0
@@ -242,7 +242,7 @@ class Turn:
         return f"turn {self.number} of {self.conversation.id}"
 
     def order(self) -> dict[str, Any]:
-        """What the worker is told."""
+        """The order that is sent to a worker."""
         messages = [message.to_dict() for message in self.conversation.turns[self.number]]
         return {"conversation": self.conversation.id, "turn": self.number, "messages": messages}
 

@@ -1,7 +1,7 @@
 """One replay from end to end: servers, workers, verification, report.
 
 Law: whatever was started here ends here, and every figure is counted or measured in the run that it reports. The
-verification is given what went in, what was acknowledged and what came out, and tells differences in words.
+verification is given what went in, what was acknowledged and what came out, and describes every difference.
 """
 
 from __future__ import annotations

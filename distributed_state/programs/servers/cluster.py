@@ -57,7 +57,7 @@ class RedisCluster:
         return f"redis+cluster://:{self.nodes[0].password}@{self._places()}"
 
     def start(self, primaries: int, replicas: int) -> None:
-        """Start `primaries` nodes, each with so many `replicas`, share the slots out, and wait until all agree."""
+        """Start `primaries` nodes, each with this many `replicas`, share the slots out, and wait until all agree."""
         first = [self._new_node() for _ in range(primaries)]
         rest = [self._new_node() for _ in range(primaries * replicas)]
         for at, node in enumerate(first):
@@ -160,7 +160,7 @@ class RedisCluster:
         """Move slots to a node one after the other, as under load: each stays on its way for `pause` seconds."""
         by_port = {node.port: node for node in self.nodes}
         for slot in slots:
-            # The target is told first when a slot is handed over, so it knows best.
+            # The target is updated first when a slot is handed over, so its view is the newest.
             owners = [member for member in to.members() if member.is_owner]
             source = next(by_port[member.port] for member in owners if member.owns(slot))
             if source is to:
@@ -300,6 +300,6 @@ def end_move(slot: int, source: ClusterNode, target: ClusterNode, others: Iterab
         try:
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
         except ReplyError as error:
-            # Who gave its last slot away, and heard so by gossip, is a replica of the new owner already.
+            # A node that gave its last slot away, and learned so by gossip, is already a replica of the new owner.
             if node is target or "only with masters" not in str(error):
                 raise

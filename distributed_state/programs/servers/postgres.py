@@ -85,7 +85,7 @@ class PostgresServer(Server):
 
     def _send(self, number: signal.Signals) -> None:
         if number == self.stop_signal:
-            os.kill(self.pid, number)  # the postmaster tells its backends
+            os.kill(self.pid, number)  # the postmaster passes it on to its backends
         else:
             super()._send(number)
 
@@ -109,7 +109,7 @@ def postgres_server(
 
 
 def _verifier(password: str) -> str:
-    """What PostgreSQL keeps of a password for SCRAM (RFC 5803)."""
+    """The verifier that PostgreSQL stores for a password, for SCRAM (RFC 5803)."""
     # Once, not the 4,096 times of a server's own, which take 4 ms of each connection: nobody guesses 24 random bytes.
     times, salt = 1, secrets.token_bytes(16)
     salted = pbkdf2_hmac("sha256", password.encode(), salt, times)

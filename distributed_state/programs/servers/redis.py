@@ -98,7 +98,7 @@ class RedisServer(Server):
             connection.ask("REPLICAOF", "127.0.0.1", primary.port)
 
     def in_sync(self) -> bool:
-        """Whether it is a replica that has the data of its primary and hears its writes. May raise OSError."""
+        """Whether it is a replica that has the data of its primary and receives its writes. May raise OSError."""
         return self.info("replication").get("master_link_status") == "up"
 
     def _settings(self) -> dict[str, str]:
@@ -176,7 +176,7 @@ class RedisSentinel:
         return _url(self.servers[0].password, self._places())
 
     def start(self, replicas: int, sentinels: int, down_after_ms: int) -> None:
-        """Start a primary, its `replicas` and so many `sentinels`, and wait until all agree."""
+        """Start a primary, its `replicas` and `sentinels`, and wait until all agree."""
         for at in range(replicas + 1):
             server = self._new_server(at)
             if at:
@@ -291,7 +291,7 @@ class SentinelServer(RedisServer):
         return int(self.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
     def knows(self, others: int, replicas: set[int]) -> bool:
-        """Whether it hears so many `others`, and these `replicas` by their ports. May raise OSError."""
+        """Whether it knows this many `others`, and these `replicas` by their ports. May raise OSError."""
         watched = _fields(self.ask("SENTINEL", "MASTER", SERVICE))
         listed = [_fields(each) for each in self.ask("SENTINEL", "REPLICAS", SERVICE)]
         heard = {

@@ -1,7 +1,7 @@
 """Responses as JSON. Law: one table maps errors to statuses, and what a client reads of one names nothing inside.
 
 Errors are problem details (RFC 9457). The text of an error is a client's only where it is about what the client asked;
-that of a server which is away, of a setting or of stored bytes names addresses, roles and files, and is for the log.
+that of an unavailable server, of a setting or of stored bytes names addresses, roles and files, and is for the log.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def log_seldom(problem: str) -> None:
 
 
 def said(error: StateError) -> str:
-    """What a client is told of an error."""
+    """The text of an error for its client."""
     if isinstance(error, PUBLIC):
         return str(error)
     if isinstance(error, DurabilityUnknown):
@@ -170,7 +170,7 @@ def _conditional(error: StateError, status: int, request: Request | None) -> int
 
 
 def _found(error: StateError) -> dict[str, Any]:
-    """What a caller needs to go on: the version that was found, and the like."""
+    """Details that a caller needs to go on, such as the version that was found."""
     names: tuple[str, ...] = ()
     if isinstance(error, (Conflict, Deleted, DurabilityUnknown)):
         names = ("version",)

@@ -52,7 +52,7 @@ from distributed_state.store.metrics import collector
 
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
-_RECOGNIZED_FOR = 2.0  # seconds after which it is asked again who hears a stream of events
+_RECOGNIZED_FOR = 2.0  # seconds after which the caller of a stream of events is checked again
 _TAKEN = "taken"  # in the state of a request: what it holds of the budget
 _JOINING = 4  # streams at once: each asks SQL and Redis for the position of every partition
 
@@ -70,13 +70,13 @@ class Service:
         more: Sequence[Operation] = (),
     ) -> None:
         # `origins`: of web pages whose scripts may call the service, as "https://app.example.com"; none by default.
-        # `more`: what is served beside, and is no part of the description
+        # `more`: operations that are served too, but not described
         self.limits = limits or Limits()
         self.authentication = authentication or Authentication()
         self.store: AsyncStateStore | None = None
         self.draining = False
         self.awaited = "Redis and SQL"
-        """What it waits for until it begins, as strangers may know it."""
+        """Which servers it waits for until it begins; not a secret."""
         self._probes: dict[str, Probe] = {}
         self._work = Work()
         self.budget = Budget(self.limits.in_flight, self.limits.room)
@@ -121,7 +121,7 @@ class Service:
         ]
 
     def _ops(self) -> list[Route]:
-        """What operators ask: in the application too, unless they have a port of their own."""
+        """Routes for operators: in the application too, unless they have a port of their own."""
         return [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -143,7 +143,7 @@ class Service:
         self.awaited = f"{server}, which does not answer"
 
     async def leave(self) -> None:
-        """Fail /readyz, so that load balancers send no more requests, and serve for a moment more."""
+        """Fail /readyz, so that load balancers stop sending requests, and go on serving for a moment."""
         self.draining = True
         if self.store is not None:
             await asyncio.sleep(self.limits.notice)
@@ -288,7 +288,7 @@ class Service:
         types = [each for several in given.types for each in several.split(",") if each]
         positions = Positions(asked.store.tiers().archive_id, asked.caller.prefix)
         since = positions.open(requests.header(asked.request, LAST_EVENT_ID) or given.since or "") or None
-        with serving(None):  # the stream leaves out what its caller may not hear
+        with serving(None):  # the stream itself leaves out events that its caller may not receive
             events = asked.store.events(*types, since=since)
         buffered = self.budget.stream()
         events.count_in(buffered)

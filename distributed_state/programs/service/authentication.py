@@ -64,7 +64,7 @@ _LONGEST_ACTOR = 200
 _REMEMBERED = 10_000  # tokens that were checked
 _CHECKED_FOR = 60.0  # seconds that the check of a token counts, if it does not expire before
 _RENEW = 300.0  # seconds after which the keys are fetched again
-_LASTING = 3600.0  # seconds that they count while the provider is away
+_LASTING = 3600.0  # seconds that they count while the provider is unavailable
 _FETCH_PAUSE = 10.0  # seconds between two fetches, whatever keys tokens name
 _FETCHING = 5.0  # seconds that the provider may be silent, and that a request waits for the keys
 
@@ -98,7 +98,7 @@ class Access:
 
 
 class Authentication:
-    """Recognizes the callers of one service; so many `strangers` of a kind wait at once until it knows who they are."""
+    """Recognizes the callers of one service. At most `strangers` requests of a kind wait to be recognized."""
 
     def __init__(self, access: Access | None = None, *, strangers: int = 512) -> None:
         self._access = access or Access()
@@ -135,7 +135,7 @@ class Authentication:
             await self._tokens.close()
 
     async def caller(self, request: Request) -> Caller:
-        """Who sent this request. Raises Unauthenticated, or Unavailable if that cannot be found out now."""
+        """Find the caller of a request. Raises Unauthenticated, or Unavailable if it cannot be checked now."""
         if not self.known:
             return Caller(actor=_text(request.headers.get(ACTOR, "")))
         if self.proxies.sent(request):
@@ -174,7 +174,7 @@ class Ages:
     revoked: float = 4.0  # older: the request waits for that
     wait: float = 0.9  # and so long at most, if the token was known
     wait_unknown: float = 5.0  # and so long if it was not
-    away: float = 60.0  # older: it does not count any more, even while SQL is away
+    away: float = 60.0  # older: it no longer counts, even while SQL is unavailable
 
 
 @dataclass(slots=True)
@@ -202,14 +202,14 @@ class AccessTokens:
         self._find = find
 
     async def close(self) -> None:
-        """Stop reading. Who waits for that is told so."""
+        """Stop reading. Requests that wait for a token fail."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait((self._reading,))
         self._give_up([*self._wanted])
 
     async def caller(self, text: str) -> Caller:
-        """Whose token this is. Raises Unauthenticated, or Unavailable if SQL cannot say."""
+        """The caller of this token. Raises Unauthenticated, or Unavailable if SQL does not answer."""
         id = id_of(text)
         if id is None or self._find is None:
             raise Unauthenticated
@@ -226,7 +226,7 @@ class AccessTokens:
         return known.caller
 
     async def _read(self, id: str, known: _Known | None, now: float) -> _Known | None:
-        """What is known of a token, read anew if it has to be."""
+        """What is known of a token, read again if it is too old."""
         absent = self._absent.get(id)
         if known is None and absent is not None and now - absent <= self._ages.fresh:
             return None
@@ -234,7 +234,7 @@ class AccessTokens:
             raise HTTPException(429, "too many unknown tokens are being looked up")
         reading = self._ask(id)
         age = 0.0 if known is None else now - known.read
-        # Who has waited in vain tells the others that they need not: else an outage would slow every request down.
+        # After one request waited in vain the others do not wait: else an outage would slow down every request.
         if known is not None and (age <= self._ages.revoked or (self._silent and age <= self._ages.away)):
             return known
         try:
@@ -250,7 +250,7 @@ class AccessTokens:
             raise Unavailable("tokens cannot be checked now") from error
 
     def _ask(self, id: str) -> asyncio.Future[_Known | None]:
-        """What SQL says of an id, once it does."""
+        """A future for SQL's answer about an id."""
         wanted = self._wanted.get(id)
         if wanted is None:
             wanted = self._wanted[id] = asyncio.get_running_loop().create_future()
@@ -349,7 +349,7 @@ class Jwts:
         self._checked: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
 
     async def caller(self, text: str) -> Caller:
-        """Whose token this is. Raises Unauthenticated, or Unavailable if the provider's keys cannot be had."""
+        """The caller of this token. Raises Unauthenticated, or Unavailable if the provider's keys are missing."""
         if len(text) > _LONGEST:
             raise Unauthenticated
         digest = hashlib.sha256(text.encode()).digest()
@@ -451,14 +451,14 @@ class _Keys:
 
 
 class Strangers:
-    """Counts those who wait, at most so many."""
+    """Counts waiting requests, and bounds their number."""
 
     def __init__(self, most: int = 512) -> None:
         self._most = most
         self._waiting = 0
 
     async def wait(self, found: asyncio.Future[T], seconds: float) -> T:
-        """What is found out. Raises TimeoutError, and HTTPException 429 at once if as many wait as may."""
+        """Wait for a result. Raises TimeoutError, and HTTPException 429 at once if too many wait."""
         if self._waiting >= self._most:
             raise HTTPException(429, f"this worker already finds out whose {self._most} requests are")
         self._waiting += 1
@@ -494,7 +494,7 @@ class Proxies:
         return any(name in request.headers for name in (ACTOR, TENANT, GRANTED))
 
     def caller(self, request: Request) -> Caller:
-        """Who it says has sent this request: `X-Tenant` (`*` is every one), `X-Rights`, and `X-Actor` if it names one.
+        """The caller that its headers name: `X-Tenant` (`*` is every one), `X-Rights`, and `X-Actor` if it names one.
 
         Raises Unauthenticated if one is missing, or there twice: then one of the two is from somebody else.
         """
@@ -510,7 +510,7 @@ class Proxies:
         return Caller(actor, prefix, frozenset(each for each in RIGHTS if each in rights))
 
     def client(self, request: Request) -> str:
-        """The address of who sent the request: the last one of `X-Forwarded-For` that is no proxy of ours."""
+        """The client's address: the last one of `X-Forwarded-For` that is not a trusted proxy."""
         address = request.client.host if request.client else ""
         if not self._networks or not self._has(address):
             return address

@@ -38,7 +38,7 @@ _LARGE_BLOCK = 256 * 1024
 
 
 class Budget:
-    """So many bytes: three quarters for answers at most, at least a quarter of what is left to bodies."""
+    """A number of bytes: at most three quarters for answers, at least a quarter for bodies."""
 
     def __init__(self, most: int, patience: float = 10.0) -> None:
         self.most = most
@@ -70,7 +70,7 @@ class Budget:
     # Answers
 
     async def take(self, party: str, size: int) -> Taken:
-        """Take so much, once it is there. Raises HTTPException 503 if that lasts too long."""
+        """Take this many bytes once they are free. Raises HTTPException 503 if that takes too long."""
         loop = asyncio.get_running_loop()
         if self.waits(party, size):
             waiting = _Waiting(party, size, loop.time(), loop.create_future())
@@ -105,7 +105,7 @@ class Budget:
             raise HTTPException(503, detail, {"Retry-After": "1"})
 
     def change(self, taken: Taken, size: int) -> None:
-        """Have it hold so much."""
+        """Let it hold this many bytes."""
         self._count(taken.party, -taken.size)
         self._count(taken.party, size)
         less = size < taken.size
@@ -121,7 +121,7 @@ class Budget:
         taken.become(size)
 
     def end(self, taken: Taken) -> None:
-        """Have it hold nothing."""
+        """Let it hold nothing."""
         self._all.pop(taken, None)
         self._count(taken.party, -taken.size)
         self._grant()
@@ -216,10 +216,10 @@ class Taken:
         self.written = False
         """Whether the answer is with the socket: then the connection gives it back."""
         self.reader: Callable[[float], bool] | None = None
-        """Disconnects the client if it has read slowly for so many seconds, and says whether it did."""
+        """Disconnects the client if it has read slowly for this many seconds; whether it did."""
 
     def become(self, size: int) -> None:
-        """Hold so much from now on: what is there cannot be refused any more."""
+        """Hold this many bytes from now on, whether or not they are free: they are in memory already."""
         if self._budget is not None:
             self._budget.change(self, size)
 
@@ -307,7 +307,7 @@ class Sizes:
         self._known: OrderedDict[tuple[str, ...], float] = OrderedDict()
 
     async def take(self, budget: Budget, party: str, kind: tuple[str, ...], beside: int, times: int) -> Taken:
-        """Take what an answer of this kind had the last time, so many times, and more beside it.
+        """Take the size of the last answer of this kind, `times` over, plus `beside`.
 
         Raises HTTPException 503.
         """

@@ -70,7 +70,7 @@ class Caller:
         return self.parties[0]
 
     def hears(self, event: Event) -> bool:
-        """Whether an event may be passed on: of a tenant's records only, and of nothing that is no record."""
+        """Whether it may receive an event: a caller of a tenant only those of the tenant's records."""
         scope, _, name = event.subject.partition(":")
         return not self.prefix or (scope in SCOPES and unescape(name).startswith(self.prefix))
 
@@ -87,9 +87,9 @@ CALLER: ContextVar[Caller | None] = ContextVar("distributed_state_caller", defau
 
 @contextmanager
 def serving(caller: Caller | None) -> Iterator[None]:
-    """What is called inside is done for this caller.
+    """Serve this caller inside the block.
 
-    For None it is the service's own work, which must itself leave out what whoever asked may not have.
+    None is the service's own work, which must itself leave out what the client may not have.
     """
     before = CALLER.set(caller)
     try:
@@ -105,11 +105,11 @@ _NOBODY = Caller(prefix="nobody:", rights=frozenset())
 
 
 class _Recognized(Exception):
-    """Raised by our policy for `_NOBODY`, so that it is told from a policy of somebody else's that denies."""
+    """Raised by our policy for `_NOBODY`, so that it is distinguished from another policy that denies."""
 
 
 def callers_policy(also: Policy | None = None) -> Policy:
-    """What to give as `access` to the store of a service; with a policy of your own, both must allow it."""
+    """The `access` policy for the store of a service; with a policy of your own, both must allow it."""
 
     def policy(request: Request) -> bool:
         caller = CALLER.get()
@@ -136,7 +136,7 @@ def _in_tenant(prefix: str, request: Request) -> bool:
 def _has_right(caller: Caller, request: Request) -> bool:
     rights = caller.rights
     if request.action == "read":
-        # Who writes is told the version and the phase that came of it.
+        # A writer is answered with the new version and phase.
         return "read" in rights or ("write" in rights and request.field in (VERSION, MOVES))
     if request.action == "write":
         # Of a record as a whole: deleting it is one of those writes.

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 CONNECTION = "connection"  # in the state of a request: the one it came by, which ASGI itself cannot abort
 _OTHERS = 256  # descriptors for Redis, SQL, logs, and what the interpreter opens
 _CROWD = 500  # connections whose memory is given back once they are gone
-BACKLOG = 1024  # connections that wait to be accepted; the loop may accept all of them before it tells us of the first
+BACKLOG = 1024  # connections that wait to be accepted; the loop may accept all of them before we see the first
 _HEAD = 16 * 1024  # bytes of a head that has no end yet
 _LAST = 1.0  # seconds for a request that has not begun when the worker stops
 _FAST = 16  # times the slowest rate: a client that reads so fast is not disconnected to make room for another
@@ -96,7 +96,7 @@ class Connections:
             (self._known if known else self._strangers)[connection] = None
 
     def goes_on(self, connection: Connection) -> None:
-        """It waits for its client no more."""
+        """It no longer waits for its client."""
         self._strangers.pop(connection, None)
         self._known.pop(connection, None)
 
@@ -116,7 +116,7 @@ class Connections:
     # Bytes
 
     def hold(self, connection: Connection, size: int) -> bool:
-        """Count `size` bytes more that this connection holds; False: there is no room for them.
+        """Count `size` more bytes that this connection holds; False if there is no room for them.
 
         Those that wait for their clients make room, the longest first, and this one not before them.
         """
@@ -130,7 +130,7 @@ class Connections:
         return False
 
     def drop(self, size: int) -> None:
-        """So many bytes are held no more."""
+        """Stop counting this many bytes."""
         self.budget.leave(size)
 
     # Time
@@ -182,7 +182,7 @@ class Connection(H11Protocol):
         self._until: float | None = None  # when a head or a body has to be here; None: neither is waited for
         self._kept = 0  # bytes for the request that is served
         self._unread: tuple[float, int] | None = None  # since when the client reads too slowly, and how much it has to
-        self._unpaid = 0  # of that nobody took anything for so much
+        self._unpaid = 0  # bytes of it that no request has taken from the budget
         self._lost = False
         self._paid: list[Taken] = []  # for answers that are written, or about to be
         self._last = False  # the worker stops: the next request is the last one
@@ -248,7 +248,7 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. What came of this one is held no more."""
+        """Wait for the next request. The bytes of this one are no longer held."""
         self._answered = True
         self._release()
         if self.conn.their_state is h11.SEND_BODY:
@@ -399,7 +399,7 @@ class Wire(h11.Connection):
         self._seen: Callable[[Any], None] | None = seen
 
     def forget(self) -> None:
-        """Tell the connection of no more events."""
+        """Pass no further events to the connection."""
         self._seen = None
 
     def next_event(self) -> Any:

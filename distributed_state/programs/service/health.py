@@ -45,7 +45,9 @@ def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
 
 
 async def any_server(port: Port, keys: Keys) -> None:
-    """Have one server of a cluster take a write: a worker that is taken out for one that is away serves no other.
+    """Check that one server of a cluster takes a write.
+
+    A worker that failed its probe because one server is unavailable could serve none of the others.
 
     A PING is answered by a replica, by a server that is full, and for a user who may do nothing. `SET XX` of a key that
     is never there writes nothing, and is refused as a commit is. Raises what the first server says if none takes it.
@@ -98,7 +100,7 @@ class Probe:
         return self._result
 
     def _log(self) -> None:
-        """Log what has become of it, once: who asks may not be told."""
+        """Log a new result once: callers of /readyz may not be shown it."""
         if self._result != self._logged:
             self._logged = self._result
             if self._result:
@@ -145,7 +147,7 @@ class Measures:
         self, *, running: Callable[[], float], streams: Callable[[], float], ready: Callable[[], float]
     ) -> None:
         self.registry = CollectorRegistry()
-        self._most = 0  # tenants that are told apart
+        self._most = 0  # tenants that have counters of their own
         process(self.registry)
         self._requests = Counter(
             f"{_PREFIX}_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
@@ -162,7 +164,7 @@ class Measures:
             Gauge(f"{_PREFIX}_{name}", text, registry=self.registry).set_function(read)
 
     def by_tenant(self, most: int) -> None:
-        """Count also by tenant from now on: so many of them, those that come first, and all others as one."""
+        """Count also by tenant from now on: the first `most` of them, and all others as one."""
         self._named, self._most = set[str](), most
         text, labels = "of a tenant; those that came behind the most that are told apart are 'others'.", ["tenant"]
         prefix = "distributed_state_tenant"

@@ -69,7 +69,7 @@ class Limits:
     # Of a tenant, 0: any number. Of this worker, as each counts for itself.
     tenant_requests: float = 0.0  # a second, and ten seconds' worth at once; more are answered 429
     tenant_bytes: float = 0.0  # a second, of bodies and answers; likewise
-    tenant_metrics: int = 0  # so many tenants have metrics of their own, those that come first
+    tenant_metrics: int = 0  # how many tenants have metrics of their own: those that come first
     tenant_conversations: int = 0  # counted in the archive once a minute, so about; more are answered 429
     tenant_tasks: int = 0  # likewise
     tenant_users: int = 0
@@ -137,7 +137,7 @@ class Rates:
         self._use(caller, "bytes", size)
 
     def headers(self, caller: Caller) -> dict[str, str]:
-        """What an answer says of the quotas."""
+        """Headers that report the quotas."""
         if not self._rates:
             return {}
         policies, left = [], []
@@ -282,14 +282,14 @@ class Quota:
         return bool(self._most.get(kind) and caller.prefix)
 
     async def ask(self, store: AsyncStateStore, caller: Caller, kind: str, more: int = 1) -> None:
-        """Count so many more. Raises HTTPException 429 if a tenant would have more than it may."""
+        """Count `more` of a kind. Raises HTTPException 429 if a tenant would have more than it may."""
         if not more or not self.counts(caller, kind):
             return
         counts = {prefix: self._count(kind, prefix) for prefix in caller.tenants}
         for prefix, count in counts.items():
             async with count.counting:
                 if self._clock() >= count.until:
-                    # While SQL is away the count before is gone by, and one request in a minute finds out.
+                    # While SQL is unavailable the earlier count is used, and one request a minute tries SQL again.
                     count.until = self._clock() + _AGE
                     count.found = await self._counted(store, kind, prefix)
         most = self._most[kind]

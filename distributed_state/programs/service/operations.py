@@ -409,7 +409,7 @@ def _operation(operation: Operation, refs: dict[Any, Any], operations: Iterable[
 
 
 def _refused(operation: Operation) -> str:
-    """Which headers it would have to ignore, as it is no single commit of this record, or no commit at all."""
+    """Name the headers that it refuses because it is not a single commit of this record."""
     lacking = [] if operation.method == "GET" else [each for each in CONDITIONS if each not in operation.headers]
     named = ", ".join(f"`{each}`" for each in lacking)
     return f" Takes no {named}: a request with one of them is refused (422)." if named else ""
@@ -436,7 +436,7 @@ def _query(model: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """In a query there is no null: what may be null may be left out."""
+    """Drop null from a schema: a query has none, and an optional parameter is left out instead."""
     kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
     found = {**kinds[0], **{name: value for name, value in schema.items() if name != "anyOf"}} if kinds else schema
     return {

@@ -102,8 +102,8 @@ def serve(
     nowhere else. `more` are operations to serve beside the service's own, `mounts` applications by their paths, each
     made of the service's.
 
-    While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
-    ConfigurationError at once. Uses uvloop if it is installed. Scripts of web pages from `origins` may call it.
+    While Redis or SQL are unavailable at the start, opening is repeated for `wait` seconds; then Unavailable is raised.
+    ConfigurationError is raised at once. Uses uvloop if it is installed. Web pages from `origins` may call it.
     """
     # Otherwise it would be written wherever the root logger's level is `info`.
     log_of_requests.setLevel(logging.INFO if access_log else logging.WARNING)
@@ -216,7 +216,7 @@ def config_of(application: Starlette, connections: Connections) -> uvicorn.Confi
 async def open_patiently(
     open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float, held_up: Callable[[str], None]
 ) -> AsyncStateStore:
-    """Open a store, again and again for `wait` seconds while its servers do not answer; `held_up` hears by which."""
+    """Open a store, retrying for `wait` seconds; `held_up` is called with the server that does not answer."""
     deadline = time.monotonic() + wait
     pause = 0.1
     while True:

@@ -43,7 +43,7 @@ class Work:
         return len(self._waiting)
 
     async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-        """Return the work's result. Raises Unavailable after so many seconds, or when `finish` abandons it."""
+        """Return the work's result. Raises Unavailable after `seconds`, or when `finish` abandons it."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(work)
         over = loop.create_future()

@@ -48,7 +48,7 @@ from distributed_state.values.results import Event
 log = logging.getLogger(__name__)
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
-_MANY = 8  # events that are waiting: who has so many catches up
+_MANY = 8  # waiting events from which on a stream counts as catching up
 _NONCE = 12  # bytes
 _STEP = 256  # lengths are multiples of it
 A_PAGE = 4 * PAGE  # bytes that some lines take while they are made: stored, unpacked, written, encoded
@@ -79,7 +79,7 @@ class EventStream(Response):
         shown: Callable[[str], str],
         buffered: Buffered,
     ) -> None:
-        # `over` is told of its end, `hears` says what the client may hear, `count` is given the bytes that are sent,
+        # `over` is called at its end, `hears` says which events the client may receive, `count` gets the bytes sent,
         # `shown` is a position as the client gets it
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
@@ -156,7 +156,7 @@ class EventStream(Response):
         return b"".join(parts)
 
     async def _readable(self, timeout: float) -> Event | None:
-        """Return the next event that the client may hear, or None after `timeout` seconds.
+        """Return the next event that the client may receive, or None after `timeout` seconds.
 
         A corrupt one is skipped: a client that reconnects would get the error forever.
         """

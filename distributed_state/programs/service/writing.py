@@ -75,7 +75,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a write came to. `first_message` is the number of the first one that it added, None if it added none."""
+    """The result of a write. `first_message` is the number of the first one that it added, None if it added none."""
 
     version: int
     repeated: bool = False
@@ -160,7 +160,7 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
         if entry.deleted and change.unique:
             raise Deleted(f"what this request made was deleted at version {entry.version}", version=entry.version)
         draft, changes = change.made(context)
-        context.allow_steps(draft)  # who repeats a request is told what came of it
+        context.allow_steps(draft)  # a repeated request is answered with the first one's result
         done = once.answered(entry)
         if done is not None:
             return Done(done.version, True, done.found.get("results", {}), done.found.get("first_message"))
@@ -180,7 +180,7 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
 
 
 def _foreseen(entry: CachedRecord, draft: Draft, changes: Changes) -> dict[str, Any]:
-    """What a commit on this very version gives, beside its own version."""
+    """Compute what a commit on this very version will return, beside its own version."""
     found: dict[str, Any] = {}
     if changes.sums:
         found["results"] = dict(_sums(entry, changes))
@@ -193,7 +193,7 @@ def _sums(entry: CachedRecord, changes: Changes) -> Iterable[tuple[str, int]]:
     for key in changes.sums:
         before = 0 if entry.deleted else entry.value(key, 0)
         by = int(changes.fields[codec.encode_key(key)][2])
-        yield key, (before if isinstance(before, int) else 0) + by  # what is no number is refused
+        yield key, (before if isinstance(before, int) else 0) + by  # a value that is not a number is refused
 
 
 # Conditions
@@ -201,7 +201,7 @@ def _sums(entry: CachedRecord, changes: Changes) -> Iterable[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What must hold for a write: the record is at this version, or exists, or does not."""
+    """Conditions of a write: the record is at this version, exists, or does not."""
 
     version: int | None = None
     exists: bool | None = None
@@ -290,7 +290,7 @@ class OnceOnly:
         return cls(key, name, digest, most, conditions_of(asked.request))
 
     def answered(self, entry: CachedRecord) -> Answered | None:
-        """What came of it, None if nothing yet. Raises InvalidValue if the key is another request's."""
+        """The remembered answer, None if there is none. Raises InvalidValue if the key is another request's."""
         kept = None if self.key is None else remembered_requests.find(entry, self.name)
         if kept is None:
             return None
@@ -308,7 +308,7 @@ class OnceOnly:
     # For what the store changes by itself
 
     async def settle(self, change: Coroutine[Any, Any, Any]) -> tuple[Any, Answered | None]:
-        """What the change gives, or what came of the request before, as `look` finds. Raises Conflict."""
+        """Make the change: its result, or the earlier answer that `look` found. Raises Conflict."""
         try:
             return await change, None
         except _Settled as settled:
@@ -340,16 +340,16 @@ class OnceOnly:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What came of a request: the version that it made, and what else it remembers."""
+    """A remembered answer: the version that the request made, and the rest of its outcome."""
 
     version: int
     found: dict[str, Any]
 
 
 class _Settled(Exception):
-    """Nothing is to be written: `answered` is what came of the request before, else `refused` says why.
+    """Nothing is to be written: `answered` is the earlier answer, else `refused` says why.
 
-    It is no Conflict, which whoever makes the change would take for one to be made again.
+    It is not a Conflict, which the code that makes the change would retry.
     """
 
     def __init__(self, answered: Answered | None, refused: Conflict | None) -> None:
