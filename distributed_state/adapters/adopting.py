@@ -5,6 +5,9 @@ run that was killed is run again, and one may follow while others still work on 
 somebody else changed in the target is named and left as it is. What threads are, and how they are copied, is in
 the `adopting` of each framework.
 
+A source is read only. Most classes of frameworks make their tables where they find none: so what has to be there is
+looked for before such a class opens it.
+
 Design: section 22.
 """
 
@@ -12,12 +15,16 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+from sqlalchemy import Connection, create_engine, exc
+from sqlalchemy import inspect as inspected
+from sqlalchemy.pool import NullPool
 
 from distributed_state import AsyncRecord, AsyncStateStore, Change, InvalidValue, NotFound, StateStore, Unavailable
 
@@ -202,3 +209,52 @@ def sqlite_path(source: str) -> str | None:
     if not Path(path).is_file():
         raise NotFound(f"there is no file {path!r:.200}")
     return path
+
+
+Needed = Mapping[str, Collection[str]]  # columns by table
+
+
+def read_only(path: str) -> str:
+    """The URI by which SQLite opens a file for reading alone."""
+    return f"{Path(path).resolve().as_uri()}?mode=ro"
+
+
+def read_only_url(path: str, driver: str = "sqlite") -> str:
+    """The same for SQLAlchemy."""
+    return f"{driver}:///{read_only(path)}&uri=true"
+
+
+def demand_in_file(path: str, framework: str, needed: Needed) -> None:
+    """Raise NotFound unless a file of SQLite has these tables with these columns."""
+    engine = create_engine(read_only_url(path), poolclass=NullPool)
+    try:
+        with engine.connect() as connection:
+            demand(connection, framework, needed)
+    except exc.DatabaseError as error:
+        raise NotFound(f"no tables of {framework} in the source: {error.orig}") from error
+
+
+def demand_in_postgresql(url: str, framework: str, needed: Needed) -> None:
+    """Raise NotFound unless a database of PostgreSQL has these tables with these columns."""
+    import psycopg
+
+    # By its own reading of the URL, which may name several hosts.
+    connect: Any = psycopg.connect
+    engine = create_engine("postgresql+psycopg://", creator=lambda: connect(url), poolclass=NullPool)
+    with engine.connect() as connection:
+        demand(connection, framework, needed)
+
+
+def demand(connection: Connection, framework: str, needed: Needed) -> None:
+    """Raise NotFound unless these tables are there with these columns."""
+    looked = inspected(connection)
+    for table in needed:
+        if not looked.has_table(table):
+            raise NotFound(f"no tables of {framework} in the source: it has no {table!r}")
+    for table, columns in needed.items():
+        there = {column["name"] for column in looked.get_columns(table)}
+        if lacking := sorted(set(columns) - there):
+            raise NotFound(
+                f"no tables of {framework} in the source that can be read: {table!r} has no column {lacking[0]!r}. If "
+                f"they were made by an older release, let {framework} bring them up to date first"
+            )

@@ -17,8 +17,7 @@ from distributed_state import (
     from_langchain,
     to_langchain,
 )
-from distributed_state.adapters.deletions import Known
-from distributed_state.adapters.stores import lacking, named, open_store
+from distributed_state.adapters.stores import Known, lacking, named, open_store
 
 try:
     from langchain_core.chat_history import BaseChatMessageHistory

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 from distributed_state import AsyncLease, AsyncStateStore, Conflict, Deleted, StateStore
-from distributed_state.adapters.deletions import Known
-from distributed_state.adapters.stores import lacking, named, open_store
+from distributed_state.adapters.stores import Known, lacking, named, open_store
 
 try:
     from agents.items import TResponseInputItem

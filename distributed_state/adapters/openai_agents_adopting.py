@@ -18,10 +18,12 @@ from distributed_state.adapters.adopting import (
     Name,
     canonical,
     deleted,
+    demand,
+    demand_in_file,
+    read_only,
     removed,
     sqlite_path,
 )
-from distributed_state.adapters.databases import demand, demand_in_file, read_only
 from distributed_state.adapters.openai_agents import DistributedSession
 from distributed_state.adapters.stores import lacking
 

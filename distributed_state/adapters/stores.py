@@ -1,4 +1,7 @@
-"""What an adapter is given, and what it needs. Law: who gave something else is told what to give, without a secret."""
+"""What the adapters of all frameworks share: the store that they are given, and when a conversation may begin again.
+
+A user who gives something else than a store is told what to give, without a secret.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +34,27 @@ def named(id: Any, what: str) -> str:
 def lacking(extra: str, error: ImportError) -> ImportError:
     """What to raise where a framework cannot be imported."""
     return ImportError(f"{error}: pip install 'distributed-state[{extra}]'", name=error.name, path=error.path)
+
+
+class Known:
+    """An object's knowledge of its conversation: none, that it exists, or at which version it did not.
+
+    A run reads its conversation, works, and then adds what was said. Had the conversation been deleted meanwhile, what
+    was erased would come back with that. So an object that knew it before the deletion may not begin it again.
+    """
+
+    def __init__(self) -> None:
+        self._looked = False
+        self._empty_at: int | None = None
+
+    def look(self, empty_at: int | None) -> None:
+        """Note what a read found: something, or nothing at this version of the record, which may be a deletion."""
+        self._looked, self._empty_at = True, empty_at
+
+    def wrote(self) -> None:
+        """Note that something was written: an object that has not looked knows the conversation from then on."""
+        self._looked = True
+
+    def deletion(self) -> int | None:
+        """The only deletion after which it may begin again; None: after any. Asked for before what is written."""
+        return (-1 if self._empty_at is None else self._empty_at) if self._looked else None

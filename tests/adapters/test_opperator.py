@@ -16,7 +16,7 @@ from faces import in_thread
 from opperator_agent import Noted, Troubled, Waiting
 
 from distributed_state import AsyncStateStore, InvalidValue
-from distributed_state.adapters.opperator import lifecycle
+from distributed_state.adapters.opperator import bridge
 
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
 
@@ -141,7 +141,7 @@ async def test_a_command_finds_that_the_hooks_before_it_have_run(
 ) -> None:
     asked = threading.Event()
     if not waits:
-        monkeypatch.setattr(lifecycle, "_HOOKS", 0.0)  # the negative control
+        monkeypatch.setattr(bridge, "_HOOKS", 0.0)  # the negative control
 
     class Slow(Troubled):
         def on_conversation_switched(self, conversation_id: str) -> None:

@@ -26,7 +26,7 @@ from agno.session import AgentSession, TeamSession
 from frameworks.examples import run_examples
 
 from distributed_state import AsyncSession, AsyncStateStore, Deleted, StateStore
-from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb, listing
+from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb, records
 
 pytestmark = [
     pytest.mark.only(face="asyncio"),
@@ -378,7 +378,7 @@ async def test_who_may_not_administer_lists(opener: Any) -> None:
 
 
 async def test_what_is_listed_in_pages_is_all_of_it(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_PAGE", 3)
+    monkeypatch.setattr(records, "_PAGE", 3)
     store = await opener()
     db = AsyncDistributedDb(store)
     ids = [f"s{number}" for number in range(10)]
@@ -390,7 +390,7 @@ async def test_what_is_listed_in_pages_is_all_of_it(opener: Any, monkeypatch: py
 
 async def test_what_moves_to_the_front_while_pages_are_read_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of an owner come in the order of their changes, and one of the last page may be the first meanwhile."""
-    monkeypatch.setattr(listing, "_PAGE", 3)
+    monkeypatch.setattr(records, "_PAGE", 3)
     order = [f"s{number}" for number in range(8)]
 
     class Moving:
@@ -401,7 +401,7 @@ async def test_what_moves_to_the_front_while_pages_are_read_is_listed(monkeypatc
                 order.insert(0, order.pop())
             return page
 
-    assert await listing.every(Moving(), "session", "", user="ada") == sorted(order)
+    assert await records._every(Moving(), "session", "", user="ada") == sorted(order)
     assert order[:2] == ["s6", "s7"]
 
 

@@ -156,12 +156,7 @@ def test_an_adapter_uses_public_names_only(module: Path) -> None:
     if place_of(name) == "adapters":
         assert own_imports(module) - others <= {"__init__"}, "imports more than the package's public names"
         framework = name.removesuffix("_adopting").split(".")[:2]
-        shared = {
-            "adapters.adopting",
-            "adapters.databases",
-            "adapters.deletions",
-            "adapters.stores",
-        }  # the frame of those that copy, when a conversation may begin again, what is given
+        shared = {"adapters.adopting", "adapters.stores"}  # the frame of those that copy; what is given
         known = [other.split(".")[:2] for other in others - shared]
         assert all(each == framework for each in known), "adapters do not know one another"
     elif others:

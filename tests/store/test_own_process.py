@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from distributed_state.adapters.opperator import pipes
+from distributed_state.adapters.opperator import wire
 
 PRINTS = """
 import os, runpy, sys
@@ -33,7 +33,7 @@ print("after")
     ],
 )
 def test_what_others_print_and_read_is_apart(whose: str, out: str, err: str) -> None:
-    command = [sys.executable, "-c", PRINTS, whose, pipes.__file__]
+    command = [sys.executable, "-c", PRINTS, whose, wire.__file__]
     done = subprocess.run(command, input="what was said\n", capture_output=True, text=True)
     assert (done.stdout, done.stderr, done.returncode) == (out, err, 0)
 

@@ -3,8 +3,7 @@
 from distributed_state.adapters.stores import lacking
 
 try:
-    from distributed_state.adapters.adk.service import DistributedSessionService
-    from distributed_state.adapters.adk.uris import register
+    from distributed_state.adapters.adk.service import DistributedSessionService, register
 except ImportError as error:
     raise lacking("adk", error) from error
 

@@ -13,10 +13,21 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig
+from sqlalchemy import Connection, exc, inspect, text
 
-from distributed_state import AsyncRecord, AsyncStateStore, InvalidValue, StateStore
-from distributed_state.adapters.adk.events import as_message, continues, dumped
-from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, parted, state_of, stored_name
+from distributed_state import AsyncRecord, AsyncStateStore, InvalidValue, NotFound, StateStore
+from distributed_state.adapters.adk.layout import (
+    REVISION,
+    UPDATED,
+    Delta,
+    as_message,
+    continues,
+    dumped,
+    joined,
+    parted,
+    state_of,
+    stored_name,
+)
 from distributed_state.adapters.adk.service import DistributedSessionService
 from distributed_state.adapters.adopting import (
     DELETED,
@@ -25,11 +36,12 @@ from distributed_state.adapters.adopting import (
     Name,
     canonical,
     deleted,
+    demand,
     opened,
+    read_only_url,
     sqlite_path,
     untouched,
 )
-from distributed_state.adapters.databases import read_only_url
 
 _AT_ONCE = 200
 _SHARED = ("app:", "user:")
@@ -55,32 +67,6 @@ async def threads(
         raise InvalidValue("ADK has no listing of apps: name yours by --app")
     chosen = list(apps) or sorted({app for app, _ in owners or ()})
     return Threads(store.aio, service, into(store), chosen, [each for each in owners or () if each[0] in chosen])
-
-
-async def _of_url(stack: AsyncExitStack, url: str) -> Any:
-    from distributed_state.adapters.adk.reading_databases import opened_service
-
-    path = sqlite_path(url)
-    if path is not None:
-        url = read_only_url(path, "sqlite+aiosqlite")
-    elif url.startswith("postgresql:"):
-        # It serves asyncio, too; by default another driver is meant.
-        url = "postgresql+psycopg" + url[len("postgresql") :]
-    return await opened_service(stack, url)
-
-
-async def _owners(service: Any) -> list[tuple[str, str]] | None:
-    """The apps of a service and their users, None if it does not tell: the interface has no listing of them."""
-    if hasattr(service, "db_engine"):
-        from sqlalchemy import text
-
-        await service.prepare_tables()
-        async with service.db_engine.connect() as connection:
-            return [(str(app), str(user)) for app, user in await connection.execute(text(_WITH_NAMES))]
-    if isinstance(sessions := getattr(service, "sessions", None), dict):
-        users = {(app, user) for each in (sessions, service.user_state) for app in each for user in each[app]}
-        return sorted(users)
-    return None
 
 
 class Threads:
@@ -201,3 +187,59 @@ def _name(*parts: str) -> Name:
 def _own(state: dict[str, Any]) -> dict[str, Any]:
     """What of a session's state is its own."""
     return {key: value for key, value in state.items() if not key.startswith(_SHARED)}
+
+
+# ADK's own services
+
+
+async def _owners(service: Any) -> list[tuple[str, str]] | None:
+    """The apps of a service and their users, None if it does not tell: the interface has no listing of them."""
+    if hasattr(service, "db_engine"):
+        await service.prepare_tables()
+        async with service.db_engine.connect() as connection:
+            return [(str(app), str(user)) for app, user in await connection.execute(text(_WITH_NAMES))]
+    if isinstance(sessions := getattr(service, "sessions", None), dict):
+        users = {(app, user) for each in (sessions, service.user_state) for app in each for user in each[app]}
+        return sorted(users)
+    return None
+
+
+async def _of_url(stack: AsyncExitStack, url: str) -> Any:
+    """ADK's service of a database that has its tables, closed with the stack. Raises NotFound if it has none."""
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
+    class ReadOnly(DatabaseSessionService):  # type: ignore[misc, unused-ignore] # it has no types
+        async def prepare_tables(self) -> None:
+            """Nothing: ADK's own makes tables and indexes here."""
+
+        async def find_schema(self) -> None:
+            try:
+                async with self.db_engine.connect() as connection:
+                    self._db_schema_version = await connection.run_sync(_schema_version)
+            except exc.DatabaseError as error:
+                if error.connection_invalidated or "not a database" not in str(error.orig):
+                    raise
+                raise NotFound(f"no tables of ADK in the source: {error.orig}") from error
+
+    path = sqlite_path(url)
+    if path is not None:
+        url = read_only_url(path, "sqlite+aiosqlite")
+    elif url.startswith("postgresql:"):
+        # It serves asyncio, too; by default another driver is meant.
+        url = "postgresql+psycopg" + url[len("postgresql") :]
+    service = ReadOnly(url)
+    stack.push_async_callback(service.close)
+    await service.find_schema()
+    return service
+
+
+def _schema_version(connection: Connection) -> str:
+    """Of which of ADK's schemas the tables are. Raises NotFound if they are of none."""
+    from google.adk.sessions.schemas import v0, v1
+
+    looked = inspect(connection)
+    columns = {each["name"] for each in looked.get_columns("events")} if looked.has_table("events") else set()
+    is_former = "actions" in columns and "event_data" not in columns
+    tables = (v0 if is_former else v1).Base.metadata.sorted_tables
+    demand(connection, "ADK", {table.name: [column.name for column in table.columns] for table in tables})
+    return "0" if is_former else "1"

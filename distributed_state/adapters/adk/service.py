@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import unquote, urlsplit, urlunsplit
 from weakref import WeakValueDictionary
 
+from google.adk.cli.service_registry import get_service_registry
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
@@ -23,9 +25,24 @@ from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
 
 from distributed_state import ABSENT, PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted, StateStore
-from distributed_state.adapters.adk.events import as_events, as_message, changed, continues, dumped, holds
-from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, merged, state_of, trimmed
-from distributed_state.adapters.adk.reading import listed, look, newest
+from distributed_state.adapters.adk.layout import (
+    REVISION,
+    UPDATED,
+    Delta,
+    as_events,
+    as_message,
+    changed,
+    continues,
+    dumped,
+    holds,
+    joined,
+    listed,
+    look,
+    merged,
+    newest,
+    state_of,
+    trimmed,
+)
 from distributed_state.adapters.stores import open_store
 
 _RECENT = 100  # messages among which an event is looked for that may have been stored before
@@ -277,3 +294,40 @@ class DistributedSessionService(BaseSessionService):
         )
         session._storage_update_marker = str(fields[REVISION])  # noqa: SLF001 - where the services of ADK keep theirs
         return session
+
+
+# Services by URI, for ADK's command line and web server
+
+_SERVERS = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_SETTINGS = ("archive", "namespace")
+
+
+def register(scheme: str = "distributed") -> None:
+    """Let ADK make services of URIs: `distributed+redis://host/0?archive=...&namespace=...`, for each kind of server.
+
+    Called in the `services.py` beside the agents, it serves ADK's command line and web server, as in `adk web
+    --session_service_uri "distributed+redis://localhost:6379/0?archive=postgresql://localhost/agents"`.
+    `distributed://?archive=...` alone runs in this process, archived to SQLite. Further parameters are those of the
+    server's URL; an `&` or `%` within the archive's is written as %26 or %25.
+    """
+    registry = get_service_registry()
+    for name in (scheme, *(f"{scheme}+{server}" for server in _SERVERS)):
+        registry.register_session_service(name, _service)
+
+
+def _service(uri: str, **kwargs: Any) -> DistributedSessionService:
+    """The service that a URI names. It opens its store at its first use."""
+    parts = urlsplit(uri)
+    settings: dict[str, str] = {}
+    rest: list[str] = []
+    for option in filter(None, parts.query.split("&")):
+        name, _, value = option.partition("=")
+        if name in _SETTINGS:
+            settings[name] = unquote(value)  # no plus becomes a space: databases are named as postgresql+psycopg://
+        else:
+            rest.append(option)
+    server = parts.scheme.partition("+")[2]
+    url = urlunsplit(parts._replace(scheme=server, query="&".join(rest))) if server else None
+    return DistributedSessionService(
+        AsyncStateStore.open(url, archive=settings.get("archive"), namespace=settings.get("namespace")), owned=True
+    )

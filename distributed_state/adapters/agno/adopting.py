@@ -24,6 +24,7 @@ from distributed_state.adapters.adopting import (
     canonical,
     deleted,
     opened,
+    read_only_url,
     removed,
     removed_item,
     sqlite_path,
@@ -31,7 +32,6 @@ from distributed_state.adapters.adopting import (
 )
 from distributed_state.adapters.agno.databases import AsyncDistributedDb
 from distributed_state.adapters.agno.layout import RUNS, joined, plain
-from distributed_state.adapters.databases import read_only_url
 
 _PAGE = 500
 

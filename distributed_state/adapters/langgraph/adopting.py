@@ -1,7 +1,7 @@
 """Threads of any saver of LangGraph's, copied into ours. Law: a checkpoint that is there is never saved again.
 
 A saver tells of a pending write neither its place among those of its task nor the path of that; the order in which it
-gives them is kept.
+gives them is kept. A saver of a URL is opened only where its tables are, and to be read.
 
 Design: section 22.
 """
@@ -9,25 +9,29 @@ Design: section 22.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager
 from typing import Any
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from distributed_state import AsyncStateStore, StateStore
+from distributed_state import AsyncStateStore, InvalidValue, StateStore
 from distributed_state.adapters.adopting import (
     DELETED,
     EQUAL,
     Found,
     Name,
     deleted,
+    demand_in_file,
+    demand_in_postgresql,
     opened,
+    read_only,
     removed,
     removed_item,
+    sqlite_path,
 )
-from distributed_state.adapters.langgraph.databases import saver_of
 from distributed_state.adapters.langgraph.frames import CHECKPOINTS
 from distributed_state.adapters.langgraph.saver import DistributedStateSaver
 
@@ -268,3 +272,39 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except (TypeError, ValueError):  # an array that says it of each of its numbers
         return False
+
+
+# The savers of LangGraph's own databases
+
+_NAMED = ("thread_id", "checkpoint_ns", "checkpoint_id")
+_SQLITE = {"checkpoints": (*_NAMED, "metadata"), "writes": (*_NAMED, "task_id", "idx")}
+_POSTGRES = {
+    "checkpoints": (*_NAMED, "metadata"),
+    "checkpoint_blobs": ("thread_id", "checkpoint_ns", "channel", "version"),
+    "checkpoint_writes": (*_NAMED, "task_id", "task_path"),
+}
+
+
+def saver_of(url: str) -> Any:
+    """What opens the saver of a URL of PostgreSQL or SQLite. Raises NotFound if it has no tables of LangGraph."""
+    path = sqlite_path(url)
+    if path is not None:
+        demand_in_file(path, "LangGraph", _SQLITE)
+        return _sqlite_saver(path)
+    if url.startswith(("postgres://", "postgresql")):
+        from langgraph.checkpoint.postgres import PostgresSaver
+
+        url = "postgresql://" + url.partition("://")[2]
+        demand_in_postgresql(url, "LangGraph", _POSTGRES)
+        return PostgresSaver.from_conn_string(url)
+    raise InvalidValue(f"{url.partition('://')[0]}:// is none of postgresql, sqlite; name a saver as module:NAME")
+
+
+@contextmanager
+def _sqlite_saver(path: str) -> Iterator[BaseCheckpointSaver[Any]]:
+    from langgraph.checkpoint.sqlite import SqliteSaver
+
+    with closing(sqlite3.connect(read_only(path), uri=True, check_same_thread=False)) as connection:
+        saver = SqliteSaver(connection)
+        saver.is_setup = True  # it would make its tables and another journal before it reads
+        yield saver

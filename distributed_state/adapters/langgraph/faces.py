@@ -1,11 +1,17 @@
-"""Both faces of a store for one adapter. Law: whoever opened a store closes it.
+"""The two faces of a store for one adapter, and procedures that are written once for both.
+
+LangGraph calls a saver's blocking methods and its asyncio ones, on one object, the first also from coroutines of a
+running loop. A procedure is a generator: each call of the store is yielded, as `fields = yield record.get_all()`, and
+nothing else waits. With handles of the blocking face what is yielded is the result already; with those of the asyncio
+face it is awaited. Of a list, side by side: those leave in one exchange. Law: whoever opened a store closes it.
 
 Design: section 22.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -14,7 +20,7 @@ from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.stores import open_store
 
 T = TypeVar("T")
-
+Steps = Generator[Any, Any, T]
 _HANDLES = 1000  # of both faces
 
 
@@ -68,3 +74,39 @@ class Opening(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._store.__aexit__(kind, error, trace)
+
+
+# Procedures
+
+
+def sent(batch: Any) -> Any:
+    """Send a batch of either face: a step."""
+    leave = batch.__exit__ if hasattr(batch, "__exit__") else batch.__aexit__
+    return leave(None, None, None)
+
+
+def run(steps: Steps[T]) -> T:
+    """Carry a procedure out on handles of the blocking face."""
+    try:
+        step = next(steps)
+        while True:
+            step = steps.send(step)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def run_async(steps: Steps[T]) -> T:
+    """Carry a procedure out on handles of the asyncio face."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = await (asyncio.gather(*step) if isinstance(step, list) else step)
+            except BaseException as error:  # noqa: BLE001 - it is raised at the step, a cancellation too
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from distributed_state import ABSENT, Conflict, Deleted, DeleteItem, InvalidValue, NotFound, PutItem
+from distributed_state.adapters.langgraph.faces import Steps
 from distributed_state.adapters.langgraph.frames import (
     BLOBS,
     CHECKPOINTS,
@@ -21,9 +22,7 @@ from distributed_state.adapters.langgraph.frames import (
     write_key,
 )
 from distributed_state.adapters.langgraph.listing import everything, pending_writes
-from distributed_state.adapters.langgraph.reading import AGAIN, AT, HEAD, HEAD_BYTES, flag
-from distributed_state.adapters.langgraph.steps import Steps
-from distributed_state.adapters.langgraph.threads import Thread
+from distributed_state.adapters.langgraph.threads import AGAIN, AT, HEAD, HEAD_BYTES, Thread, flag
 
 _AT_ONCE = 500
 _ATTEMPTS = 20

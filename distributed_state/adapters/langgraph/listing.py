@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import (
     writes_sort_key,
 )
 
-from distributed_state.adapters.langgraph.configs import id_of
+from distributed_state.adapters.langgraph.faces import Steps
 from distributed_state.adapters.langgraph.frames import (
     CHECKPOINTS,
     RUN,
@@ -30,9 +30,7 @@ from distributed_state.adapters.langgraph.frames import (
     within,
     writes_prefix,
 )
-from distributed_state.adapters.langgraph.reading import PAGE
-from distributed_state.adapters.langgraph.steps import Steps
-from distributed_state.adapters.langgraph.threads import Thread
+from distributed_state.adapters.langgraph.threads import PAGE, Thread, id_of
 
 _FIRST = 10
 _MOST = 100

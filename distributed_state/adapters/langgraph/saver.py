@@ -1,6 +1,8 @@
 """LangGraph's saver on a store: `DistributedStateSaver(store)`. Law: a method is one procedure, on either face.
 
-What a method does is in `threads` and `keeping`; here its arguments are read as LangGraph means them.
+What a method does is in `threads`, `listing` and `keeping`; here its arguments are read as LangGraph means them. Where
+a saver has owners, no thread begins without one. What is saved under a turn carries the turn's lease, and the server
+compares it.
 
 Design: section 22.
 """
@@ -8,7 +10,9 @@ Design: section 22.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import TracebackType
 from typing import Any
 
 from langgraph.checkpoint.base import (
@@ -21,16 +25,13 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from distributed_state import AsyncStateStore, StateStore
+from distributed_state import AsyncStateStore, InvalidValue, Locked, StateStore
 from distributed_state.adapters.langgraph import keeping, listing
-from distributed_state.adapters.langgraph.configs import id_of, namespace_of, thread_of
-from distributed_state.adapters.langgraph.faces import Faces, Opening
-from distributed_state.adapters.langgraph.owners import demand_owner, owner_of
+from distributed_state.adapters.langgraph.faces import Faces, Opening, Steps, run, run_async
 from distributed_state.adapters.langgraph.recent import Addressed, Recent
-from distributed_state.adapters.langgraph.steps import Steps, run, run_async
-from distributed_state.adapters.langgraph.threads import Thread
-from distributed_state.adapters.langgraph.turns import Turn, demand
+from distributed_state.adapters.langgraph.threads import Thread, id_of, namespace_of, thread_of
 
+_held: ContextVar[frozenset[str]] = ContextVar("distributed_state_langgraph_turns", default=frozenset())
 RunnableConfig = Any  # langchain_core's TypedDict, of which only "configurable" is read
 
 
@@ -195,7 +196,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self, thread: Thread, config: RunnableConfig, checkpoint: Any, metadata: Any, new_versions: ChannelVersions
     ) -> Steps[RunnableConfig]:
         if self.exclusive:
-            demand(self._record_id(thread.id))
+            demand_held(self._record_id(thread.id))
         demand_owner(thread, config, self.user)
         namespace = namespace_of(config)
         yield from thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
@@ -218,7 +219,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self, thread: Thread, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, path: str
     ) -> Steps[None]:
         if self.exclusive:
-            demand(self._record_id(thread.id))
+            demand_held(self._record_id(thread.id))
         demand_owner(thread, config, self.user)
         checkpoint_id = config["configurable"]["checkpoint_id"]
         return thread.put_writes(config, namespace_of(config), checkpoint_id, writes, task_id, path)
@@ -297,3 +298,81 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
             return [self._thread(config, "aio")]
         found = await run_async(listing.thread_ids(self._faces.of("aio"), self.prefix, runs))
         return [self._named(each, "aio") for each in found]
+
+
+# Owners
+
+
+def owner_of(config: Any, name: str | None) -> str | None:
+    """The owner that a config names, None if it names none."""
+    owner = (config or {}).get("configurable", {}).get(name) if name else None
+    return None if owner is None else str(owner)
+
+
+def demand_owner(thread: Thread, config: Any, name: str | None) -> None:
+    """Refuse to begin a thread that nobody would own. One that is there is owned by who began it.
+
+    Configs that LangGraph hands out, of a state or of its history, name a thread and no owner.
+    """
+    if name is None or owner_of(config, name) is not None:
+        return
+    if thread.known.head is None if thread.known.known else id_of(config) is None:
+        raise InvalidValue(
+            f"thread {thread.id!r:.80} would begin without an owner: with user={name!r}, "
+            f'a run says in config["configurable"][{name!r}] whose thread it is'
+        )
+
+
+# Turns
+
+
+class Turn:
+    """The time in which one run holds its thread, on either face."""
+
+    def __init__(
+        self, faces: Faces, record: Callable[..., Any], thread_id: str, config: Any, ttl: float, wait: float
+    ) -> None:
+        self._faces = faces
+        self._record = record
+        self._thread = thread_id
+        self._config = config
+        self._times = {"ttl": ttl, "wait": wait}
+        self._before: frozenset[str] = frozenset()
+
+    def _lock(self, face: str) -> Any:
+        self._handle = self._record(face, self._thread, self._config)
+        return self._handle.lock(**self._times)
+
+    def _begin(self, lease: Any) -> Any:
+        self._before = _held.get()
+        _held.set(self._before | {self._handle.id})
+        return lease
+
+    def __enter__(self) -> Any:
+        self._lease = self._lock("blocking")
+        return self._begin(self._lease.__enter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _held.set(self._before)
+        self._lease.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Any:
+        self._lease = self._lock("aio")
+        return self._begin(await self._lease.__aenter__())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _held.set(self._before)
+        await self._lease.__aexit__(kind, error, trace)
+
+
+def demand_held(record_id: str) -> None:
+    """Raise Locked unless the running task or thread holds this thread."""
+    if record_id not in _held.get():
+        raise Locked(
+            f"{record_id!r:.200} is saved exclusively, and this run does not hold it: "
+            "run inside `with saver.turn(config):`, or `async with`"
+        )

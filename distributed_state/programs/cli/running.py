@@ -133,7 +133,7 @@ def opperator(
     my_agent:NoteAgent[/]
     """
     from distributed_state.adapters.opperator import bridge
-    from distributed_state.adapters.opperator.pipes import standard_streams
+    from distributed_state.adapters.opperator.wire import standard_streams
 
     for handler in logging.getLogger().handlers:
         # The agent's log goes to the daemon as messages; only tracebacks, which those lack, are printed here too.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from distributed_state.adapters.opperator import pipes
-from distributed_state.adapters.opperator.pipes import Incoming, Outgoing
+from distributed_state.adapters.opperator import wire
+from distributed_state.adapters.opperator.wire import Incoming, Outgoing
 
 pytestmark = pytest.mark.unit
 
@@ -24,7 +24,7 @@ def a_pipe() -> Iterator[tuple[Any, Any]]:
 
 
 def lines_of(sent: list[bytes], longest: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[bytes], list[int]]:
-    monkeypatch.setattr(pipes, "MAX_LINE", longest)
+    monkeypatch.setattr(wire, "MAX_LINE", longest)
     with a_pipe() as (source, target):
         long: list[int] = []
         incoming = Incoming(source, long.append)
@@ -37,13 +37,13 @@ def lines_of(sent: list[bytes], longest: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_lines_come_whole_however_they_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "_CHUNK", 3)
+    monkeypatch.setattr(wire, "_CHUNK", 3)
     assert lines_of([b"one\ntw", b"o\r\n\n \nthree"], 100, monkeypatch) == ([b"one", b"two", b"three"], [])
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
 def test_a_line_that_is_too_long_is_passed_over_alone(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(pipes, "_CHUNK", chunk)
+    monkeypatch.setattr(wire, "_CHUNK", chunk)
     assert lines_of([b"before\n", b"x" * 50 + b"\nafter\n12345678\n"], 8, monkeypatch) == (
         [b"before", b"after", b"12345678"],
         [50],
@@ -59,7 +59,7 @@ def test_reading_ends_when_it_is_closed_from_another_thread() -> None:
 
 
 def test_nobody_waits_for_a_reader_that_sleeps_and_the_log_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "_WAITING_LOGS", 10)
+    monkeypatch.setattr(wire, "_WAITING_LOGS", 10)
     with a_pipe() as (source, target):
         outgoing = Outgoing(target, lambda: None)
         line = b"x" * 100_000 + b"\n"

@@ -1,0 +1,535 @@
+"""Agno's sessions, runs and user memories as records of a store. Law: each is written alone, and as far as it changed.
+
+Agno reads a session, changes a key of its state and saves the whole. So a session that was read here knows as what, and
+of two that are saved at once neither takes back what the other did.
+
+A run is an item of its session, one commit, and goes with its session. Agno asks for a run by its id alone, so a record
+of that name points to it: written before the run, gone after it. One that points to nothing, as its worker was killed
+in between, is no run. A memory is a field of its user's record; without a user one is looked for at all users.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+from agno.db.base import SessionType
+from agno.db.in_memory.utils import apply_sorting
+from agno.db.schemas.memory import UserMemory
+from agno.db.utils import deserialize_run, deserialize_session, filter_context_runs, get_run_type
+from agno.run.base import RunStatus
+from agno.session import AgentSession, TeamSession, WorkflowSession
+
+from distributed_state import ABSENT, PRESENT, Conflict, Deleted, DeleteItem, PutItem
+from distributed_state.adapters.agno.layout import (
+    DATA,
+    HAS_DATA,
+    ID,
+    KIND,
+    OWNER,
+    RUNS,
+    TAG,
+    fields_of,
+    index_of,
+    joined,
+    own,
+    plain,
+    row_of,
+    run_key,
+)
+
+_PAGE = 1000
+_RECORDS_AT_ONCE = 200
+_RUNS_AT_ONCE = 100
+_READ_AS = "_distributed_state_read_as"  # an attribute of a session object; Agno's to_dict leaves it out
+_ROUNDS = 100
+_KINDS = ((AgentSession, SessionType.AGENT), (TeamSession, SessionType.TEAM), (WorkflowSession, SessionType.WORKFLOW))
+_COMPONENTS = {"agent": ("agent_id",), "team": ("team_id",), "workflow": ("workflow_id",)}
+
+
+class Records:
+    """All that Agno's databases keep here. The store is one of asyncio, or a blocking one that can be awaited."""
+
+    def __init__(self, store: Any, sessions: str, runs: str, memories: str) -> None:
+        # The names of Agno's tables
+        self._store = store
+        self._sessions = sessions
+        self._runs = runs
+        self._memories = memories
+
+    def _session(self, id: str, user_id: str | None = None) -> Any:
+        return self._store.session(joined(self._sessions, id), user=user_id)
+
+    def _pointer(self, run_id: str, user_id: str | None = None) -> Any:
+        return self._store.task(joined(self._runs, run_id), user=user_id)
+
+    def _of_user(self, user_id: str | None) -> Any:
+        return self._store.user(user_id) if user_id else self._store.app(self._memories)
+
+    # Sessions
+
+    async def get_session(
+        self,
+        session_id: str,
+        session_type: SessionType | None = None,
+        user_id: str | None = None,
+        deserialize: bool | None = True,
+        runs_limit: int | None = None,
+    ) -> Any:
+        """Read a session, None if there is none of that user; with `runs_limit` only its newest runs."""
+        fields = await self._session(session_id).get_all(fresh=True)
+        if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
+            return None
+        fields[ID] = session_id  # it may be a fork of another
+        row = {**row_of(fields), "runs": await self._runs_of(session_id, runs_limit)}
+        return _as_session(session_type, row, fields) if deserialize else row
+
+    async def get_sessions(
+        self,
+        session_type: SessionType | None = None,
+        user_id: str | None = None,
+        component_id: str | None = None,
+        session_name: str | None = None,
+        start_timestamp: int | None = None,
+        end_timestamp: int | None = None,
+        limit: int | None = None,
+        page: int | None = None,
+        sort_by: str | None = None,
+        sort_order: str | None = None,
+        deserialize: bool | None = True,
+        include_runs: bool = True,
+    ) -> Any:
+        """List sessions; without `deserialize` a page of them and how many there are."""
+        kind = session_type.value if isinstance(session_type, SessionType) else session_type
+        named = {name for each, names in _COMPONENTS.items() if kind in (None, each) for name in names}
+        found: dict[str, dict[str, Any]] = {}
+        rows = []
+        for fields in await self._all(user_id):
+            row = row_of(fields)
+            name = (row["session_data"] or {}).get("session_name") or ""
+            if (
+                (user_id is None or row["user_id"] == user_id)
+                and (kind is None or row["session_type"] == kind)
+                and (component_id is None or component_id in {row.get(each) for each in named})
+                and (session_name is None or session_name.lower() in name.lower())
+                and (start_timestamp is None or (row["created_at"] or 0) >= start_timestamp)
+                and (end_timestamp is None or (row["created_at"] or 0) <= end_timestamp)
+            ):
+                found[row["session_id"]] = fields
+                rows.append(row)
+        shown = _page(rows, limit, page, sort_by, sort_order)
+        for row in shown:
+            row["runs"] = await self._runs_of(row["session_id"]) if include_runs else None
+        if not deserialize:
+            return shown, len(rows)
+        return [_as_session(session_type, row, found[row["session_id"]]) for row in shown]
+
+    async def upsert_session(self, session: Any, deserialize: bool | None = True) -> Any:
+        """Save a session and return it; None if it is somebody else's. Its runs are saved by `upsert_run`."""
+        return await self._upsert(session, deserialize, int(time.time()))
+
+    async def upsert_sessions(
+        self, sessions: Sequence[Any], deserialize: bool | None = True, preserve_updated_at: bool = False
+    ) -> list[Any]:
+        """Save these sessions, each by a commit of its own; with `preserve_updated_at` their times stay."""
+        results = []
+        for session in filter(None, sessions):
+            updated = session.updated_at if preserve_updated_at else None
+            results.append(await self._upsert(session, deserialize, updated or int(time.time())))
+        return [each for each in results if each is not None]
+
+    async def _upsert(self, session: Any, deserialize: bool | None, now: int) -> Any:
+        row = plain(session.to_dict(include_runs=False))
+        row["session_type"] = next(kind.value for each, kind in _KINDS if isinstance(session, each))
+        row["created_at"] = row.get("created_at") or now
+        fields = fields_of({**row, "updated_at": now})
+        record = self._session(session.session_id, row["user_id"])
+        known = getattr(session, _READ_AS, None)
+        stored, begins = await self._save(record, fields, known)
+        if stored is None:
+            return None
+        if begins:
+            for index, run in enumerate(session.runs or []):
+                await self.upsert_run(run, session.session_id, row["user_id"], run_index=index)
+        setattr(session, _READ_AS, own(stored))
+        saved = row_of(stored)
+        if not deserialize:
+            return {**saved, "runs": [run if isinstance(run, dict) else run.to_dict() for run in session.runs or []]}
+        given = _as_session(None, saved, stored)
+        given.runs = session.runs
+        return given
+
+    async def _save(
+        self, record: Any, fields: dict[str, Any], known: dict[str, Any] | None
+    ) -> tuple[dict[str, Any] | None, bool]:
+        """What the session holds after this, None if it is somebody else's; and whether it began with it."""
+        was_read = known is not None
+        for _ in range(_ROUNDS):
+            # Who made the object without reading the session means it as it stands: the rest goes.
+            base = await record.get_all(fresh=True) if known is None else known
+            begins = ID not in base  # also where something is that is no session, as a name that came too late
+            if not begins and base[OWNER] not in (None, fields[OWNER]):
+                return None, False
+            changed = {name: value for name, value in fields.items() if name not in base or base[name] != value}
+            gone = [name for name in own(base) if name not in fields]
+            if not changed and not gone:
+                return fields, False
+            try:
+                await record.write(set=changed, delete=gone, expect={ID: ABSENT} if begins else {OWNER: base[OWNER]})
+                return fields, begins
+            except Deleted:
+                if was_read:  # a run that began before the deletion brings nothing back
+                    raise
+                if begins:
+                    with suppress(Conflict):
+                        await record.create(fields)  # it belongs to who begins it now, not to who had it
+                        return fields, True
+            except Conflict:
+                pass
+            # It went, or has an owner now. Who knew it goes on from what was known.
+            now = await record.get_all(fresh=True)
+            known = {**known, OWNER: now[OWNER]} if known is not None and ID in now else None
+        raise Conflict(f"{record}: comes and goes faster than it can be saved")
+
+    async def rename_session(
+        self,
+        session_id: str,
+        session_type: SessionType | None,
+        session_name: str,
+        user_id: str | None = None,
+        deserialize: bool | None = True,
+    ) -> Any:
+        """Name a session and return it; None if there is none of that type and user."""
+        record = self._session(session_id)
+        fields = await record.get_all(fresh=True)
+        kind = session_type.value if isinstance(session_type, SessionType) else session_type
+        if ID not in fields or kind not in (None, fields[KIND]) or user_id not in (None, fields[OWNER]):
+            return None
+        name = {DATA + "session_name": session_name, HAS_DATA: True}
+        try:
+            await record.write(set=name, expect={ID: PRESENT})
+        except (Conflict, Deleted):
+            return None  # just now
+        return await self.get_session(session_id, session_type, user_id, deserialize)
+
+    async def delete_session(self, session_id: str, user_id: str | None = None) -> bool:
+        """Remove a session and its runs for good; False if there is none of that user."""
+        fields = await self._session(session_id).get_all(fresh=True)
+        if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
+            return False
+        # The session last: whoever was killed in between is asked again, and finds what is left by it.
+        for run in await self._runs_of(session_id):
+            await self._pointer(run["run_id"]).erase()
+        await self._session(session_id).erase()
+        return True
+
+    async def delete_sessions(self, session_ids: Sequence[str], user_id: str | None = None) -> None:
+        """Remove these sessions, of that user if one is given."""
+        for id in session_ids:
+            await self.delete_session(id, user_id)
+
+    # Runs
+
+    async def upsert_run(
+        self, run: Any, session_id: str, user_id: str | None = None, run_index: int | None = None
+    ) -> None:
+        """Store a run, new or as it is now: one commit of its session, and for a new one another before it.
+
+        One that is there stays where it is. A run of a session that is not there is not stored. Raises ValueError for
+        one without an id.
+        """
+        row = plain(run if isinstance(run, dict) else run.to_dict())
+        id = row.get("run_id")
+        if id is None:
+            raise ValueError("Run must have a run_id")
+        # Without a question to the server: what this process knows of the place is checked by the commit.
+        known = await self._pointer(id).get_all()
+        if known and await self._put(known, row, if_present=True):
+            return
+        place = await self._place(row, session_id, user_id, run_index)
+        if place is not None:
+            await self._put(place, row)
+
+    async def _put(self, place: dict[str, Any], row: dict[str, Any], *, if_present: bool = False) -> bool:
+        """Store a run at its place; False if its session is not there, or the run is not although it must be."""
+        item = PutItem(collection=RUNS, key=place["key"], value=row, if_present=if_present)
+        try:
+            await self._session(place["session_id"]).write(items=[item], expect={ID: PRESENT})
+        except (Conflict, Deleted):
+            return False
+        return True
+
+    async def _place(
+        self, row: dict[str, Any], session_id: str, user_id: str | None, run_index: int | None
+    ) -> dict[str, Any] | None:
+        """Where a run is to be stored: where it was, or behind the others; None if there is no such session."""
+        session = self._session(session_id)
+        fields, known = await self._store.get_many([session, self._pointer(row["run_id"])], fresh=True)
+        if known:
+            its = self._session(known["session_id"])
+            if ID in (fields if known["session_id"] == session_id else await its.get_all(fresh=True)):
+                return dict(known)
+        if ID not in fields:
+            return None
+        index = row.get("run_index") if run_index is None else run_index
+        if index is None:
+            newest = (await session.items(RUNS).list(limit=1, reverse=True)).items
+            index = index_of(newest[0].key) + 1 if newest else 0
+        place = {"session_id": session_id, "key": run_key(index, row)}
+        # Whoever owns the session owns what points to it: `store.forget` of a user finds both.
+        pointer = self._pointer(row["run_id"], user_id or fields[OWNER])
+        try:
+            await pointer.write(set=place, expect={"key": known.get("key", ABSENT)}, revive=True)
+        except Conflict:
+            return await pointer.get_all(fresh=True) or None  # somebody else stores it as well
+        return place
+
+    async def get_run(self, run_id: str, deserialize: bool | None = True) -> Any:
+        """Read a run, None if there is none."""
+        place = await self._pointer(run_id).get_all(fresh=True)
+        row = await self._session(place["session_id"]).items(RUNS).get(place["key"]) if place else None
+        return None if row is None else _as_run(row, deserialize)
+
+    async def get_runs(
+        self,
+        session_id: str | None = None,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        team_id: str | None = None,
+        workflow_id: str | None = None,
+        status: RunStatus | str | None = None,
+        limit: int | None = None,
+        page: int | None = None,
+        sort_by: str | None = None,
+        sort_order: str | None = None,
+        deserialize: bool | None = True,
+    ) -> Any:
+        """Read runs of a session, or of all, in their order; without `deserialize` a page and how many there are."""
+        wanted = {"agent_id": agent_id, "team_id": team_id, "workflow_id": workflow_id}
+        wanted["status"] = status.value if isinstance(status, RunStatus) else status
+        if session_id is None:
+            sessions = await self._all(user_id)
+        else:
+            sessions = [{**await self._session(session_id).get_all(fresh=True), ID: session_id}]
+        found: list[dict[str, Any]] = []
+        for fields in sessions:
+            if user_id in (None, fields.get(OWNER)):
+                found += await self._runs_of(fields[ID])
+        found = [run for run in found if all(value in (None, run.get(name)) for name, value in wanted.items())]
+        rows = _page(found, limit, page, sort_by, sort_order)
+        return [_as_run(row, deserialize) for row in rows] if deserialize else (rows, len(found))
+
+    async def delete_run(self, run_id: str) -> bool:
+        """Remove a run; False if there is none."""
+        pointer = self._pointer(run_id)
+        place = await pointer.get_all(fresh=True)
+        if not place:
+            return False
+        there = False
+        with suppress(Conflict, Deleted):  # it, or its session, went before
+            item = DeleteItem(collection=RUNS, key=place["key"], if_present=True)
+            await self._session(place["session_id"]).write(items=[item], expect={ID: PRESENT})
+            there = True
+        await pointer.erase()
+        return there
+
+    async def delete_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove these runs."""
+        for id in run_ids:
+            await self.delete_run(id)
+
+    async def _runs_of(self, session_id: str, last: int | None = None) -> list[dict[str, Any]]:
+        """The runs of a session in their order; with `last` the newest that its context shows."""
+        runs = self._session(session_id).items(RUNS)
+        size = _RUNS_AT_ONCE if last is None else min(max(2 * last, 1), _RUNS_AT_ONCE)
+        found: list[dict[str, Any]] = []
+        before = None
+        while True:
+            page = await runs.list(before=before, limit=size, reverse=True)
+            rows = [item.value for item in page.items]
+            found += rows if last is None else filter_context_runs(rows)
+            before = page.next
+            if before is None or (last is not None and len(found) >= last):
+                return found[:last][::-1]
+
+    async def _all(self, user_id: str | None) -> list[dict[str, Any]]:
+        """The fields of all sessions, or of those of a user."""
+        prefix = joined(self._sessions, "")
+        ids = await _every(self._store, "session", prefix, user=user_id)
+        read = await _in_pieces(self._store, [self._store.session(id, user=user_id) for id in ids])
+        # One that was forked has the fields of another: what it is called says its record.
+        return [{**fields, ID: id.removeprefix(prefix)} for id, fields in zip(ids, read, strict=True) if ID in fields]
+
+    # User memories
+
+    async def _memories_of(self, user_id: str | None) -> dict[str, dict[str, Any]]:
+        """All memories by their ids, of a user or of all."""
+        records = [self._of_user(user_id)]
+        if user_id is None:
+            records += map(self._store.user, await _every(self._store, "user", "", tags={TAG: self._memories}))
+        prefix = joined(self._memories, "")
+        return {
+            name.removeprefix(prefix): memory
+            for fields in await _in_pieces(self._store, records)
+            for name, memory in fields.items()
+            if name.startswith(prefix)
+        }
+
+    async def upsert_user_memory(self, memory: UserMemory, deserialize: bool | None = True) -> Any:
+        """Store a memory and return it: one commit of its user's record. One without an id gets one."""
+        return await self._remember(memory, deserialize, int(time.time()))
+
+    async def upsert_memories(
+        self, memories: Sequence[UserMemory], deserialize: bool | None = True, preserve_updated_at: bool = False
+    ) -> list[Any]:
+        """Store these memories."""
+        found = []
+        for memory in filter(None, memories):
+            updated = memory.updated_at if preserve_updated_at else None
+            found.append(await self._remember(memory, deserialize, updated or int(time.time())))
+        return found
+
+    async def _remember(self, memory: UserMemory, deserialize: bool | None, now: int) -> Any:
+        if memory.memory_id is None:
+            memory.memory_id = str(uuid4())
+        stored = plain({**memory.to_dict(), "updated_at": now})
+        named = {joined(self._memories, memory.memory_id): stored}
+        await self._of_user(memory.user_id).write(set=named, tag={TAG: self._memories}, revive=True)
+        return UserMemory.from_dict(stored) if deserialize else stored
+
+    async def get_user_memory(
+        self, memory_id: str, deserialize: bool | None = True, user_id: str | None = None
+    ) -> UserMemory | dict[str, Any] | None:
+        """Read a memory, None if there is none of that user."""
+        memory = (await self._memories_of(user_id)).get(memory_id)
+        return memory if memory is None or not deserialize else UserMemory.from_dict(memory)
+
+    async def get_user_memories(
+        self,
+        user_id: str | None = None,
+        agent_id: str | None = None,
+        team_id: str | None = None,
+        topics: Sequence[str] | None = None,
+        search_content: str | None = None,
+        limit: int | None = None,
+        page: int | None = None,
+        sort_by: str | None = None,
+        sort_order: str | None = None,
+        deserialize: bool | None = True,
+    ) -> Any:
+        """Read memories of a user, or of all; without `deserialize` a page of them and how many there are."""
+        found = [
+            memory
+            for memory in (await self._memories_of(user_id)).values()
+            if agent_id in (None, memory.get("agent_id"))
+            and team_id in (None, memory.get("team_id"))
+            and (topics is None or set(topics) & set(memory.get("topics") or []))
+            and (search_content is None or search_content.lower() in str(memory.get("memory", "")).lower())
+        ]
+        found.sort(key=lambda memory: (memory.get("created_at") or "", memory["memory_id"]))
+        rows = _page(found, limit, page, sort_by, sort_order)
+        return [UserMemory.from_dict(row) for row in rows] if deserialize else (rows, len(found))
+
+    async def get_all_memory_topics(self, user_id: str | None = None) -> list[str]:
+        """List the topics of memories, each once."""
+        memories = (await self._memories_of(user_id)).values()
+        return sorted({topic for memory in memories for topic in memory.get("topics") or []})
+
+    async def get_user_memory_stats(
+        self, limit: int | None = None, page: int | None = None, user_id: str | None = None
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Count the memories of each user, and say when the last changed; the user of the newest first."""
+        stats: dict[str, dict[str, Any]] = {}
+        for memory in (await self._memories_of(user_id)).values():
+            if user := memory.get("user_id"):
+                mine = stats.setdefault(user, {"user_id": user, "total_memories": 0, "last_memory_updated_at": 0})
+                mine["total_memories"] += 1
+                mine["last_memory_updated_at"] = max(mine["last_memory_updated_at"], memory.get("updated_at") or 0)
+        rows = sorted(stats.values(), key=lambda each: each["last_memory_updated_at"], reverse=True)
+        return _page(rows, limit, page, None, None), len(rows)
+
+    async def delete_user_memory(self, memory_id: str, user_id: str | None = None) -> None:
+        """Delete a memory, if it is that user's."""
+        await self.delete_user_memories([memory_id], user_id)
+
+    async def delete_user_memories(self, memory_ids: Sequence[str], user_id: str | None = None) -> None:
+        """Delete these memories, those that are that user's if one is given."""
+        found = await self._memories_of(user_id)
+        owners: dict[str | None, list[str]] = {}
+        for id in memory_ids:
+            if id in found:
+                owners.setdefault(found[id].get("user_id"), []).append(joined(self._memories, id))
+        for owner, names in owners.items():
+            with suppress(Deleted):  # all of that user was
+                await self._of_user(owner).write(delete=names)
+
+    async def clear_memories(self) -> None:
+        """Delete all memories of all users."""
+        await self.delete_user_memories(list(await self._memories_of(None)))
+
+
+# Rows as the objects of Agno
+
+
+def _as_session(session_type: SessionType | None, row: dict[str, Any], fields: dict[str, Any]) -> Any:
+    """The row as a session object, which knows as what it was read."""
+    # A copy: whoever changes the session must not change what it was read as. Its runs are nobody else's.
+    session = deserialize_session(session_type, {**plain({**row, "runs": None}), "runs": row.get("runs")})
+    setattr(session, _READ_AS, own(fields))
+    return session
+
+
+def _as_run(row: dict[str, Any], deserialize: bool | None) -> Any:
+    return deserialize_run(get_run_type(row), row) if deserialize else row
+
+
+# What is listed; sorted and cut as by Agno's database in memory
+
+
+def _page(
+    rows: list[dict[str, Any]], limit: int | None, page: int | None, sort_by: str | None, sort_order: str | None
+) -> list[dict[str, Any]]:
+    """These rows sorted, and of them a page; pages count from 1."""
+    ordered: list[dict[str, Any]] = apply_sorting(rows, sort_by, sort_order)
+    if limit is None:
+        return ordered
+    start = ((page or 1) - 1) * limit
+    return ordered[start : start + limit]
+
+
+async def _every(
+    store: Any, scope: str, prefix: str, *, user: str | None = None, tags: Mapping[str, str] | None = None
+) -> list[str]:
+    """The ids of all records of a scope that begin so, the oldest first; of one owner, or with tags."""
+    found: dict[str, Any] = {}
+    if user is None:
+        await _walk(store, found, scope=scope, prefix=prefix, tags=tags)
+    else:
+        await _walk(store, found, scope=scope, user=user)
+        if len(found) >= _PAGE:
+            # Those of an owner come with the newest change first: one that changed meanwhile is at the front now.
+            await _walk(store, found, scope=scope, user=user, as_far_as_new=True)
+    named = [info for info in found.values() if info.id.startswith(prefix)]
+    return [info.id for info in sorted(named, key=lambda info: (info.created, info.id))]
+
+
+async def _walk(store: Any, found: dict[str, Any], *, as_far_as_new: bool = False, **wanted: Any) -> None:
+    after = None
+    while True:
+        page = await store.sessions(**wanted, fresh=True, limit=_PAGE, after=after)
+        new = {info.id: info for info in page if info.id not in found}
+        found.update(new)
+        if len(page) < _PAGE or (as_far_as_new and not new):
+            return
+        after = page[-1].cursor
+
+
+async def _in_pieces(store: Any, records: Sequence[Any]) -> list[dict[str, Any]]:
+    """The fields of many records, some in each round trip: one answer for all would hold up others'."""
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(records), _RECORDS_AT_ONCE):
+        found += await store.get_many(records[at : at + _RECORDS_AT_ONCE], fresh=True)
+    return found
