@@ -17,8 +17,7 @@ from distributed_state.records.access import ITEMS, MESSAGES
 from distributed_state.records.context import StoreContext
 from distributed_state.search.documents import shortened, text_of
 from distributed_state.search.follower import Follower
-from distributed_state.search.setting import Setting
-from distributed_state.search.user_functions import call_user, embedded
+from distributed_state.search.setting import Setting, call_user, embedded
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.model import MAX_ID_BYTES, SCOPES, Ref, escape, unescape

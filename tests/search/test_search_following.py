@@ -27,7 +27,7 @@ from distributed_state import (
     Unavailable,
 )
 from distributed_state.cold import search_feed, search_tables
-from distributed_state.search import round as round_
+from distributed_state.search import follower
 from distributed_state.search.querying import follower_of
 from tests.journals import Journal
 
@@ -300,7 +300,7 @@ async def test_a_follower_that_dies_anywhere_leaves_nothing_out_and_nothing_twic
 
 async def test_large_texts_are_written_a_few_at_a_time(opener: Any, monkeypatch: Any) -> None:
     """Copies of a large record would all be in memory at once; as one record would."""
-    monkeypatch.setattr(round_, "_BYTES", 10_000)
+    monkeypatch.setattr(follower, "_BYTES", 10_000)
     store = await searching(opener, archiver=False)
     session = store.session("c0")
     await session.write(set={f"f{number}": f"{MARK} {number} " + "x" * 2000 for number in range(20)})
