@@ -1,21 +1,33 @@
 """Events as they come, for one consumer. Law: one at a time, in the order of each conversation.
 
+Consumers may share the events as a group: each partition is one member's, up to a position that Redis keeps. A member
+that takes too long for one event leaves its partitions, with that event, to the others: it may be handled twice, and
+none waits for ever behind a handler that hangs.
+
 Design: section 12.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from distributed_state.errors import InvalidValue
-from distributed_state.events.group import Group
+from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
+from distributed_state.port import Job
 from distributed_state.port.waited import bounded
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.results import Event
 from distributed_state.warm.consumer import Buffer, Subscription, Waiting
-from distributed_state.warm.positions import shown
+from distributed_state.warm.partition_assignment import PartitionAssignment
+from distributed_state.warm.positions import Position, count, shown
+
+log = logging.getLogger(__name__)
+_TEAM_SECONDS = 6.0
+_TOGETHER = 64
+_SAVE_EVERY = 0.5
+_NOTED_AGAIN = 60.0  # seconds after which members that live have noted again where their group is
 
 
 @bounded()
@@ -146,3 +158,201 @@ class AsyncEvents:
         if event is None:
             raise StopAsyncIteration
         return event
+
+
+class Group:
+    """One member of consumers that share the events: each partition is one member's, up to a position in Redis."""
+
+    def __init__(self, tiers: Tiers, name: str, subscription: Subscription) -> None:
+        self._tiers = tiers
+        self._name = name
+        self._subscription = subscription
+        self._assignment = PartitionAssignment(
+            tiers.port,
+            tiers.keys,
+            team=tiers.keys.team(name),
+            member=f"{tiers.replica}.{next(tiers.warm.count)}",
+            claim=lambda partition: tiers.keys.group(partition, name)[0],
+            rounds=tiers.rounds,
+            seconds=_TEAM_SECONDS,
+        )
+        self._mutex = tiers.port.mutex()
+        self._limit = tiers.settings.handler_timeout
+        self._saved: dict[int, Position] = {}
+        self._handed: tuple[float, Waiting] | None = None  # since when the consumer has what
+        # After it took too long: where that is, before and behind it. None: it did not.
+        self._overdue: dict[int, tuple[Position, Position]] | None = None
+        self._leaving: set[int] = set()
+        self._left: set[int] = set()
+        self._unsaved = 0
+        self._save_at = 0.0
+        self._job: Job | None = None
+
+    async def join(self, since: str | None) -> None:
+        """Begin where the group is; a new group at `since`, or now."""
+        keys = self._tiers.keys
+        port = self._tiers.port
+        begin = await self._tiers.consumers.positions(since)
+        if since is None:
+            begin |= await self._lost(begin)
+        await port.commands(
+            [(b"SET", keys.group(at, self._name)[1], str(position), b"NX") for at, position in begin.items()]
+        )
+        await self._hold()
+        self._job = port.spawn_here(self._run, "distributed-state-group")
+
+    async def _lost(self, begin: dict[int, Position]) -> dict[int, Position]:
+        """Where a group begins whose place Redis may just have lost with its data: as far as it can, with a resync.
+
+        *A server lost the place of a group that had members. Before one of them had noted it again another one joined,
+        took the group for a new one that begins now, and what had been written since was nobody's.*
+        """
+        tiers = self._tiers
+        if tiers.settings.url is None:
+            return {}  # an embedded server begins empty, and all members with it
+        over = {at: count(position.epoch) for at, position in begin.items() if position.waits}
+        await tiers.clock.know()
+        since_ms = int((tiers.clock.now() - _NOTED_AGAIN) * 1000)
+        begun = await tiers.stream.begun_since([tiers.keys.partition(at) for at in begin], since_ms)
+        # Where all are the first of their partition, the namespace is new, and so is the group.
+        if not any(over.values()) and all(count(head.epoch) == 1 for head in begun.values()):
+            return {}
+        lost = {at: Position.missed(epochs) for at, epochs in over.items() if epochs}
+        return lost | {at: head.beginning for at, head in begun.items()}
+
+    async def _run(self) -> None:
+        while True:
+            await self._tiers.port.sleep(_TEAM_SECONDS / 6)
+            try:
+                await self._lapse()
+                if self._overdue is None:
+                    await self._hold()
+            except StateError as error:
+                log.warning("group %s: %s", self._name, error)
+
+    def hand(self, waiting: Waiting) -> None:
+        """The consumer is given this."""
+        with self._mutex:
+            self._handed = self._tiers.port.monotonic(), waiting
+
+    async def done(self) -> None:
+        """The consumer is done with what it was given."""
+        with self._mutex:
+            self._handed = None
+            late = self._overdue
+        if late is not None:
+            # Noted even now, unless another member is past it: else one slow event would go round for ever.
+            calls = [
+                (self._tiers.keys.group(at, self._name), str(behind).encode(), str(before).encode())
+                for at, (before, behind) in late.items()
+            ]
+            await self._tiers.stream.advance(calls, self._assignment.member)
+            self._overdue = None
+
+    async def _lapse(self) -> None:
+        """If the consumer takes too long, leave its partitions to the other members until it is back."""
+        with self._mutex:
+            if self._handed is None or self._overdue is not None:
+                return
+            since, waiting = self._handed
+            if self._tiers.port.monotonic() < since + self._limit:
+                return
+            reached = self._subscription.delivered()
+            self._overdue = {at: (to, reached[at]) for at, to in waiting.before.items() if at in reached}
+        log.warning("group %s: an event was handled for %g s: its partitions go to the others", self._name, self._limit)
+        await self.save(waiting, now=True)
+        self._drop(list(self._saved))
+        await self._assignment.leave()
+
+    async def _hold(self) -> None:
+        """Take or renew our partitions. What is to be given back is so only when the consumer is done with it."""
+        await self._assignment.hold()
+        with self._mutex:
+            left = self._left
+            self._left = set()
+        await self._assignment.give_back(left)
+        mine = set(self._assignment.mine)
+        self._drop(self._saved.keys() - mine)
+        with self._mutex:
+            gained = sorted(mine - self._saved.keys() - self._left)
+        await self._begin(gained)
+        excess = set(self._assignment.excess)
+        if excess:
+            with self._mutex:
+                self._leaving = excess
+            self._subscription.ready.set()
+
+    async def _begin(self, gained: list[int]) -> None:
+        if not gained:
+            return
+        names = [self._tiers.keys.group(at, self._name)[1] for at in gained]
+        answers = await self._tiers.port.exchange([(b"GET", name) for name in names])
+        # No answer says nothing: a partition whose server is away is begun when it is back.
+        found = {
+            at: None if answer is None else Position.parse(answer)
+            for at, answer in zip(gained, answers, strict=True)
+            if not isinstance(answer, Exception)
+        }
+        emptied = [at for at, position in found.items() if position is None]
+        begin = await self._tiers.consumers.positions("oldest", emptied) if emptied else {}
+        positions = {at: position or begin[at] for at, position in found.items()}
+        with self._mutex:
+            self._saved.update(positions)
+        self._subscription.assign(positions)
+        if emptied:
+            # Written when the group began: whoever emptied Redis took the events as well.
+            self._subscription.lose({at: (positions[at], positions[at]) for at in emptied}, "epoch")
+        self._tiers.consumers.stir(positions)
+
+    def _drop(self, partitions: Iterable[int]) -> None:
+        gone = set(partitions)
+        if gone:
+            self._subscription.revoke(gone)
+            with self._mutex:
+                for each in gone:
+                    self._saved.pop(each, None)
+
+    async def save(self, current: Waiting | None, *, now: bool = False) -> None:
+        """Note how far we are, now and then; `current` is being handled still."""
+        with self._mutex:
+            leaving = self._leaving
+            self._leaving = set()
+        clock = self._tiers.port.monotonic()
+        self._unsaved += 1
+        rests = not len(self._subscription) or self._unsaved >= _TOGETHER or clock >= self._save_at + _SAVE_EVERY
+        over = clock >= self._assignment.ends
+        if not (now or leaving or rests or over):
+            return
+        self._unsaved = 0
+        self._save_at = clock
+        reached = self._subscription.delivered()
+        if current is not None:
+            reached.update((at, position) for at, position in current.before.items() if at in reached)
+        moved = {at: position for at, position in reached.items() if self._saved.get(at, position) != position}
+        if moved:
+            calls = [(self._tiers.keys.group(at, self._name), str(to).encode(), b"") for at, to in moved.items()]
+            kept = await self._tiers.stream.advance(calls, self._assignment.member)
+            with self._mutex:
+                self._saved.update({at: moved[at] for at in moved.keys() & self._saved.keys()})
+            self._drop([at for at, ours in zip(moved, kept, strict=True) if not ours])
+        if leaving:
+            self._drop(leaving)
+            with self._mutex:
+                self._left |= leaving
+        if over:
+            # Paused or cut off: another member may have gone on already. What is still ours begins again where it is.
+            self._drop(list(self._saved))
+
+    async def leave(self, current: Waiting | None) -> None:
+        """Note how far we are and leave the rest to the others."""
+        if self._job is not None:
+            await self._job.stop()
+            self._job = None
+            if current is None:
+                await self.done()
+            # Patiently: what is not noted is handled again. The assignment lapses by itself.
+            await self._tiers.warm.patiently(lambda: self.save(current, now=True))
+            try:
+                await self._assignment.leave()
+            except WarmUnavailable as error:
+                log.info("group %s: its partitions are not given back; the assignment lapses: %s", self._name, error)

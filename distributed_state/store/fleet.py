@@ -20,7 +20,7 @@ from distributed_state.events import audit
 from distributed_state.events.config import RECORD, Source, difference, field_of, of_fleet
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler, Handling
-from distributed_state.events.naming import checked_subject, checked_type
+from distributed_state.events.types import checked_subject, checked_type
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.tiers import actors, durability

@@ -13,7 +13,7 @@ from below import redis_of, tiers, until
 from faces import core
 
 from distributed_state import AccessDenied, Event, InvalidValue, StateError, WarmUnavailable
-from distributed_state.events import group as group_of_consumers
+from distributed_state.events import consumer
 
 asynchronous = pytest.mark.only(face="asyncio")
 
@@ -223,7 +223,7 @@ def core_share(store: Any) -> list[int]:
 
 async def hung(opener: Any, monkeypatch: Any, patience: float = 10.0) -> tuple[list[int], list[int]]:
     """One of two members hangs at the first event that it gets; what each was given when all is handled."""
-    monkeypatch.setattr(group_of_consumers, "_TEAM_SECONDS", 0.6)
+    monkeypatch.setattr(consumer, "_TEAM_SECONDS", 0.6)
     settings = {"handler_timeout": 1.0, "partitions": 8}
     stores, given, over = [await opener(**settings) for _ in range(2)], (list[int](), list[int]()), threading.Event()
 
@@ -275,7 +275,7 @@ async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any,
     async def never(self: Any) -> None:
         pass
 
-    monkeypatch.setattr(group_of_consumers.Group, "_lapse", never)
+    monkeypatch.setattr(consumer.Group, "_lapse", never)
     with pytest.raises(AssertionError, match=r"set\(given\[1\]\)"):
         await hung(opener, monkeypatch, 3.0)
 
@@ -283,7 +283,7 @@ async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any,
 @pytest.mark.brief("servers")
 async def test_a_slow_handler_of_a_group_of_one_still_handles_each_event_once(opener: Any, monkeypatch: Any) -> None:
     """It loses its share with each event, and takes it back behind it."""
-    monkeypatch.setattr(group_of_consumers, "_TEAM_SECONDS", 0.6)
+    monkeypatch.setattr(consumer, "_TEAM_SECONDS", 0.6)
     store, given, lapsed = await opener(handler_timeout=0.05), list[int](), list[bool]()
     home = tiers(store)
 
