@@ -139,6 +139,7 @@ async def forget(tiers: Tiers, owner: str) -> int:
     for _ in range(_ROUNDS):
         # Whatever was acknowledged before this look is found by it.
         await tiers.archiver.drain()
+        await tiers.archiver.insist()
         noted = {each.record: each for each in await tiers.port.sql(tiers.cold.request_owned, owner, actors.present())}
         late = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made))) if made else []
         noted |= {each.record: each for each in late}
@@ -164,6 +165,7 @@ async def erase(
             await hook(names.ref)
     # Of the other partitions too: a fork that was made before this was asked for is erased as well.
     await tiers.archiver.drain()
+    await tiers.archiver.insist()
     noted = await tiers.port.sql(tiers.cold.request, text, actor or actors.present())
     made: set[str] = {text}
     for _ in range(_ROUNDS):

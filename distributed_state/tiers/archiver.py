@@ -57,7 +57,7 @@ class Archiver:
         resting: RestingJournals,
     ) -> None:
         self._port = port
-        self._partitions = warm.partitions
+        self._warm, self._partitions = warm, warm.partitions
         self._cold = cold
         self._keys = keys
         self._settings = settings
@@ -199,6 +199,24 @@ class Archiver:
                 if each in left and left[each].epoch == goal.epoch and left[each].archived < goal.offset
             }
         return self.archived - before
+
+    async def insist(self) -> None:
+        """Raise WarmUnavailable unless the servers that are asked here have the newest epochs, as SQL knows them.
+
+        A primary that was cut off goes on in an epoch that is over, without what is written behind the new one. SQL
+        knows each epoch before anything is written in it, so what was acknowledged before this began is not missed.
+        """
+        if self._settings.url is not None:
+            await self._warm.patiently(self._compare_epochs)
+
+    async def _compare_epochs(self) -> None:
+        places = await self._partitions.states(self._keys_of(range(self._keys.partitions)))
+        cursors = await self._port.sql(self._cold.cursors)
+        over = [each for each, at in cursors.items() if each in places and at.ordinal > count(places[each].epoch)]
+        if over:
+            await self._port.relocate()
+            text = "the server of %d partitions, as %d, has an epoch that is over: another one has taken its place"
+            raise WarmUnavailable(text % (len(over), over[0]))
 
     async def unreached(self, goals: dict[int, tuple[str, int]]) -> dict[int, tuple[str, int]]:
         """Those of these entries, epoch and offset by partition, that are not known to be archived.

@@ -24,7 +24,7 @@ from below import Worker
 from controls import sabotage
 from rewinding import Rewound, rewindable
 
-from distributed_state import AsyncStateStore, ColdUnavailable, Fenced, StateError, StateStore
+from distributed_state import AsyncStateStore, ColdUnavailable, Fenced, StateError, StateStore, WarmUnavailable
 from distributed_state.cold import recovery as cold_recovery
 from distributed_state.cold.tables import cursors
 from distributed_state.port import Script
@@ -137,6 +137,25 @@ def test_what_only_its_writer_knows_is_archived_with_the_rest(rewound: Rewound, 
         store.archive()
         assert [each.id for each in store.sessions(user="u")] == ["t"]
         assert versions(store, "s") == [1, 2]
+
+
+@pytest.mark.parametrize("erase", [lambda at: at.forget("u"), lambda at: at.erase("t")], ids=["forget", "erase"])
+def test_nothing_is_erased_behind_a_primary_that_was_cut_off(erase: Callable[[StateStore], Any], archive: str) -> None:
+    """Neither its journal nor SQL has what was written at the new primary, so all of it would seem to be erased."""
+    with redis_server() as primary, redis_server() as replica, opened(primary, archive, retry_for=0.5) as cut_off:
+        cut_off.session("s", user="u").set("n", 1)
+        cut_off.archive()
+        replica.follow(primary)
+        wait_until(replica.in_sync, "the replica was not in sync")
+        follow(replica, None)
+        with opened(replica, archive) as behind:
+            for id in ("s", "t"):
+                behind.session(id, user="u").set("n", 2)
+            with pytest.raises(WarmUnavailable, match="has an epoch that is over"):
+                erase(cut_off)
+            assert behind.session("t").get("n") == 2
+            erase(behind)
+            assert not behind.session("t").exists(fresh=True)
 
 
 def goes_on_after_a_power_cut(rewound: Rewound, archive: str) -> None:
