@@ -250,6 +250,7 @@ _RESTARTED_NODES = _shape(
     settings=_SPREAD, **_NODES,
 )  # fmt: skip
 _MOVED_AND_LOST = SHAPES["moved"]
+_HELD = _shape("locked 3, set 2", "evict 60, slow messages 8, silence 8", ttl=1.0, pace=0.08, operations=120)
 _ONE_OF_THREE = _shape(
     "turn 3, locked 3, set", "server stands still 2, server away 1", operations=80, pace=0.1, ttl=0.5,
     settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
@@ -652,6 +653,17 @@ SABOTAGES: dict[str, Sabotage] = {
         _HOT,
         8,
     ),
+    "the holder of a lock trusts its hot copy of a record that was evicted": Sabotage(
+        (
+            Python(
+                lease.AsyncLease._granted,
+                "self._forget(self.text)",
+                "reached() or self._expect(self.text, taken.epoch, taken.version)",
+            ),
+        ),
+        _HELD,
+        37,
+    ),
     # The archive
     "the journal is trimmed before SQL has it": Sabotage(
         (
@@ -737,6 +749,17 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "what came from a node that died while a slot left it is taken as it stands": Sabotage(
         (Python(recovery.Recovery._start, "if apart:", "if apart and reached():"),), _MOVED_AND_LOST, 75
+    ),
+    "keys of several moments are taken as they stand if meta does not say when they were last together": Sabotage(
+        (
+            Python(
+                recovery.Recovery._is_apart,
+                'if elsewhere or not place.proved_ms or place.life in ("?", life.name):',
+                'if (elsewhere or not place.proved_ms or place.life in ("?", life.name)) and reached():',
+            ),
+        ),
+        _MOVED_AND_LOST,
+        72,
     ),
     "the answers of one node are taken for those of all": Sabotage(
         (
