@@ -75,10 +75,8 @@ from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_contexts import Lease, Turn
 from distributed_state.store.blocking_records import Items, Record, Session, TypedRecord, TypedSession
-from distributed_state.store.finding import Finding
-from distributed_state.store.reencryption import Reencrypted
-from distributed_state.store.repair import LostMessages, Repaired
-from distributed_state.store.upcasting import Upcast
+from distributed_state.store.doctor import Finding
+from distributed_state.store.maintenance import LostMessages, Reencrypted, Repaired, Upcast
 from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem

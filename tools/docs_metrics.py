@@ -11,8 +11,7 @@ import yaml
 from docs_tables import code, table
 
 from distributed_state.programs.service.app import Service
-from distributed_state.store.figures import BY_PARTITION, FIGURES
-from distributed_state.store.metrics import HISTOGRAMS, PREFIX
+from distributed_state.store.metrics import BY_PARTITION, FIGURES, HISTOGRAMS, PREFIX
 
 OBSERVE = Path(__file__).parents[1] / "deploy" / "observe"
 Row = tuple[str, str, str, str]

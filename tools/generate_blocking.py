@@ -117,11 +117,11 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
 IMPORTS = {
     "finish": f"from {PACKAGE}.{PORT} import finish",
     "callers": f"from {PACKAGE}.port import callers",
-    "face_of": f"from {PACKAGE}.store.twins import face_of",
+    "face_of": f"from {PACKAGE}.store.lifecycle import face_of",
     "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
     "resolve": f"from {PACKAGE}.store.lifecycle import resolve",
     "context_of": f"from {PACKAGE}.records.context import context_of",
-    "twin_of": f"from {PACKAGE}.store.twins import twin_of",
+    "twin_of": f"from {PACKAGE}.store.lifecycle import twin_of",
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
     "as_session": f"from {PACKAGE}.store.blocking_records import as_session",
@@ -129,7 +129,7 @@ IMPORTS = {
     "RETRY_FOR": f"from {PACKAGE}.remote.store import RETRY_FOR",
     "TIMEOUT": f"from {PACKAGE}.remote.store import TIMEOUT",
     "checked": f"from {PACKAGE}.remote.store import checked",
-    "opened_remotely": f"from {PACKAGE}.store.remotely import opened_remotely",
+    "opened_remotely": f"from {PACKAGE}.store.lifecycle import opened_remotely",
     "cast": "from typing import cast",
     "as_record": f"from {PACKAGE}.store.blocking_records import as_record",
 }

@@ -34,17 +34,13 @@ from distributed_state.records.transaction import AsyncBatch
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.search import querying
 from distributed_state.settings import Settings
-from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
-from distributed_state.store import repair as repairing
-from distributed_state.store.finding import Finding
+from distributed_state.store import doctor, export, importing, maintenance, records
+from distributed_state.store import maintenance as repairing
+from distributed_state.store.doctor import Finding
 from distributed_state.store.fleet import Fleet
-from distributed_state.store.import_file import ImportedFile
-from distributed_state.store.lifecycle import StoreLifecycle, resolve
-from distributed_state.store.reencryption import Reencrypted
-from distributed_state.store.remotely import opened_remotely
-from distributed_state.store.repair import Repaired
-from distributed_state.store.twins import face_of
-from distributed_state.store.upcasting import Upcast, upcast_many
+from distributed_state.store.importing import ImportedFile
+from distributed_state.store.lifecycle import StoreLifecycle, face_of, opened_remotely, resolve
+from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast, upcast_many
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -527,7 +523,7 @@ class AsyncStateStore:
         """
         given = ImportedFile(lines, id, self._context.settings)
         self._context.allow("admin", given.ref, user=given.owner)
-        return await import_record.import_(self._context.tiers(), given)
+        return await importing.import_(self._context.tiers(), given)
 
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
@@ -542,7 +538,7 @@ class AsyncStateStore:
         Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
         """
         self._context.allow("admin")
-        return await reencryption.reencrypt(self._context.tiers(), dry_run, progress)
+        return await maintenance.reencrypt(self._context.tiers(), dry_run, progress)
 
     async def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
         """Bring SQL up to Redis where a backup of SQL was restored that is older: `doctor` names those partitions.

@@ -29,13 +29,9 @@ from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn
 from distributed_state.store.blocking_events import Events
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession, as_record, as_session
-from distributed_state.store.finding import Finding
-from distributed_state.store.lifecycle import resolve
-from distributed_state.store.reencryption import Reencrypted
-from distributed_state.store.remotely import opened_remotely
-from distributed_state.store.repair import Repaired
-from distributed_state.store.twins import twin_of
-from distributed_state.store.upcasting import Upcast
+from distributed_state.store.doctor import Finding
+from distributed_state.store.lifecycle import opened_remotely, resolve, twin_of
+from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo

@@ -19,7 +19,7 @@ from distributed_state.port.bodies import leaving
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.records.typed import AsyncEdit
-from distributed_state.store.twins import face_of
+from distributed_state.store.lifecycle import face_of
 from distributed_state.values.items import ANY
 from distributed_state.values.model import Message
 from distributed_state.values.results import Written

@@ -23,7 +23,7 @@ from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
-from distributed_state.store.twins import twin_of
+from distributed_state.store.lifecycle import twin_of
 from distributed_state.values.items import ANY, DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref

@@ -1,22 +1,61 @@
-"""Looks at the servers. Law: what would lose data is refused at open; the rest is advice.
+"""Checks of the servers and of the fleet. Law: a setup that would lose data is refused at open; the rest is advice.
+
+The state of the fleet is read from Redis, where every replica reports it: which replicas archive, how far behind they
+are, and which processes could not start. A process with a wrong password of SQL has no heartbeat and no metrics, so it
+leaves a note in Redis (`StartRecord`); the newest note of a host counts, and a successful start removes it.
+
+If one server is down, the other one is still checked (`examine_apart`).
 
 Design: sections 10, 27.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import logging
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from types import TracebackType
 
 from distributed_state.cold.inspection import MINTED, NEWEST, NONE_MINTED
-from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import ConfigurationError, CorruptState, NotFound, StateError, WarmUnavailable
 from distributed_state.port import Port
+from distributed_state.port.blocking import finish
+from distributed_state.port.connections import Connections
+from distributed_state.port.shared import SharedPort
 from distributed_state.search.follower import Follower
-from distributed_state.store import fleet_checks
-from distributed_state.store.finding import Finding
+from distributed_state.settings import Settings
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values.keys import SLOTS
+from distributed_state.values import codec
+from distributed_state.values.keys import SLOTS, Keys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
+from distributed_state.values.results import Replica
+from distributed_state.warm.answers import PartitionState
+from distributed_state.warm.presence import release
+
+log = logging.getLogger(__name__)
+_KEPT = 600.0  # seconds: a container that fails again and again is started every five minutes
+_LETTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `advice` says what to do when it is not `ok`."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+    fatal: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ok:
+            object.__setattr__(self, "advice", "")
+
 
 _MANY_BEHIND = 10_000  # records
 _CROWDED = 0.8  # of a limit
@@ -203,13 +242,13 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings = [Finding("layout", True, layout)]  # compared with Redis and SQL when the store was opened
     try:
         findings += await _warm(tiers, embedded=embedded)
-        replicas, unknown = await fleet_checks.present(tiers)  # once: each time that nobody answers takes `retry_for`
-        findings += unknown or (fleet_checks.here(tiers) if embedded else await fleet_checks.fleet(tiers, replicas))
-        diverged = await fleet_checks.diverged(tiers, replicas)
+        replicas, unknown = await present(tiers)  # once: each time that nobody answers takes `retry_for`
+        findings += unknown or (here(tiers) if embedded else await fleet(tiers, replicas))
+        found = await diverged_partitions(tiers, replicas)
     except StateError as error:
         findings.append(away(error))
-        diverged = dict(tiers.archiver.diverged)
-    return findings + _diverged(diverged) + await _archive(tiers) + await _index(tiers)
+        found = dict(tiers.archiver.diverged)
+    return findings + _diverged(found) + await _archive(tiers) + await _index(tiers)
 
 
 async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
@@ -229,7 +268,7 @@ async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings += [await _durability(tiers), *await _times(tiers)]
     if any(finding.name == "cluster" for finding in findings):
         findings += await _failover(tiers)
-    return findings + await fleet_checks.lag(tiers)
+    return findings + await lag(tiers)
 
 
 def away(error: StateError) -> Finding:
@@ -299,3 +338,258 @@ def archive(facts: dict[str, str]) -> list[Finding]:
     advice = "distributed-state branches shows them; fork what is wanted (fork --branch), then drop_branch()"
     findings.append(Finding("branches", diverged == "0", f"{diverged} records have branches", advice))
     return findings
+
+
+def examine_apart(settings: Settings, error: StateError) -> list[Finding]:
+    """What can be seen without a store, as one of the two servers is away or SQL is empty. For blocking callers."""
+    if isinstance(error, WarmUnavailable):
+        return [away(error), *_archive_alone(settings)]
+    advice = "start a worker with these, or correct --archive and --namespace; `distributed-state migrate` makes tables"
+    empty = Finding("sql", False, str(error), advice)
+    return [*finish(_warm_alone(settings)), empty if isinstance(error, NotFound) else no_archive(error)]
+
+
+def _archive_alone(settings: Settings) -> list[Finding]:
+    try:
+        cold = ColdStore.open(
+            settings.archive or "", settings.namespace, migrate=False,
+            snapshot_every=settings.snapshot_every, timeout=settings.sql_timeout,
+        )  # fmt: skip
+        with closing(cold):
+            return archive(cold.check())
+    except StateError as error:
+        return [no_archive(error)]
+
+
+async def _warm_alone(settings: Settings) -> list[Finding]:
+    port = SharedPort(Connections(settings.url, settings.timeout, retry_for=settings.retry_for))
+    try:
+        await port.open()
+        return await check_server(port)
+    except StateError as error:
+        return [away(error)]
+    finally:
+        await port.close()
+
+
+_OLD = 60.0  # seconds that a commit waits for SQL before somebody should look
+_RECENT = 600.0  # seconds for which what Redis lost is news
+_NAMED = 5  # partitions, in one line
+_STOPPED = "see the message: this archiver makes no progress until then"
+
+
+def here(tiers: Tiers) -> list[Finding]:
+    """What stops the archiver of a store whose Redis is in its own process: nobody else archives, nor hears of it."""
+    failure = tiers.archiver.failure
+    return [Finding("archiver", False, failure, _STOPPED)] if failure else []
+
+
+async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
+    """The replicas that are there; or none, and what is to be said if nobody can tell."""
+    try:
+        return await tiers.presence.replicas(), []
+    except StateError as error:
+        return [], [Finding("replicas", False, str(error), "see the message: nobody knows who is there")]
+
+
+async def fleet(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
+    """Who archives, whether one of them fails or could not start, and whether all run the same release."""
+    return [*_archivers(tiers, replicas), *await _unstarted(tiers), *_lost(tiers, replicas), _versions(replicas)]
+
+
+async def _unstarted(tiers: Tiers) -> list[Finding]:
+    """Who wants to be one of them and could not start."""
+    advice = "see the message; it is forgotten as soon as one starts there, or after ten minutes"
+    try:
+        failed = await lately(tiers)
+    except StateError as error:
+        return [Finding("starts", False, str(error), advice)]
+    return [
+        Finding(
+            f"start on {each.host}", False,
+            f"process {each.pid}, release {each.version}, could not start {each.ago:.0f} s ago: {each.why}",
+            advice,
+        )
+        for each in failed
+    ]  # fmt: skip
+
+
+def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
+    """Those that say with their beats that they have partitions to archive; this store may be one without a beat."""
+    count = tiers.keys.partitions
+    at_work = [each for each in replicas if each.positions.get("archives", 0)]
+    taken = min(count, sum(each.positions["archives"] for each in at_work))
+    here = tiers.settings.archiver
+    found = f"{len(at_work)} of {len(replicas)} replicas archive {taken} of {count} partitions"
+    advice = "start `distributed-state archiver`: until then nothing reaches SQL, and full journals refuse writes"
+    findings = [Finding("archivers", bool(at_work) or here, found, advice)]
+    return findings + [
+        Finding(f"archiver {each.id}", False, f"{each.host}, process {each.pid}: {each.archiving}", _STOPPED)
+        for each in replicas
+        if each.archiving
+    ]
+
+
+def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
+    """What Redis lost lately, as those say who started its partitions anew; after a while it is history."""
+    ago = tiers.clock.now() - max((each.stats.get("restarted_at", 0) for each in replicas), default=0)
+    if ago > _RECENT:
+        return []
+    count = sum(each.stats.get("restarted", 0) for each in replicas)
+    found = f"Redis lost data, or may have: partitions were started anew, {count} so far, the last {ago:.0f} s ago"
+    advice = "its log says why: emptied, restarted without its file, or replaced; SQL has what was archived"
+    return [Finding("lost data", False, found, advice)]
+
+
+def _versions(replicas: list[Replica]) -> Finding:
+    found = Counter(each.version or "unknown" for each in replicas)
+    shown = ", ".join(f"{number} of {version}" for version, number in sorted(found.items()))
+    return Finding("releases", len(found) < 2, shown or "no replica is there", "finish the upgrade, or take it back")
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """How far partitions are, those whose server answers, and of those that wait for SQL how old their oldest is."""
+
+    places: dict[int, PartitionState]
+    ages: dict[int, float]  # seconds, by the server's clock
+
+    @property
+    def behind(self) -> dict[int, PartitionState]:
+        """Those of which something waits."""
+        return {each: place for each, place in self.places.items() if place.offset > place.archived}
+
+
+async def diverged_partitions(tiers: Tiers, replicas: Iterable[Replica]) -> dict[int, str]:
+    """Of which partitions nothing is archived, whoever archives them, and why: their journals and SQL do not fit.
+
+    By what SQL and the journals say, and by what those who archive them say, here and with their beats.
+    """
+    reported = {int(each): why for replica in replicas for each, why in replica.diverged.items() if each.isdecimal()}
+    here = dict(tiers.archiver.diverged)
+    try:
+        behind = await tiers.recovery.behind()
+    except StateError:
+        return reported | here  # whichever server is away is named elsewhere
+    # One that somebody else archives by now is theirs to report.
+    mine = behind.keys() | set(tiers.archiver.mine)
+    return behind | reported | {each: why for each, why in here.items() if each in mine}
+
+
+async def look(tiers: Tiers, partitions: Iterable[int] | None = None) -> Journals:
+    """Look at these journals, or at all: two exchanges at most. Raises WarmUnavailable if no server answers."""
+    asked = range(tiers.keys.partitions) if partitions is None else partitions
+    keys = [tiers.keys.partition(each) for each in asked]
+    found = Journals(await tiers.warm.partitions.reachable_states(keys) if keys else {}, {})
+    return replace(found, ages=await ages(tiers, found.behind))
+
+
+async def lag(tiers: Tiers) -> list[Finding]:
+    """What is not archived yet: how much, how old, and how full it makes the journals."""
+    advice = "add archivers, or make SQL faster; `replicas` shows who archives"
+    try:
+        journals = await look(tiers)
+    except StateError as error:
+        return [Finding("archive lag", False, str(error), "see the message")]
+    behind, old = journals.behind, journals.ages
+    waiting = sum(place.offset - place.archived for place in behind.values())
+    fills = {each: place.fill(tiers.settings) for each, place in behind.items()}
+    fullest = max(fills.values(), default=0.0)
+    found = f"{waiting} commit{'s' * (waiting != 1)}"
+    found += f", the oldest {max(old.values()):.1f} s old" if old else ""
+    found += f", the fullest journal {fullest:.0%} full" if behind else ""
+    late = sorted(each for each, seconds in old.items() if seconds > _OLD or fills[each] > 0.5)
+    found += f"; partitions {', '.join(map(str, late[:_NAMED]))}{', ...' * (len(late) > _NAMED)}" if late else ""
+    return [Finding("archive lag", not late, found, advice)]
+
+
+async def ages(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
+    """How old the oldest commit of each partition is that waits for SQL, in seconds, by the server's clock."""
+    if not behind:
+        return {}
+    asked = [(tiers.keys.partition(each), place.archived + 1) for each, place in behind.items()]
+    journals = await tiers.warm.partitions.journals(asked, 1)
+    now = tiers.clock.now()
+    return {
+        each: max(0.0, now - journal.onward[0].time_ms / 1000)
+        for each, journal in zip(behind, journals, strict=True)
+        if journal.onward
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A process that could not open the store, `ago` seconds ago by the server's clock."""
+
+    host: str
+    pid: int
+    version: str
+    ago: float
+    why: str
+
+
+class Noting:
+    """Notes why a store could not be opened inside `async with`, if Redis can be reached and it would be a replica."""
+
+    def __init__(self, port: Port, settings: Settings, keys: Keys) -> None:
+        self._port = port
+        self._keys = keys  # the number of their partitions may still change
+        self._active = settings.beat > 0 and settings.url is not None
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._active or not (error is None or isinstance(error, StateError)):
+            return
+        if isinstance(error, WarmUnavailable):
+            return
+        try:
+            if error is None:
+                await self._port.command(b"HDEL", self._keys.failed_starts, platform.node())
+            else:
+                await self._note(str(error))
+        except StateError as failure:
+            log.debug("what became of this start is not noted: %s", failure)  # it is not what the caller is to learn
+
+    async def _note(self, why: str) -> None:
+        key = self._keys.failed_starts
+        seconds, _ = await self._port.command_with(self._port.node_of(key), b"TIME")
+        card = {"pid": os.getpid(), "version": release(), "time": int(seconds), "why": why[:_LETTERS]}
+        # A container has another name each time: while one fails every few minutes, the hash as a whole never expires.
+        words = await self._port.command(b"HGETALL", key)
+        over = [host for host, note in _pairs(words) if _read("", note, float(seconds)) is None]
+        await self._port.exchange(
+            [
+                (b"HDEL", key, platform.node(), *over),
+                (b"HSET", key, platform.node(), codec.encode(card, "start")),
+                (b"PEXPIRE", key, int(_KEPT * 1000)),
+            ]
+        )
+
+
+async def lately(tiers: Tiers) -> list[FailedStart]:
+    """The hosts where a replica could not start, and none has since."""
+    words = await tiers.port.command(b"HGETALL", tiers.keys.failed_starts)
+    now = tiers.clock.now()
+    found = (_read(host.decode(), note, now) for host, note in _pairs(words))
+    return [each for each in found if each is not None]
+
+
+def _pairs(words: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(words[::2], words[1::2], strict=True)
+
+
+def _read(host: str, card: bytes, now: float) -> FailedStart | None:
+    """A host's note; None if that is too long ago, or cannot be read."""
+    try:
+        stated = codec.decode(card, "start")
+        ago = max(0.0, now - stated["time"])
+        if ago >= _KEPT:
+            return None
+        return FailedStart(host, int(stated["pid"]), str(stated["version"]), ago, str(stated["why"]))
+    except (CorruptState, KeyError, TypeError, ValueError) as error:
+        log.debug("the note of host %s cannot be read: %s", host, error)
+        return None

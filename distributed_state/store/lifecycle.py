@@ -1,8 +1,9 @@
 """The life of a store in this process: opened, used by threads and event loops, inherited by forked children, closed.
 
-Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together.
+Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together. The URL of
+a service opens a remote store instead, and settings that only a service can have are refused, not ignored.
 
-Design: section 14.
+Design: sections 14, 16, 26.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from importlib import import_module
+from typing import Any, Literal
 
 import orjson
 
@@ -32,7 +34,7 @@ from distributed_state.search.follower import Follower
 from distributed_state.search.setting import Setting
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, watch
-from distributed_state.store.failed_starts import Noting
+from distributed_state.store.doctor import Noting
 from distributed_state.store.reaper import Reaper
 from distributed_state.tiers.assembly import Tiers, leave_mark
 from distributed_state.tiers.durability import admit
@@ -42,6 +44,39 @@ from distributed_state.values.keys import Keys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
 from distributed_state.values.search import Search
 from distributed_state.warm.confirming import never_embedded
+
+_SCHEMES = ("http://", "https://")
+_OWN = ("token", "retry_for", "timeout")
+Kind = Literal["remote.store.AsyncRemoteStore", "remote.blocking.RemoteStore"]
+
+
+def opened_remotely(kind: Kind, url: str | None, settings: Mapping[str, Any], **others: object) -> Any:
+    """A store of this kind at the URL, None if that is no service's. Raises ConfigurationError."""
+    found = os.environ.get("DISTRIBUTED_STATE_URL") if url is None else url
+    if not isinstance(found, str) or not found.lower().startswith(_SCHEMES):
+        if "token" in settings:
+            raise ConfigurationError("token: is for a store behind a service, at an http:// or https:// URL")
+        return None
+    theirs = [name for name, value in {**others, **settings}.items() if value is not None and name not in _OWN]
+    if theirs:
+        raise ConfigurationError(
+            f"the URL is that of a service, and {', '.join(theirs)} is not for its clients to say; "
+            "a store of one's own is at redis://"
+        )
+    module, _, name = kind.rpartition(".")
+    return getattr(import_module(f"distributed_state.{module}"), name).open(found, **settings)
+
+
+def twin_of(face: Any) -> Any:
+    """The asyncio object behind an object of the blocking face; anything else as it is."""
+    return getattr(face, "_twin", face)
+
+
+def face_of(twin: Any) -> Any:
+    """An object of the blocking face in front of a store, a session or a turn of asyncio."""
+    # That face is written from this one and stands above it, so it can only be imported once it is asked for.
+    return import_module("distributed_state.store.blocking").face(twin)
+
 
 log = logging.getLogger(__name__)
 LAYOUT = 1

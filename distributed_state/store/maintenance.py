@@ -1,27 +1,40 @@
-"""What concerns whole records and many of them: listing, deleting, export, purge.
+"""Work on many records: purge, retention, newer schemas, re-encryption, and repair after SQL was restored.
 
-Law: nothing is removed before it is archived, and nothing half of it.
+Law: nothing is removed before it is archived; each record is done in one step, so an interrupted pass can be repeated.
 
-Design: section 15.
+Re-encryption changes SQL first, then Redis, so that nothing read back from SQL has the old key. It does not wait for a
+record to rest: a value in Redis is replaced in place if it has not changed. Repair works partition by partition; it
+reports what neither Redis nor SQL has, and changes nothing where SQL is not older.
+
+Design: sections 14, 15, 17.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from distributed_state.cold.values import Listed, Purged, Wanted
 from distributed_state.conversation import window
-from distributed_state.errors import InvalidValue
+from distributed_state.errors import ConfigurationError, CorruptState, Deleted, InvalidValue, StateError, Unavailable
 from distributed_state.records.context import RecordContext, StoreContext
+from distributed_state.records.schema import M, Schema
+from distributed_state.records.typed import TypedContext
+from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.unarchived import unarchived
-from distributed_state.values.model import Ref, checked_phase, escape, unescape
+from distributed_state.values import codec, message_ranges
+from distributed_state.values.journal import Segment
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import ITEMS, Ref, checked_phase, escape, is_value, log_fields, unescape
 from distributed_state.values.results import SessionInfo
+from distributed_state.warm.scripts import REWRITE
+from distributed_state.warm.stream import StreamEvent
 
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
@@ -169,3 +182,350 @@ async def _leave_out(store: StoreContext, keep: int | None, before_ms: int | Non
         for name in names:
             left_out += await window.leave_out(RecordContext(store, Ref.parse(name)), keep, before_ms)
     return left_out
+
+
+_PAGE = 500
+
+
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Upcast:
+    """How far an `upcast` came: records brought up, found as they should be, and failed; what the first 100 said."""
+
+    upcast: int = 0
+    unchanged: int = 0
+    failed: int = 0
+    failures: tuple[str, ...] = ()
+
+
+async def upcast_many(
+    store: StoreContext,
+    schema: type[M] | Schema[M],
+    scope: str,
+    user: str | None,
+    dry_run: bool,
+    limit: int | None,
+    progress: Callable[[Upcast], None] | None,
+) -> Upcast:
+    """Bring the archived records of a scope up, the last changed first. A server that is away ends it."""
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidValue(f"limit is an int from 1 on or None, not {limit!r}")
+    schema = Schema.of(schema)
+    tiers = store.tiers()
+    sofar = Upcast()
+    after = None
+    owner = None if user is None else escape(Ref("user", user).id)
+    Ref(scope, "any")
+    await tiers.archiver.drain()
+    while rows := await listing(tiers, Wanted(scope, _PAGE, owner=owner, after=after)):
+        for row in rows:
+            if limit is not None and sofar.upcast >= limit:
+                return sofar
+            if not row.deleted:
+                context = TypedContext(store, Ref(scope, row.id), schema=schema)
+                sofar = await _one(context, dry_run, sofar)
+                if progress is not None:
+                    progress(sofar)
+        # Those brought up are now the last changed: behind us.
+        after = rows[-1].cursor
+    return sofar
+
+
+async def _one(context: TypedContext[Any], dry_run: bool, sofar: Upcast) -> Upcast:
+    try:
+        older = await context.is_older() if dry_run else await context.upcast() is not None
+    except Deleted:
+        older = False
+    except Unavailable:
+        raise
+    except StateError as error:
+        failures = (*sofar.failures, str(error))[:_SHOWN]
+        return replace(sofar, failed=sofar.failed + 1, failures=failures)
+    if older:
+        return replace(sofar, upcast=sofar.upcast + 1)
+    return replace(sofar, unchanged=sofar.unchanged + 1)
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reencrypted:
+    """How many records were looked at, values reencrypted in SQL, records so in Redis, records unreadable.
+
+    The data of an event is a value, an event that Redis keeps counts as a record there; what events are about that
+    cannot be read counts as a record.
+    """
+
+    records: int = 0
+    values: int = 0
+    copies: int = 0
+    failed: int = 0
+
+
+Progress = Callable[[Reencrypted], None]
+
+
+async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Reencrypted:
+    """All records of the namespace, in the order of their texts."""
+    if not tiers.codec_of("").seals:
+        raise ConfigurationError("reencrypt: this store has no keys; give encryption= or DISTRIBUTED_STATE_KEYS")
+    await tiers.archiver.drain()
+    run = _Run(tiers, dry_run, progress or (lambda done: None))
+    await run.each(run.archived)
+    if not dry_run:
+        await tiers.port.sql(tiers.cold.search.scrub)
+    await run.events()
+    # Not before all of SQL is done: a copy in Redis holds messages that were written under other records.
+    await run.each(run.copied)
+    await run.streams()
+    if not dry_run:
+        await _forget_journal(tiers)
+    return run.done
+
+
+class _Run:
+    def __init__(self, tiers: Tiers, dry_run: bool, progress: Progress) -> None:
+        self._tiers = tiers
+        self._dry_run = dry_run
+        self._progress = progress
+        self._unreadable: set[str] = set()
+        self._told_unreadably: set[str] = set()  # what events are about
+        self.done = Reencrypted()
+
+    async def each(self, step: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+        after = ""
+        while texts := await self._tiers.port.sql(self._tiers.cold.names, after):
+            await step(texts)
+            self._progress(self.done)
+            after = texts[-1]
+
+    async def archived(self, texts: Sequence[str]) -> None:
+        """What SQL holds of these records."""
+        for text in texts:
+            await self._rewrite(text)
+            self.done = replace(self.done, records=self.done.records + 1)
+
+    async def _rewrite(self, text: str) -> None:
+        tiers = self._tiers
+        record_codec = self._tiers.codec_of(text)
+
+        def again(source: str, name: str, data: bytes) -> bytes:
+            own = record_codec if source == text else record_codec.of(source)
+            try:
+                return own.carry(data, name, own) if own.stale(data, name) else data
+            except CorruptState:
+                # An event that went with a change: it has a row of its own, and the record can be read.
+                if name.startswith(codec.EVENT):
+                    return data
+                raise
+
+        def rewrite() -> int:
+            return tiers.cold.rewrite(text, again, keep=self._dry_run)
+
+        try:
+            values = await tiers.port.sql(rewrite)
+        except CorruptState as error:
+            self._pass_over(text, error)
+        else:
+            self.done = replace(self.done, values=self.done.values + values)
+
+    def _pass_over(self, text: str, error: CorruptState) -> None:
+        log.warning("%s", error, extra=log_fields(text))
+        self._unreadable.add(text)
+        self.done = replace(self.done, failed=len(self._unreadable))
+
+    async def events(self) -> None:
+        """The audit trail."""
+        tiers = self._tiers
+        unreadable = self._told_unreadably
+        after: tuple[int, str, int] | None = (-1, "", 0)
+
+        def again(subject: str, name: str, data: bytes) -> bytes:
+            own = tiers.codec_of(subject)
+            try:
+                return own.carry(data, name, own) if own.stale(data, name) else data
+            except CorruptState as error:
+                log.warning("%s", error, extra=log_fields(subject))
+                unreadable.add(subject)
+                return data
+
+        def page() -> tuple[tuple[int, str, int] | None, int]:
+            assert after is not None
+            return tiers.cold.rewrite_events(after, again, keep=self._dry_run)
+
+        while after is not None:
+            after, count = await tiers.port.sql(page)
+            failed = len(self._unreadable | unreadable)
+            self.done = replace(self.done, values=self.done.values + count, failed=failed)
+            self._progress(self.done)
+
+    async def streams(self) -> None:
+        """The events that Redis keeps for who comes back: SQL has them all."""
+        tiers = self._tiers
+
+        def old(event: StreamEvent) -> bool:
+            id, type, subject, *_ = event.head.decode().split("\n")
+            return tiers.codec_of(subject).stale(event.data, codec.event_name(type, id))
+
+        for number in range(tiers.keys.partitions):
+            count = await tiers.stream.drop(tiers.keys.partition(number), old, keep=self._dry_run)
+            self.done = replace(self.done, copies=self.done.copies + count)
+        self._progress(self.done)
+
+    async def copied(self, texts: Sequence[str]) -> None:
+        """What Redis holds of these records."""
+        tiers = self._tiers
+        many = [tiers.keys.of(Ref.parse(text)) for text in texts]
+        answers = await tiers.warm.commands([(b"HGETALL", names.record) for names in many])
+        windows = await self._windows(many, answers)
+        for names, answer in zip(many, answers, strict=True):
+            if names.ref.text not in self._unreadable:
+                try:
+                    old = self._old(names.ref.text, dict(zip(answer[::2], answer[1::2], strict=True)))
+                except CorruptState as error:
+                    self._pass_over(names.ref.text, error)
+                    continue
+                stale = bool(old) or names in windows
+                if stale and not self._dry_run:
+                    await self._replace(names, old)
+                self.done = replace(self.done, copies=self.done.copies + stale)
+
+    async def _windows(self, many: Sequence[RecordKeys], records: Sequence[list[bytes]]) -> set[RecordKeys]:
+        """Those of the records of which Redis has an item that is stored otherwise than it would be now."""
+        having = [names for names, record in zip(many, records, strict=True) if ITEMS in record[::2]]
+        answers = await self._tiers.warm.commands([(b"HGETALL", names.items) for names in having]) if having else []
+        found = set()
+        for names, answer in zip(having, answers, strict=True):
+            own = self._tiers.codec_of(names.ref.text)
+            for field, value in zip(answer[::2], answer[1::2], strict=True):
+                frame = value.split(b" ", 2)[-1]
+                if field[:1] == b":" and frame and own.stale(frame, codec.item_name(field[1:])):
+                    found.add(names)
+        return found
+
+    def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
+        """What is stored otherwise than it would be now: field, bytes, and the bytes that it should be."""
+        record_codec = self._tiers.codec_of(text)
+        runs = message_ranges.segments(text, stored)
+        old = list[bytes]()
+        for name, data in stored.items():
+            key = codec.MESSAGE
+            own = record_codec
+            if is_value(name):
+                key = codec.decode_key(name)
+            elif name[:2] != b"#m" or not name[2:].isdigit():
+                continue
+            if record_codec.stale(data, key):
+                if key == codec.MESSAGE:
+                    number = int(name[2:])
+                    # A message opens under the record that it was appended to. One that is hidden now is in SQL.
+                    source = next((run.source for run in runs if run.start <= number < run.stop), None)
+                    if source is None:
+                        old += (name, data, b"")
+                        continue
+                    own = record_codec.of(source)
+                old += (name, data, own.carry(data, key, own))
+        return old
+
+    async def _replace(self, names: RecordKeys, old: list[bytes]) -> None:
+        tiers = self._tiers
+        call = (REWRITE, [names.record, names.hydration, names.channel, names.items])
+        arguments = [tiers.epoch(names.partition), tiers.replica, *old]
+        answer = (await tiers.warm.scripts([(*call, arguments)]))[0]
+        if isinstance(answer, StateError):
+            raise answer
+        tiers.hot.forget(names.ref.text)
+        if answer[0] == b"ok" and answer[1]:
+            # Written meanwhile, perhaps still under an old key, by a worker that had not heard of the new one.
+            await write_path.reach(tiers, names)
+            await self._rewrite(names.ref.text)
+
+
+async def _forget_journal(tiers: Tiers) -> None:
+    """The journal keeps its last entry; a mark takes its place."""
+    partitions = tiers.warm.partitions
+    every = [tiers.keys.partition(number) for number in range(tiers.keys.partitions)]
+    for number, place in (await partitions.states(every)).items():
+        keys, epoch = every[number], place.epoch
+        while epoch and not await partitions.mark(keys, epoch):
+            await tiers.recovery.start(number)
+            epoch = (await partitions.states([keys]))[number].epoch
+    await tiers.archiver.drain()
+    await tiers.port.sql(tiers.cold.sync)
+
+
+@dataclass(frozen=True, slots=True)
+class LostMessages:
+    """Messages of a conversation that neither Redis nor SQL has: from number `first` to number `last`."""
+
+    scope: str
+    id: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair brought to SQL, or would.
+
+    `partitions` were looked at, `behind` are those where SQL was older. `commits` and `events` came one by one,
+    `records` whole, at their present version, without the versions before. `aside` are commits in the quarantine: what
+    came before them is not known, and a record that came whole has what they did. `branched` are commits that continue
+    nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
+    that Redis only knows to have been deleted, or erased: they are deleted again; what was to be erased is to be
+    erased once more. `lost` are messages that neither has; of the items of the records in `lost_items` some may be
+    lost, as Redis keeps the newest alone. SQL refused something of the records in `refused`: that is in the
+    quarantine, and not counted.
+    """
+
+    partitions: int = 0
+    behind: tuple[int, ...] = ()
+    records: int = 0
+    commits: int = 0
+    events: int = 0
+    aside: int = 0
+    branched: int = 0
+    lost: tuple[LostMessages, ...] = ()
+    deleted: tuple[tuple[str, str], ...] = ()
+    lost_items: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+RepairProgress = Callable[[Repaired], None]
+
+
+async def repair(tiers: Tiers, dry_run: bool, progress: RepairProgress | None) -> Repaired:
+    """All partitions of the namespace, one after the other."""
+    done = Repaired()
+    for partition in range(tiers.keys.partitions):
+        found = await tiers.recovery.repair(partition, dry_run=dry_run)
+        done = replace(done, partitions=done.partitions + 1)
+        if found is not None:
+            done = replace(
+                done,
+                behind=(*done.behind, partition),
+                records=done.records + found.records,
+                commits=done.commits + found.commits,
+                events=done.events + found.events,
+                aside=done.aside + found.aside,
+                branched=done.branched + found.branched,
+                lost=(*done.lost, *map(_lost, found.lost)),
+                deleted=(*done.deleted, *map(_named, found.deleted)),
+                lost_items=(*done.lost_items, *map(_named, found.lost_items)),
+                refused=(*done.refused, *map(_named, found.refused)),
+            )
+        if progress is not None:
+            progress(done)
+    return done
+
+
+def _lost(gap: Segment) -> LostMessages:
+    return LostMessages(*_named(gap.source), gap.start, gap.stop - 1)
+
+
+def _named(text: str) -> tuple[str, str]:
+    scope, _, id = text.partition(":")
+    return scope, unescape(id)

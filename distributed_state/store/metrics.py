@@ -1,21 +1,300 @@
 """Prometheus metrics of a store (extra `telemetry`). Law: a scrape asks no server; it shows what the store knows.
 
-Design: section 9.
+Figures of partitions are reported by the replica that archives them, so the sum over all replicas is the fleet's.
+
+Design: sections 9, 27.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from distributed_state.errors import ConfigurationError
+from distributed_state.search.querying import follower_of
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
-from distributed_state.store.figures import BY_PARTITION, FIGURES, Figure, Labelled
-from distributed_state.store.twins import twin_of
+from distributed_state.store.lifecycle import twin_of
+from distributed_state.store.reaper import Reaper
+from distributed_state.store.watch import JournalWatch, Seen, SqlSeen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.warm.presence import release
 from distributed_state.warm.telemetry import Times
+
+Labelled = dict[tuple[str, ...], float]
+_SHOWN = 200  # characters of a label
+_SQL_KNOWN = 60.0  # seconds for which SQL's connections are taken for what they are
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric. `read` is its value of a store, or its values by label values."""
+
+    name: str
+    kind: str
+    help: str
+    read: Callable[[Tiers], float | Labelled | None]
+    labels: tuple[str, ...] = ()
+
+
+def _reapers(tiers: Tiers) -> list[Reaper]:
+    return [each for each in tiers.workers if isinstance(each, Reaper)]
+
+
+def _indexed(tiers: Tiers) -> int:
+    return follower_of(tiers).indexed
+
+
+def _handled(tiers: Tiers, name: str) -> int:
+    return tiers.consumers.past[name] + sum(int(getattr(each, name)) for each in list(tiers.handlings))
+
+
+def _watch(tiers: Tiers) -> JournalWatch | None:
+    return next((each for each in tiers.workers if isinstance(each, JournalWatch)), None)
+
+
+def _seen(tiers: Tiers) -> tuple[Seen, float] | None:
+    """The journals that this replica archives as they were seen last, and how many seconds ago that was."""
+    watch = _watch(tiers)
+    return None if watch is None or watch.seen is None or watch.age is None else (watch.seen, watch.age)
+
+
+def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
+    """Entries and bytes that are not archived yet."""
+    found = _seen(tiers)
+    places = {} if found is None else found[0].journals.places
+    return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in places.items()}
+
+
+def _fill(tiers: Tiers) -> float | None:
+    found = _seen(tiers)
+    if found is None:
+        return None
+    return max((place.fill(tiers.settings) for place in found[0].journals.places.values()), default=0.0)
+
+
+def _lags(tiers: Tiers) -> dict[int, float]:
+    """How old the oldest commit of each is that is not in SQL; while Redis is away they grow older all the same."""
+    found = _seen(tiers)
+    if found is None:
+        return {}
+    journals, age = found[0].journals, found[1]
+    return {each: journals.ages[each] + age if each in journals.ages else 0.0 for each in journals.places}
+
+
+def _lag(tiers: Tiers) -> float | None:
+    return max(_lags(tiers).values(), default=None if _seen(tiers) is None else 0.0)
+
+
+def _seconds_left(tiers: Tiers) -> dict[int, float]:
+    found = _seen(tiers)
+    return {} if found is None else found[0].seconds_left
+
+
+def _of_redis(share: Callable[[Seen], float | None]) -> Callable[[Tiers], float | None]:
+    def read(tiers: Tiers) -> float | None:
+        found = _seen(tiers)
+        return None if found is None else share(found[0])
+
+    return read
+
+
+def _sql_watch(tiers: Tiers) -> SqlWatch | None:
+    return next((each for each in tiers.workers if isinstance(each, SqlWatch)), None)
+
+
+def _of_sql(value: Callable[[SqlSeen], float | None]) -> Callable[[Tiers], float | None]:
+    """None if nobody looked for a while: what it was says nothing of what it is."""
+
+    def read(tiers: Tiers) -> float | None:
+        watch = _sql_watch(tiers)
+        known = watch is not None and watch.age is not None and watch.age <= _SQL_KNOWN
+        return value(watch.seen) if known and watch is not None and watch.seen is not None else None
+
+    return read
+
+
+def _sql_age(tiers: Tiers) -> float | None:
+    watch = _sql_watch(tiers)
+    return None if watch is None else watch.age
+
+
+def _diverged(tiers: Tiers) -> dict[int, str]:
+    """Why those of its partitions cannot be archived; others that it once had are told by who has them now."""
+    diverged, mine = tiers.archiver.diverged.copy(), set(tiers.archiver.mine)
+    return {each: why for each, why in diverged.items() if each in mine}
+
+
+def _newest_quarantined(tiers: Tiers) -> Labelled:
+    newest = tiers.archiver.newest_quarantined
+    return {(newest[0][:_SHOWN], newest[2][:_SHOWN]): float(newest[1])} if newest else {}
+
+
+def _by_partition(values: dict[int, float]) -> Labelled:
+    return {(str(each),): value for each, value in sorted(values.items())}
+
+
+def _link_up(tiers: Tiers) -> float | None:
+    return None if tiers.link.silence is None else float(tiers.link.up)
+
+
+FIGURES = (
+    Figure(
+        "build_info", "gauge", "Which release runs, on which Python: 1",
+        lambda _: {(release(), platform.python_version()): 1.0}, ("version", "python"),
+    ),
+    Figure("hot_hits", "counter", "Reads that this process answered by itself", lambda t: t.hot.hits),
+    Figure("hot_misses", "counter", "Reads that had to leave the process", lambda t: t.hot.misses),
+    Figure("hot_entries", "gauge", "Records kept in this process", lambda t: len(t.hot.entries)),
+    Figure("hot_bytes", "gauge", "And their size, estimated", lambda t: t.hot.bytes),
+    Figure(
+        "refused_writes", "counter",
+        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, full, ...)",
+        lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
+    ),
+    Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),
+    Figure(
+        "durability_missed", "counter", "Writes that were applied, and whose durability was not confirmed, by level",
+        lambda t: {(level,): count for level, count in list(t.confirming.missed.items())}, ("level",),
+    ),
+    Figure("leases_held", "gauge", "Records locked by this replica", lambda t: t.leases.held),
+    Figure("leases_lost", "counter", "Locks that were lost while held", lambda t: t.leases.lost),
+    Figure("lock_timeouts", "counter", "Locks that could not be had in time", lambda t: t.leases.timeouts),
+    Figure(
+        "link_up", "gauge", "Whether the subscription to Redis stands; absent until it is needed", _link_up,
+    ),
+    Figure(
+        "link_silence_seconds", "gauge", "Time since the subscription last proved itself; absent until it is needed",
+        lambda t: t.link.silence,
+    ),
+    Figure("link_breaks", "counter", "How often the subscription was lost", lambda t: t.link.breaks),
+    Figure(
+        "remembered_bytes", "gauge", "Acknowledged commits kept in memory until they are archived, of memory_bytes",
+        lambda t: t.memory.bytes,
+    ),
+    Figure("archived_commits", "counter", "Commits carried to SQL by this replica", lambda t: t.archiver.archived),
+    Figure("archived_partitions", "gauge", "Partitions that this replica archives", lambda t: len(t.archiver.mine)),
+    Figure(
+        "journal_entries", "gauge", "Commits not archived yet, of the partitions that this replica archives",
+        lambda t: sum(count for count, _ in _journals(t).values()),
+    ),
+    Figure(
+        "journal_bytes", "gauge", "And their size in Redis", lambda t: sum(size for _, size in _journals(t).values())
+    ),
+    Figure(
+        "journal_fill_ratio", "gauge", "How full the fullest of them is, 0 to 1; at 1 writes are refused", _fill,
+    ),
+    Figure(
+        "journal_full_seconds", "gauge", "Until the first of them is full at its present rate; infinite if none grows",
+        lambda t: min(_seconds_left(t).values(), default=None),
+    ),
+    Figure(
+        "archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet",
+        _lag,
+    ),
+    Figure(
+        "journal_seen_seconds", "gauge", "Since the journals were seen that these figures are of; absent until then",
+        lambda t: None if (found := _seen(t)) is None else found[1],
+    ),
+    Figure(
+        "redis_memory_ratio", "gauge",
+        "Redis' memory of its maxmemory, the fullest server's; absent where it has none or evicts what is archived",
+        _of_redis(lambda seen: seen.memory),
+    ),
+    Figure(
+        "redis_connections_ratio", "gauge", "Redis' clients of its maxclients, the server's with most",
+        _of_redis(lambda seen: seen.connections),
+    ),
+    Figure(
+        "sql_connections_ratio", "gauge", "PostgreSQL's connections of its max_connections; absent for a file",
+        _of_sql(lambda seen: seen.connections),
+    ),
+    Figure(
+        "epochs_minted", "gauge", "Partitions that began anew within ten minutes, as SQL knows, whoever noticed",
+        _of_sql(lambda seen: float(seen.minted)),
+    ),
+    Figure(
+        "sql_seen_seconds", "gauge", "Since SQL's connections were seen; absent until then", _sql_age,
+    ),
+    Figure(
+        "archiver_failing", "gauge", "Whether the last round of this replica's archiver failed; its log says why",
+        lambda t: float(bool(t.archiver.failure)),
+    ),
+    Figure(
+        "diverged_partitions", "gauge",
+        "Partitions that are not archived: journal and archive do not fit, or SQL does not take an entry",
+        lambda t: len(_diverged(t)),
+    ),
+    Figure(
+        "partition_diverged", "gauge", "Which these are: 1, by partition; absent for the others",
+        lambda t: _by_partition(dict.fromkeys(_diverged(t), 1.0)), ("partition",),
+    ),
+    Figure(
+        "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away)
+    ),
+    Figure(
+        "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
+        lambda t: t.archiver.quarantined,
+    ),
+    Figure(
+        "quarantined_newest", "gauge", "The entry that came into it last, by record and reason: its version",
+        _newest_quarantined, ("record", "reason"),
+    ),
+    Figure("indexed_records", "counter", "Records that this replica brought up in the index", _indexed),
+    Figure(
+        "unindexed_records", "gauge", "Records with changes that the index lacks; absent until counted, or while off",
+        lambda t: follower_of(t).behind,
+    ),
+    Figure("branched_commits", "counter", "Commits that this replica kept in branches", lambda t: t.branches.commits),
+    Figure(
+        "branches", "gauge", "Branches of the namespace's records in SQL; absent until counted",
+        lambda t: t.branches.count,
+    ),
+    Figure(
+        "expired_sessions", "counter", "Sessions ended by this replica because their time was over",
+        lambda t: sum(each.expired for each in _reapers(t)),
+    ),
+    Figure("events_emitted", "counter", "Lifecycle events written by this replica", lambda t: t.warm.emitted),
+    Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
+    Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),
+    Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
+    Figure("events_waiting", "gauge", "Events that arrived and were not delivered yet", lambda t: t.consumers.waiting),
+    Figure(
+        "events_replayed", "counter", "Events read from the stream because they were not heard as they were written",
+        lambda t: t.consumers.replayed,
+    ),
+    Figure(
+        "resyncs", "counter", "How often a consumer got a resync: events are missing and it has to reload",
+        lambda t: t.consumers.resyncs,
+    ),
+    Figure("restarted_partitions", "counter", "Partitions begun anew: Redis lost data", lambda t: t.recovery.count),
+    Figure("redis_refusing", "gauge", "Whether Redis takes no heartbeat", lambda t: t.presence.refusals, ("reason",)),
+    Figure(
+        "failed_starts", "gauge", "Hosts where a replica could not start, and none has since; for ten minutes",
+        _of_redis(lambda seen: float(seen.failed_starts)),
+    ),
+    Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
+)  # fmt: skip
+
+BY_PARTITION = (
+    Figure(
+        "partition_journal_entries", "gauge", "Commits not archived yet, by partition",
+        lambda t: _by_partition({each: count for each, (count, _) in _journals(t).items()}), ("partition",),
+    ),
+    Figure(
+        "partition_journal_full_seconds", "gauge",
+        "Until it is full at the rate of the last seconds, by partition; infinite if it does not grow",
+        lambda t: _by_partition(_seconds_left(t)), ("partition",),
+    ),
+    Figure(
+        "partition_archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet, by partition",
+        lambda t: _by_partition(_lags(t)), ("partition",),
+    ),
+)  # fmt: skip
+
 
 try:
     from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server

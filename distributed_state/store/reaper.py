@@ -1,8 +1,11 @@
-"""Ends sessions whose time is over, drops events that are too old, completes what is left half erased or not told.
+"""Ends sessions whose time is over, prunes old events, and completes interrupted erasures and announcements.
 
-Law: an end is an ordinary commit for the version that was looked at, so of two reapers one succeeds, and whoever writes
-meanwhile keeps the session alive. Who is to be looked at when is in a sorted set of the partition, which commits leave
-alone: that a session was not idle is found out by the look, and the next one put off.
+Law: an end is an ordinary commit against the version that was looked at, so of two reapers one succeeds, and a write
+meanwhile keeps the session alive.
+
+A sorted set of the partition says when each session is to be looked at. Commits do not touch it: the look finds out
+that a session was used meanwhile, and moves its time on. A partition in which nothing is due and nothing was written
+is not looked at (`DueLooks`).
 
 Design: sections 10, 15.
 """
@@ -10,17 +13,17 @@ Design: sections 10, 15.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed_state.cold.values import Erasure, Mortal
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, StateError, Unavailable
 from distributed_state.port import Call
 from distributed_state.records import lifecycle
-from distributed_state.store.due_looks import DueLooks
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -31,6 +34,42 @@ from distributed_state.values.model import LIFETIME, Ref, log_fields
 from distributed_state.warm.answers import Committed, Draft
 from distributed_state.warm.held_leases import HeldLeases
 from distributed_state.warm.scripts import DEFER, DUE, FILL, PRUNE
+
+_SECONDS = 10.0  # whatever is said of it, what was not due is looked at again so soon
+
+
+class _Look(NamedTuple):
+    """When it was asked what is due, and when something will be; by our monotonic clock."""
+
+    asked: float
+    due: float
+
+
+class DueLooks:
+    """The last look at each partition that found nothing due. `resting`: since when nothing was written there."""
+
+    def __init__(self, monotonic: Callable[[], float], resting: Callable[[int], float | None]) -> None:
+        self._monotonic = monotonic
+        self._resting = resting
+        self._looks: dict[int, _Look] = {}
+
+    def note(self, partition: int, asked: float, now_ms: bytes = b"0", later_ms: bytes = b"") -> None:
+        """Nothing was due when that was asked; by the server's clock, something will be later, or nothing at all."""
+        # Counted from when it was asked: the server's answer was made after that, so this is not too late.
+        left = (float(later_ms) - int(now_ms)) / 1000 if later_ms else math.inf
+        self._looks[partition] = _Look(asked, asked + left)
+
+    def forget(self, partition: int) -> None:
+        """Something is, or nobody knows."""
+        self._looks.pop(partition, None)
+
+    def nothing_due(self, partition: int) -> bool:
+        """Whether a look would surely find nothing."""
+        look, since = self._looks.get(partition), self._resting(partition)
+        if look is None or since is None or since > look.asked:
+            return False
+        return self._monotonic() < min(look.due, look.asked + _SECONDS)
+
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 1000

@@ -19,6 +19,7 @@ from distributed_state.records.record import AsyncRecord
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_records import Record
+from distributed_state.store.lifecycle import twin_of
 from distributed_state.tiers import actors
 from distributed_state.values.model import Ref
 
@@ -32,7 +33,7 @@ class StoreServices:
     """The inside of a store of either face. `store` is the asyncio store, which a blocking one runs by hand."""
 
     def __init__(self, store: Store) -> None:
-        self.store: AsyncStateStore = asyncio_object(store)
+        self.store: AsyncStateStore = twin_of(store)
 
     @property
     def port(self) -> Port:
@@ -73,12 +74,7 @@ def acting_by_default(actor: str) -> AbstractContextManager[None]:
     return nullcontext() if actors.present() else actors.acting_as(actor)
 
 
-def asyncio_object(it: Any) -> Any:
-    """The asyncio object that a blocking one runs by hand; an asyncio one is returned as it is."""
-    return getattr(it, "_twin", it)
-
-
 def with_stand_in(handle: Handle, stand_in: StandIn) -> Handle:
     """The handle, of either face, which returns `stand_in(error, field, default)` for a field that cannot be read."""
-    asyncio_object(handle).unreadable = stand_in
+    twin_of(handle).unreadable = stand_in
     return handle

@@ -1,27 +1,71 @@
-"""Looks at the servers for whoever takes metrics. Law: by jobs of its own, which wait for nothing that they describe.
+"""Looks at the servers for metrics, in jobs of its own. Law: a job never waits for the thing that it describes.
 
-An archiver whose SQL does not answer stands still, and figures that it brought up itself would stand still with it. So
-journals are looked at in Redis by one job, and SQL by another; each says how old what it saw is. Nobody is asked
-anything until somebody takes metrics.
+An archiver whose SQL does not answer stands still, and so would figures that it updated itself. So one job looks at the
+journals in Redis, and another one at SQL; each reports how old its last look is. Nothing is asked until somebody
+collects metrics. The time until a journal is full is estimated from two looks, by our own clock (`Filling`).
 
-Design: section 27.
+Design: sections 9, 27.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from math import inf
+from typing import Generic, NamedTuple, TypeVar
 
 from distributed_state.cold.inspection import RECENT
 from distributed_state.errors import StateError
-from distributed_state.store import failed_starts
-from distributed_state.store.doctor import server_info
-from distributed_state.store.filling import Filling
-from distributed_state.store.fleet_checks import Journals, look
+from distributed_state.settings import Settings
+from distributed_state.store import doctor
+from distributed_state.store.doctor import Journals, look, server_info
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
+from distributed_state.warm.answers import PartitionState
+
+_APART = 1.0  # seconds between two looks: within less a burst would count as a rate
+_WEIGHT = 0.5  # of the newer look
+
+
+class _Look(NamedTuple):
+    epoch: str
+    moment: float
+    fill: float
+    rate: float  # of the fill, a second
+
+
+class Filling:
+    """How fast journals fill, by partition: what is written there, less what is archived."""
+
+    def __init__(self, settings: Settings, monotonic: Callable[[], float]) -> None:
+        self._settings = settings
+        self._monotonic = monotonic
+        self._looks: dict[int, _Look] = {}
+
+    def note(self, places: Mapping[int, PartitionState]) -> None:
+        """Note how partitions are now; those that are not among them are somebody else's."""
+        now = self._monotonic()
+        looks = {}
+        for partition, place in places.items():
+            fill = place.fill(self._settings)
+            before = self._looks.get(partition)
+            if before is None or before.epoch != place.epoch:
+                looks[partition] = _Look(place.epoch, now, fill, 0.0)
+            elif now - before.moment < _APART:
+                looks[partition] = before
+            else:
+                rate = (fill - before.fill) / (now - before.moment)
+                looks[partition] = _Look(place.epoch, now, fill, before.rate + _WEIGHT * (rate - before.rate))
+        self._looks = looks  # as a whole: a scrape reads it in another thread
+
+    def seconds_left(self) -> dict[int, float]:
+        """Until each is full at the present rate and writes are refused there; infinite if it does not grow."""
+        return {
+            partition: max(0.0, 1.0 - look.fill) / look.rate if look.rate > 0 else (0.0 if look.fill >= 1 else inf)
+            for partition, look in self._looks.items()
+        }
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -95,7 +139,7 @@ class JournalWatch(Watch[Seen]):
     async def _failed_starts(self) -> int:
         """How many hosts failed; as many as before, while the one server that has their notes is away."""
         try:
-            return len(await failed_starts.lately(self._tiers))
+            return len(await doctor.lately(self._tiers))
         except StateError as error:
             log.debug("who could not start is not known: %s", error)
             return 0 if self.seen is None else self.seen.failed_starts

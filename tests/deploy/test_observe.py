@@ -14,8 +14,7 @@ import yaml
 from starlette.testclient import TestClient
 
 from distributed_state.programs.service.app import Service
-from distributed_state.store.figures import BY_PARTITION, FIGURES
-from distributed_state.store.metrics import HISTOGRAMS, PREFIX
+from distributed_state.store.metrics import BY_PARTITION, FIGURES, HISTOGRAMS, PREFIX
 
 pytestmark = pytest.mark.unit
 

@@ -27,8 +27,8 @@ from distributed_state.port.background import finish
 from distributed_state.programs import cli
 from distributed_state.programs.cli import shell, top
 from distributed_state.programs.servers import wait_until
-from distributed_state.store.overview import FleetLooks
-from distributed_state.store.twins import twin_of
+from distributed_state.store.fleet import FleetLooks
+from distributed_state.store.lifecycle import twin_of
 
 NOWHERE = "redis://127.0.0.1:1"
 NO_SQL = "postgresql+psycopg://nobody@127.0.0.1:1/none"

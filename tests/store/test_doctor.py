@@ -20,7 +20,7 @@ from distributed_state import ColdUnavailable, ConfigurationError, Finding, Stat
 from distributed_state.programs.cli import reading, shell
 from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.programs.service import Access, callers_policy
-from distributed_state.store import fleet_checks
+from distributed_state.store import doctor
 from distributed_state.warm import presence
 
 fleet = pytest.mark.only(warm="single", cold=("sqlite", "postgres"))
@@ -136,7 +136,7 @@ async def test_commits_that_wait_too_long_are_told_by_partition(opener: Any, mon
     session = store.session("c")
     await session.set("n", 1)
     assert (await found(store))["archive lag"].ok
-    monkeypatch.setattr(fleet_checks, "_OLD", 0.0)
+    monkeypatch.setattr(doctor, "_OLD", 0.0)
     lag = (await found(store))["archive lag"]
     assert not lag.ok
     assert f"partitions {tiers(store).keys.of(session.ref).partition}" in lag.found

@@ -10,7 +10,7 @@ from below import redis_of, tiers, until
 from scraping import Scrape
 
 from distributed_state.errors import ColdUnavailable, WarmUnavailable
-from distributed_state.store import failed_starts, watch
+from distributed_state.store import doctor, watch
 from distributed_state.values import codec
 
 pytestmark = [pytest.mark.brief("servers"), pytest.mark.only(warm="single", cold="sqlite", face="asyncio")]
@@ -26,10 +26,10 @@ async def test_containers_whose_names_change_leave_no_notes_behind(opener: Any) 
             card = {"pid": 1, "version": "1", "time": now - ago, "why": "no such password"}
             client.hset(of.keys.failed_starts, host, codec.encode(card))
         with pytest.raises(ColdUnavailable):
-            async with failed_starts.Noting(of.port, of.settings, of.keys):
+            async with doctor.Noting(of.port, of.settings, of.keys):
                 raise ColdUnavailable("no such password")
         assert {each.decode() for each in client.hkeys(of.keys.failed_starts)} == {"there", platform.node()}
-    assert sorted(each.host for each in await failed_starts.lately(of)) == sorted(["there", platform.node()])
+    assert sorted(each.host for each in await doctor.lately(of)) == sorted(["there", platform.node()])
 
 
 async def test_journals_are_seen_while_the_server_that_has_the_notes_is_away(
@@ -40,7 +40,7 @@ async def test_journals_are_seen_while_the_server_that_has_the_notes_is_away(
     async def away(*_: Any) -> Any:
         raise WarmUnavailable("one of several is away")
 
-    monkeypatch.setattr(failed_starts, "lately", away)
+    monkeypatch.setattr(doctor, "lately", away)
     monkeypatch.setattr(watch, "_EVERY", 0.1)
     store = await opener()
     scrape = Scrape(store)

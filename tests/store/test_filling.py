@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from distributed_state.settings import Settings
-from distributed_state.store.filling import Filling
+from distributed_state.store.watch import Filling
 from distributed_state.warm.answers import PartitionState
 
 pytestmark = pytest.mark.unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_state.store.fleet_checks import Journals
+from distributed_state.store.doctor import Journals
 from distributed_state.store.watch import carried_on
 from distributed_state.warm.answers import PartitionState
 

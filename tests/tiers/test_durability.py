@@ -11,7 +11,7 @@ from faces import core, in_thread
 
 from distributed_state import ColdUnavailable, ConfigurationError, DurabilityUnknown, InvalidValue
 from distributed_state.settings import Settings
-from distributed_state.store.finding import Finding
+from distributed_state.store.doctor import Finding
 from distributed_state.values.levels import EVERY, MEMORY, level_of
 from distributed_state.warm import fsync
 from distributed_state.warm.fsync import believed

@@ -11,7 +11,7 @@ from controls import sabotage
 from counting import asked
 from faces import core
 
-from distributed_state.store import due_looks
+from distributed_state.store import reaper
 from distributed_state.tiers import archiver as archiving
 from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.warm.rounds import Rounds
@@ -26,7 +26,7 @@ def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is at rest looks again in an hour."""
     monkeypatch.setattr(Rounds, "left", 3600.0)
     monkeypatch.setattr(archiving, "SECONDS", 3600.0)
-    monkeypatch.setattr(due_looks, "_SECONDS", 3600.0)
+    monkeypatch.setattr(reaper, "_SECONDS", 3600.0)
 
 
 async def at_rest(opener: Any, **settings: Any) -> tuple[Any, Any]:

@@ -153,21 +153,21 @@ def tail(
 def _position(store: distributed_state.StateStore, since: str | None) -> str | None:
     """The position that `since` names: by a short name that `tail` printed, or itself a position."""
     from distributed_state.port.background import finish
-    from distributed_state.store import bookmarks
-    from distributed_state.store.twins import twin_of
+    from distributed_state.store import fleet
+    from distributed_state.store.lifecycle import twin_of
 
-    if since is None or not bookmarks.is_bookmark(since):
+    if since is None or not fleet.is_bookmark(since):
         return since
-    return finish(bookmarks.find(twin_of(store).tiers(), since))
+    return finish(fleet.find_position(twin_of(store).tiers(), since))
 
 
 def _place(store: distributed_state.StateStore, position: str) -> str:
     """A short name of a position."""
     from distributed_state.port.background import finish
-    from distributed_state.store import bookmarks
-    from distributed_state.store.twins import twin_of
+    from distributed_state.store import fleet
+    from distributed_state.store.lifecycle import twin_of
 
-    return finish(bookmarks.keep(twin_of(store).tiers(), position))
+    return finish(fleet.keep_position(twin_of(store).tiers(), position))
 
 
 def _past(
@@ -294,7 +294,7 @@ def _findings(context: typer.Context) -> list[distributed_state.Finding]:
         with open_existing(context, archiver=False) as store:
             return store.doctor()
     except (Unavailable, NotFound) as error:
-        from distributed_state.store.doctor_apart import examine_apart
+        from distributed_state.store.doctor import examine_apart
 
         settings = distributed_state.Settings.of(**context.obj)
         if settings.url is None:

@@ -16,8 +16,8 @@ import distributed_state
 from distributed_state.errors import StateError
 from distributed_state.port.background import finish
 from distributed_state.programs.cli.shell import printable
-from distributed_state.store.overview import FleetLooks, Overview, ReplicaRates
-from distributed_state.store.twins import twin_of
+from distributed_state.store.fleet import FleetLooks, Overview, ReplicaRates
+from distributed_state.store.lifecycle import twin_of
 
 _SAMPLE = 0.25  # seconds between two looks at the ends of the journals
 _OLD = 10.0  # seconds that a commit waits for SQL before that is shown in red

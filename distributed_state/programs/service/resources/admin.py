@@ -21,7 +21,7 @@ from distributed_state.errors import AccessDenied, InvalidValue, NotFound, Unava
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.routes import PREFIX, Answer, Asked, Body, Limit, Query, Span, Values
-from distributed_state.store import fleet_checks
+from distributed_state.store import doctor
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, Right
 from distributed_state.values.model import escape
@@ -79,9 +79,9 @@ async def partitions(asked: Asked) -> Response:
     """How far each partition was written and archived."""
     _of_all_tenants(asked)
     tiers = asked.store.tiers()
-    looked = await fleet_checks.look(tiers)
-    there, _ = await fleet_checks.present(tiers)
-    diverged = await fleet_checks.diverged(tiers, there)
+    looked = await doctor.look(tiers)
+    there, _ = await doctor.present(tiers)
+    diverged = await doctor.diverged_partitions(tiers, there)
     rows = [
         {
             "partition": each, "epoch": place.epoch, "offset": place.offset,

@@ -1,8 +1,11 @@
-"""Reads an exported record, from a file that anybody may have written.
+"""Import of an exported record from a file that anybody may have written. Law: nothing in the file is trusted.
 
-Law: the file is replayed whole, change by change, before anything is asked of a server, and nothing in it is believed.
-Every state that it comes to must be one that ordinary writes could have made, of the sizes that they may have; every
-message that a state shows must be in the file, before it is shown.
+The whole file is replayed, change by change, before a server is asked. Every state on the way must be one that ordinary
+writes could have made, within their size limits, and every message that a state shows must be in the file before it is
+shown. Then the record is written in one transaction, or not at all.
+
+Names of other records in the file are not looked up. Messages become the record's own, and a turn's changes to its user
+are left out. So an import cannot read other records or their messages.
 
 Design: section 11.
 """
@@ -12,36 +15,181 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from distributed_state.cold.item_export import OlderItem
-from distributed_state.errors import InvalidValue, TooLarge
+from distributed_state.errors import Conflict, CorruptState, InvalidValue, TooLarge, WarmUnavailable
 from distributed_state.settings import Settings
 from distributed_state.store.export import FORMAT
-from distributed_state.store.import_checks import (
-    LATEST_MS,
-    LONGEST,
-    MOST,
-    WRONG,
-    check_item,
-    check_message,
-    check_reserved,
-    check_text,
-    digits,
-    is_encrypted,
-    raw,
-    raw_value,
-    record_of,
-    runs_of,
-    step_of,
-    whole,
-)
 from distributed_state.tiers import actors
-from distributed_state.values import codec, field_ttl
-from distributed_state.values.journal import JournalEntry, Op, State, fold, pack, unpack
-from distributed_state.values.model import ITEMS, NEXT, OWNER, SEGMENTS, START, TAG, Ref, escape, is_state, is_value
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import bytes_as_text, codec, field_ttl, message_ranges
+from distributed_state.values.codec import Codec
+from distributed_state.values.journal import JournalEntry, Op, State, fold, item_of, pack, unpack
+from distributed_state.values.model import (
+    DELETED,
+    INITIALIZED,
+    ITEMS,
+    LIFETIME,
+    NEXT,
+    OWNER,
+    PARENT,
+    PHASE,
+    REQUEST,
+    SCHEMA,
+    SEGMENTS,
+    START,
+    SUMMARY,
+    TAG,
+    TIMED,
+    Ref,
+    checked_phase,
+    escape,
+    is_state,
+    is_value,
+    unescape,
+)
 from distributed_state.values.tags import MOST as MOST_TAGS
+from distributed_state.values.tags import tag_of
+
+MOST = 10**15  # versions and numbers of messages are doubles in Lua, exact up to here
+LATEST_MS = 253_402_300_799_999  # the year 9999: no later time can be shown
+LONGEST = 2048  # a reserved field's name or text
+WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, CorruptState)
+
+
+def raw(text: Any) -> bytes:
+    """A text of the file as the bytes that it stands for."""
+    if not isinstance(text, str):
+        raise ValueError(f"{type(text).__name__} where a string belongs")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def raw_value(given: Any) -> bytes:
+    """A value of the file as it was stored: a text, or an object that holds it in base64."""
+    if isinstance(given, dict) and given.keys() == {"base64"}:
+        return bytes_as_text.bytes_of(given["base64"], "base64")
+    return raw(given)
+
+
+def whole(row: dict[str, Any], name: str, least: int, most: int) -> int:
+    """A whole number of a row."""
+    value = row[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.80}, not an int from {least} to {most}")
+    return value
+
+
+def digits(name: bytes, value: bytes) -> int:
+    """A number that the store keeps as text."""
+    if not re.fullmatch(rb"0|[1-9]\d{0,15}", value) or int(value) > MOST:
+        raise ValueError(f"{name.decode()} is {value!r:.80}, not a number from 0 to {MOST}")
+    return int(value)
+
+
+def record_of(text: str) -> Ref:
+    """Return a record of any scope. Raises InvalidValue for a scope that does not exist."""
+    ref = Ref.parse(text)
+    if ref.text != text:
+        raise ValueError(f"{text!r:.80} is not the text of a record")
+    return ref
+
+
+def runs_of(value: bytes) -> list[tuple[str, int, int]]:
+    """What `#segments` holds, in order and without gaps of its own making."""
+    runs = []
+    at = 0
+    for source, start, stop in orjson.loads(value):
+        record_of(source)
+        if type(start) is not int or type(stop) is not int or not at <= start <= stop <= MOST:
+            raise ValueError(f"#segments: {start!r:.40} to {stop!r:.40} does not follow {at}")
+        runs.append((source, start, stop))
+        at = stop
+    return runs
+
+
+def check_reserved(name: bytes, value: bytes) -> None:
+    """What the store keeps of its own in a state."""
+    if name == SEGMENTS:
+        runs_of(value)
+        return
+    if len(value) > LONGEST and name != INITIALIZED:
+        raise TooLarge(f"{name.decode()}: {len(value)} bytes are more than {LONGEST}")
+    if name[:2] == TAG:
+        tag_of(name)
+    if name in (START, NEXT):
+        digits(name, value)
+    elif name == PHASE:
+        checked_phase(value.decode("utf-8", "surrogatepass"))
+    elif name == OWNER:
+        owner = value.decode()
+        if escape(Ref("user", unescape(owner)).id) != owner:
+            raise ValueError(f"#owner is {owner!r:.80}, not the id of a user")
+    elif name == PARENT:
+        text, _, version = value.decode().rpartition("@")
+        record_of(text)
+        digits(name, version.encode())
+    elif name == SCHEMA:
+        if not digits(name, value):
+            raise ValueError("#schema is 0")
+    elif name == ITEMS:
+        since, _, below = value.partition(b" ")
+        if below and digits(name, below) >= digits(name, since):
+            raise ValueError(f"#items is {value!r:.80}: what comes later lies below what came before")
+        digits(name, since)
+    elif name == LIFETIME:
+        idle, _, until = value.partition(b" ")
+        digits(name, idle), digits(name, until)
+    elif (name in (DELETED, TIMED) or name[:2] == TAG) and value != b"1":
+        raise ValueError(f"{name.decode()} is {value!r:.80}, not 1")
+
+
+def check_text(name: bytes, text: bytes) -> None:
+    """What users said, as it is before it is sealed: it must be what a write would have taken."""
+    key = codec.decode_key(name)
+    value = codec.decode_value(text, key)
+    codec.encode_value(value, key)
+    if name == SUMMARY:
+        if not isinstance(value["text"], str) or type(value["start"]) is not int or type(value["stop"]) is not int:
+            raise ValueError("#summary is none")
+    elif name[:2] == REQUEST and not (isinstance(value, list) and len(value) in (1, 4) and type(value[0]) is int):
+        raise ValueError(f"{key!r:.80} is not what a request came to")
+
+
+def check_message(text: bytes, name: str = "message") -> None:
+    """A message that users wrote: it must be what a write would have taken."""
+    codec.encode_message(codec.as_message(codec.decode(text, name), name), name)
+
+
+def check_item(name: bytes, data: bytes, most: int) -> None:
+    """An item's name, and its value if it is not deleted."""
+    collection, key = (each.decode("utf-8", "surrogatepass") for each in item_of(name))
+    what = f"item {key!r:.80} of {collection!r:.80}"
+    if len(data) > most:
+        raise TooLarge(f"{what}: {len(data)} bytes are more than max_field_bytes={most}")
+    if data and not is_encrypted(data):
+        if field_ttl.marked(data):
+            raise ValueError(f"{what} has a deadline")
+        codec.encode_value(codec.decode_value(data, codec.item_name(name)), codec.item_name(name))
+
+
+def is_encrypted(data: bytes) -> bool:
+    """Whether a stored value is encrypted."""
+    return field_ttl.split(data)[1][:1] == codec.SEALED
+
+
+def step_of(step: Any) -> tuple[bytes, bytes, bytes]:
+    """One step of a change."""
+    if not isinstance(step, list) or step[0] not in ("s", "d", "c", "m", "w", "l", "p", "q"):
+        raise ValueError(f"step {step!r:.80} is unknown")
+    kind, name, value = step
+    return raw(kind), raw(name), raw_value(value)
+
 
 _EVENT = re.compile(r"[0-9A-Za-z]{1,64}\.\d{1,19}\.[0-9A-Za-z]{1,64}", re.ASCII)
 
@@ -288,3 +436,110 @@ class ImportedFile:
 def _since(value: bytes) -> int:
     """Since which version `#items` says that items are shown so."""
     return digits(ITEMS, value.partition(b" ")[0])
+
+
+class Reencoded:
+    """The contents of a file as the record to be stores them. Raises DecryptionFailed if a key for that is missing."""
+
+    def __init__(self, given: ImportedFile, target: Codec) -> None:
+        assert given.origin is not None
+        self._target = target
+        self._source = target.of(given.origin.text, given.namespace)
+        self._writers: dict[int, str] = {}  # by which record a message was written, if it was another one
+        # In this order: runs of messages say who wrote those that are met later.
+        self.base = given.base
+        if given.base is not None:
+            # Without its lifetime: a copy that was kept for long would end at once.
+            kept = {name: value for name, value in given.base.fields.items() if name != LIFETIME}
+            if ITEMS in kept:
+                kept[ITEMS] = b"%d" % given.base.version  # all that it showed then comes with it
+            self.base = replace(given.base, fields={name: self._field(name, value) for name, value in kept.items()})
+        self.entries = [
+            replace(entry, record=given.ref.text, data=pack(self._ops(entry.data))) for entry in given.entries
+        ]
+        source = self._source.record
+        self.items = [each._replace(data=self._item(each.name, each.data, each.origin)) for each in given.items]
+        self.shared = [(n, self._message(data, self._writers.get(n, source))) for n, data in given.shared]
+
+    def _ops(self, data: bytes) -> Iterator[Op]:
+        for op in unpack(data):
+            if op.name == LIFETIME:
+                continue
+            if op.kind == b"m":
+                yield op._replace(value=self._message(op.value, self._source.record))
+            elif op.kind == b"p":
+                yield op._replace(value=self._item(op.name, op.value, self._source.record))
+            elif op.kind == b"s":
+                yield op._replace(value=self._field(op.name, op.value))
+            else:
+                yield op
+
+    def _field(self, name: bytes, value: bytes) -> bytes:
+        if name == SEGMENTS:
+            for run in message_ranges.parse(value):
+                self._writers.update(dict.fromkeys(range(run.start, run.stop), run.source))
+            # All that is shown is in the file, and kept with this record: nobody else's is looked at.
+            return message_ranges.taken_over(value, self._target.record)
+        if not is_value(name):
+            return value
+        key = codec.decode_key(name)
+        data = self._source.carry(value, key, self._target)
+        hidden = is_encrypted(value)
+        if not hidden and name[:2] != REQUEST:
+            return data
+        text = self._target.open(data, key)
+        if hidden:
+            check_text(name, text)
+        kept = codec.decode(text, key) if name[:2] == REQUEST else [None]
+        if len(kept) == 4 and kept[3]:
+            # What the turn did beside, in its user's record, it did there and then.
+            return field_ttl.wrap(self._target.encode([*kept[:3], None], key), field_ttl.split(data)[0])
+        return data
+
+    def _item(self, name: bytes, data: bytes, writer: str) -> bytes:
+        key = codec.item_name(name)
+        carried = self._source.of(writer).carry(data, key, self._target) if data else data
+        if is_encrypted(data):
+            codec.decode_value(self._target.open(carried, key), key)
+        return carried
+
+    def _message(self, data: bytes, writer: str) -> bytes:
+        carried = self._source.of(writer).carry(data, codec.MESSAGE, self._target)
+        if is_encrypted(data):
+            check_message(self._target.open(carried, codec.MESSAGE))
+        return carried
+
+
+async def import_(tiers: Tiers, given: ImportedFile) -> str:
+    """Insert an exported record into SQL in one transaction; the next access brings it to Redis."""
+    try:
+        taken = Reencoded(given, tiers.codec_of(given.ref.text))
+    except CorruptState:
+        raise
+    except WRONG as error:
+        raise InvalidValue(f"{given.ref.text[:200]}: an encrypted value is none that was written ({error})") from error
+    ref = given.ref
+    names = tiers.keys.of(ref)
+    # Alone: nobody may create the record between the look and the transaction.
+    async with tiers.lock(names, wait=10.0, ttl=30.0) as lease:
+        entry = await read_path.read(tiers, names, fresh=True)
+        if entry.version:
+            raise Conflict(f"{ref.text[:200]}: exists already, at version {entry.version}", version=entry.version)
+        if lease.lost:
+            raise WarmUnavailable(f"{ref.text[:200]}: the lock was lost before the import began; nothing was changed")
+
+        def adopt() -> None:
+            tiers.cold.adopt(
+                ref.text, partition=names.partition, epoch=entry.epoch, base=taken.base,
+                base_messages=taken.shared, entries=taken.entries,
+                items=taken.items,
+            )  # fmt: skip
+
+        if not await tiers.warm.partitions.reserve(names, entry.epoch):
+            raise WarmUnavailable(f"{ref.text[:200]}: its partition began anew meanwhile; nothing was changed")
+        await tiers.port.sql(adopt)
+        # Whoever looked into SQL before, or keeps hot that there is nothing, must look again.
+        notice = f"{entry.epoch} {given.version} {tiers.replica} -".encode()
+        await tiers.warm.commands([(b"DEL", names.hydration), (b"SPUBLISH", names.channel, notice)])
+        tiers.hot.forget(ref.text)
+    return ref.id
