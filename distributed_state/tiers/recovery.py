@@ -285,6 +285,8 @@ class Recovery:
             if together is None:
                 return False
             cursor, fits = together
+        # Or whoever repaired it died behind that: it is here as it was then.
+        repaired = brought is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
         if apart:
             if mixed := await self._present(keys, token):
                 text = "partition %d: a server ended while its slot was moving; %d records leave Redis, and are in SQL"
@@ -292,8 +294,6 @@ class Recovery:
             if not await self._discard(keys, token, seen, mixed):
                 return False
             fits = False  # the stream of events may be of another moment, too
-        # Or whoever repaired it died behind that: it is here as it was then.
-        repaired = brought is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
         floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen or before else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
