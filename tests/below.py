@@ -7,9 +7,7 @@ import inspect
 import json
 import os
 import queue
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from sqlalchemy import inspect as look
 
 from distributed_state.port.addresses import host_and_port
 from distributed_state.programs.servers import RedisServer, redis_binary, redis_server
+from distributed_state.programs.worker_processes import WorkerProcess
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import Ref
@@ -229,20 +228,11 @@ class Worker:
         command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / self.crew), function]
         # Not as an argument: they hold the servers' passwords.
         environment = os.environ | {"PYTHONPATH": path, "ARGUMENTS": json.dumps(arguments)}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=environment, text=True
-        )
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
-        # Read at once, always: a full pipe would hold the process up.
-        self._reader = threading.Thread(target=self._collect, daemon=True)
-        self._reader.start()
+        self.process = WorkerProcess(command, self._collect, read=str.strip, environment=environment)
 
-    def _collect(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.endswith("\n"):  # not what it was saying when it was killed
-                self._said.put(line.strip())
-        self._said.put("")
+    def _collect(self, line: str | None) -> None:
+        self._said.put("" if line is None else line)
 
     def line(self, seconds: float = 60.0) -> str:
         """The next line; '' if it ended."""
@@ -254,18 +244,11 @@ class Worker:
         return list(iter(self.line, ""))
 
     def say(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
+        self.process.send(text)
 
     def kill(self) -> None:
         """End it with SIGKILL. What it said before can still be read."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(10)
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+        self.process.end()
 
     def __enter__(self) -> Worker:
         return self

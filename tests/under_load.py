@@ -40,7 +40,7 @@ class Load:
         for worker in self._workers:
             for line in worker.lines():
                 self._hear(line)
-            assert worker.process.returncode == 0
+            assert worker.process.exit_code == 0
 
     def _hear(self, line: str) -> None:
         word, id, *rest = line.split(" ", 2)

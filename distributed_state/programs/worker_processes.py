@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,32 @@ class WorkerProcess:
     """One process, from its start to its end."""
 
     def __init__(
-        self, command: Sequence[str], listen: Callable[[Message | None], None], *, log: Path | None = None
+        self,
+        command: Sequence[str],
+        listen: Callable[[Any], None],
+        *,
+        read: Callable[[str], Any] = json.loads,
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. A thread passes its reports to `listen`, and None at its end; its stderr goes to `log`."""
+        """Start it. A thread passes its lines, as `read` reads them, to `listen`, and None at its end.
+
+        Its stderr goes to `log`, if one is given.
+        """
         pipe = subprocess.PIPE
         self._log = log
         with nullcontext() if log is None else open(log, "ab", opener=opener) as errors:
             # Its own session: a Ctrl-C in the terminal is for us, who then end it.
             self._process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=errors, encoding="utf-8", start_new_session=True
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=errors,
+                env=environment,
+                encoding="utf-8",
+                start_new_session=True,
             )
-        self._listener = threading.Thread(target=self._listen, args=(listen,), daemon=True)
+        self._listener = threading.Thread(target=self._listen, args=(listen, read), daemon=True)
         self._listener.start()
 
     @property
@@ -49,15 +64,20 @@ class WorkerProcess:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def _listen(self, listen: Callable[[Message | None], None]) -> None:
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self._process.poll()
+
+    def _listen(self, listen: Callable[[Any], None], read: Callable[[str], Any]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
                 if line.endswith("\n"):
-                    listen(json.loads(line))
+                    listen(read(line))
         listen(None)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message | str) -> None:
         """Send it an order. If it has ended, nothing is raised: `listen` gets None."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):

@@ -589,7 +589,7 @@ async def test_a_worker_that_dies_between_the_two_commits_is_completed(opener: A
     place = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
     with Worker("visit", id="s", user="u1", request_id="r", **place) as worker:
         worker.process.wait(30)
-    assert worker.process.returncode == -signal.SIGKILL
+    assert worker.process.exit_code == -signal.SIGKILL
     session, user = store.session("s"), store.user("u1")
     assert (await session.get("visits", fresh=True), await user.version(fresh=True)) == (1, 0)
     for _ in range(2):

@@ -54,7 +54,7 @@ class Fleet:
         for worker in workers:
             for line in worker.lines():
                 self._hear(line)
-            assert worker.process.returncode == 0
+            assert worker.process.exit_code == 0
 
     def _hear(self, line: str) -> None:
         assert line, "a worker ended"
@@ -206,7 +206,7 @@ def test_tables_are_migrated_beside_workers_that_go_on_and_new_ones_start(
                 for worker in (old, new):
                     worker.say("stop")
                     said += worker.lines()
-                    assert worker.process.returncode == 0
+                    assert worker.process.exit_code == 0
         taken_back(archive)
         with StateStore.open(server.url, archive=archive, namespace="n") as store:
             store.archive()

@@ -207,7 +207,7 @@ async def test_a_second_process_is_refused_and_one_that_is_killed_loses_nothing_
             for _ in range(20 + 17 * kill):
                 worker.line()
             worker.process.kill()
-            worker.process.wait()
+            worker.process.wait(30)
             lines = worker.lines()
         for line in lines:
             if len(line.split()) == 4:  # the last one may be cut off
@@ -228,7 +228,7 @@ async def test_an_agent_that_was_killed_goes_on_in_the_next_process(tmp_path: Pa
     archive = f"sqlite:///{tmp_path}/state.db"
     with Worker("agent", id="s", die=True, archive=archive) as worker:
         worker.process.wait(30)
-    assert worker.process.returncode == -signal.SIGKILL
+    assert worker.process.exit_code == -signal.SIGKILL
     assert agent("s", die=False, archive=archive) == "done"
 
 

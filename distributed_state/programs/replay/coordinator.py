@@ -250,9 +250,6 @@ class Turn:
 # Workers
 
 
-# Workers
-
-
 class WorkerDied(Exception):
     """The worker ended in the middle of a turn."""
 

@@ -226,9 +226,6 @@ def same(left: Any, right: Any) -> bool:
 # The report
 
 
-# The report
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """The result. `differences` is empty if everything acknowledged was kept as promised."""

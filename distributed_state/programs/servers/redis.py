@@ -333,9 +333,6 @@ def _fields(answer: list[str]) -> dict[str, str]:
 # Plain commands
 
 
-# Plain commands
-
-
 class Connection:
     """One socket to a server on loopback. Answers are text; bytes that are none survive a round trip."""
 

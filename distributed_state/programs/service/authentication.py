@@ -45,7 +45,6 @@ from distributed_state.programs.service.callers import Caller, require_policy
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, digest, id_of, prefix_of
 
-# Names of this machine
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Find = Callable[[Collection[str]], Awaitable[dict[str, FoundToken]]]
@@ -161,9 +160,6 @@ def _text(header: str) -> str:
 
 
 # Access tokens of SQL
-
-
-# Access tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +307,6 @@ def _look_at(future: asyncio.Future[_Known | None]) -> None:
 # JWTs of an identity provider
 
 
-# JWTs
-
-
 @dataclass(frozen=True, slots=True)
 class Issuer:
     """An identity provider, and where its tokens say what: `tenant`, `rights` and `actor` are names of claims."""
@@ -447,9 +440,6 @@ class _Keys:
 # Requests whose caller is not known yet
 
 
-# Waiting
-
-
 class Strangers:
     """Counts waiting requests, and bounds their number."""
 
@@ -467,9 +457,6 @@ class Strangers:
                 return await asyncio.shield(found)
         finally:
             self._waiting -= 1
-
-
-# Proxies that authenticate for us
 
 
 # Proxies that authenticate for us
@@ -535,9 +522,6 @@ def _only(request: Request, name: str) -> str:
     if len(values) != 1 or not values[0]:
         raise Unauthenticated
     return values[0].encode("latin-1").decode("utf-8", "replace")
-
-
-# Names and addresses that the service is reached by
 
 
 # Names and addresses that the service is reached by

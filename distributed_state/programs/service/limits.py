@@ -88,6 +88,9 @@ class Limits:
     check: float = 1.0  # for the probe of one server by /readyz, and how long its result is cached
 
 
+# Requests and bytes a second
+
+
 _WINDOW = 10.0  # seconds whose quota may be used at once
 _TENANTS = 10_000  # remembered; of one that is forgotten nothing was asked for longest
 
@@ -172,7 +175,9 @@ class Rates:
         return buckets
 
 
-# remembered; forgotten is the one of which nothing was asked for longest
+# What tenants ask for now
+
+
 _DECAY = 10.0  # after so long what was asked for counts for a third
 _COUNTED_FOR = 60.0  # seconds that a count of conversations is shown
 
@@ -249,6 +254,9 @@ class Traffic:
         return tenant.conversations
 
 
+# Records and items
+
+
 _NAMES = {  # by what is counted: a scope of records, or items
     "session": "conversations",
     "task": "tasks",
@@ -315,6 +323,9 @@ class Quota:
         if kind == "item":
             return await tiers.port.sql(partial(tiers.cold.count_items, begin, most))
         return await tiers.port.sql(partial(tiers.cold.count, kind, begin, most))
+
+
+# Places in the worker
 
 
 class Shares:

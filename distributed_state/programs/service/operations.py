@@ -251,7 +251,7 @@ def _whole(line: Line) -> list[Operation]:
     ]  # fmt: skip
 
 
-# OpenAPI
+# For OpenAPI
 _SCHEMAS = "#/components/schemas/"
 _IN_PATH = re.compile(r"{(\w+)(?::(\w+))?}")
 _HEADER_TEXTS = {
@@ -273,7 +273,8 @@ _SHAPES = {
     IDEMPOTENCY_KEY: {"type": "string", "pattern": '^[!-"$-~][!-~]{0,199}$'},
 }
 _ALWAYS = (401, 403, 413, 422, 429, 500, 501, 503)
-# The page
+
+# For the page
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }

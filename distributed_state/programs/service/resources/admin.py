@@ -36,9 +36,6 @@ _EXPIRES = 90 * 86400.0
 # Replicas, partitions and servers
 
 
-# Replicas, partitions and servers
-
-
 class Replicas(Answer):
     """The replicas that are there."""
 
@@ -119,9 +116,6 @@ async def findings(asked: Asked) -> Response:
 # Tenants, and the caller
 
 
-# Tenants
-
-
 class TenantRow(Answer):
     """A tenant by its prefix of ids, "" for callers of all tenants.
 
@@ -177,9 +171,6 @@ async def who(asked: Asked) -> Response:
     """The caller as the service knows it."""
     caller = asked.caller
     return answer({"actor": caller.actor, "prefix": caller.prefix, "rights": sorted(caller.rights)})
-
-
-# Upkeep
 
 
 # Upkeep

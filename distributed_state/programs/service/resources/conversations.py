@@ -138,9 +138,6 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
 # Turns
 
 
-# Turns
-
-
 class Turn(Body):
     """What happens in a turn: messages are added, fields set, the phase moves by an event.
 
@@ -302,9 +299,6 @@ async def append_messages(asked: Asked) -> Response:
 # Transcripts
 
 
-# Transcripts
-
-
 class Line(Answer):
     """A message as it was given; `time` of its commit in seconds since 1970, null if it names a time of its own."""
 
@@ -375,9 +369,6 @@ async def replace(asked: Asked) -> Response:
 def _begun(asked: Asked) -> tuple[RecordContext, OnceOnly]:
     context = context_of(records.written_by(asked, "session"))
     return context, OnceOnly.of(asked, context)
-
-
-# How long a conversation lives
 
 
 # How long a conversation lives

@@ -61,9 +61,6 @@ Kind = Literal[
 # Fields
 
 
-# Fields
-
-
 class Fields(Answer):
     """All fields of one version; those that are bytes stand beside, in base64."""
 
@@ -192,9 +189,6 @@ async def patch(scope: Scope, asked: Asked) -> Response:
 # Changes of one field by what it holds
 
 
-# Changes of one field by what it holds
-
-
 class FieldChange(Body):
     """What becomes of the field `key`: a number is added, an object merged one level deep, or a list continued.
 
@@ -270,9 +264,6 @@ async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> t
     draft = context.ready(changes.draft(given.kind), entry.version)
     draft.epoch = entry.epoch
     return (await context.send(draft)).version, total
-
-
-# Tags
 
 
 # Tags
@@ -438,9 +429,6 @@ async def change_items(scope: Scope, asked: Asked) -> Response:
     kind = "put" if values or not given.delete else "delete"
     done = await writing.write(asked, records.handle(asked, scope), writing.Write(kind, build))
     return writing.written(done)
-
-
-# Whole writes
 
 
 # Whole writes
