@@ -23,17 +23,7 @@ from distributed_state.hot import cache
 from distributed_state.port import errors, lives, routing, topology
 from distributed_state.records import rollback
 from distributed_state.store import reaper
-from distributed_state.tiers import (
-    absence,
-    archiver,
-    commit,
-    gathering,
-    lost_replies,
-    memory,
-    read,
-    reconcile,
-    recovery,
-)
+from distributed_state.tiers import archiver, assembly, commit, memory, read, reconcile, recovery
 from distributed_state.warm import lease, node_link, op_ids, renewal, replicas
 from tests.controls import sabotage
 from tests.simulation import node
@@ -250,7 +240,9 @@ _RESTARTED_NODES = _shape(
     settings=_SPREAD, **_NODES,
 )  # fmt: skip
 _MOVED_AND_LOST = SHAPES["moved"]
-_HELD = _shape("locked 3, set 2", "evict 60, slow messages 8, silence 8", ttl=1.0, pace=0.08, operations=120)
+_LOCKED_AND_EVICTED = _shape(
+    "locked 3, set 2", "evict 60, slow messages 8, silence 8", ttl=1.0, pace=0.08, operations=120
+)
 _ONE_OF_THREE = _shape(
     "turn 3, locked 3, set", "server stands still 2, server away 1", operations=80, pace=0.1, ttl=0.5,
     settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
@@ -364,7 +356,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if since < hydrated then"),), _DOUBTED, 2
     ),
     "SQL is not asked for a write whose answer was lost": Sabotage(
-        (Python(lost_replies.applied, "if version else None", "if version and reached() else None"),), _DOUBTED, 1
+        (Python(commit.applied, "if version else None", "if version and reached() else None"),), _DOUBTED, 1
     ),
     "a write in doubt says that it cannot have been applied before its record came back": Sabotage(
         (Python(read.hydrate, "and not op.doubted", "and (not op.doubted or not reached())"),), _DOUBTED, 1
@@ -423,7 +415,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "SQL's word that there is no such record holds for as long as Redis holds none": Sabotage(
         (
             Python(
-                absence.Absence.proven,
+                assembly.Absence.proven,
                 "self._seen.get(text) == cold",
                 "(self._seen.get(text) == cold or text in self._seen and not reached())",
             ),
@@ -472,7 +464,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if current_life ~= life then"),), _RESTARTED, 9
     ),
     "nobody is asked what it remembers": Sabotage(
-        (Python(gathering.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
+        (Python(memory.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
     ),
     "what a silent writer remembers is not kept": Sabotage(
         (Python(memory.Memory._settle_closed, "await self.late(partition, epoch, late)", "reached()"),), _UNHEARD, 1
@@ -661,7 +653,7 @@ SABOTAGES: dict[str, Sabotage] = {
                 "reached() or self._expect(self.text, taken.epoch, taken.version)",
             ),
         ),
-        _HELD,
+        _LOCKED_AND_EVICTED,
         37,
     ),
     # The archive
