@@ -19,9 +19,9 @@ from distributed_state.port import Job
 from distributed_state.port.waited import bounded
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.results import Event
-from distributed_state.warm.consumer import Buffer, Subscription, Waiting
+from distributed_state.warm.consumers import Buffer, Subscription, Waiting
 from distributed_state.warm.partition_assignment import PartitionAssignment
-from distributed_state.warm.positions import Position, count, shown
+from distributed_state.warm.stream import Position, count, shown
 
 log = logging.getLogger(__name__)
 _TEAM_SECONDS = 6.0

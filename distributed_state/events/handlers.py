@@ -19,7 +19,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import HandlerWorker
 from distributed_state.values.model import log_fields
 from distributed_state.values.results import Event
-from distributed_state.warm.consumer import RESYNC
+from distributed_state.warm.consumers import RESYNC
 from distributed_state.warm.telemetry import Facts, observed
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed_state.errors import InvalidValue
 from distributed_state.values.model import MAX_ID_BYTES, Ref
-from distributed_state.warm.consumer import RESYNC
+from distributed_state.warm.consumers import RESYNC
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.values import codec
 from distributed_state.values.presence import ABSENT, PRESENT, Presence
-from distributed_state.warm.answers import Committed, Draft
-from distributed_state.warm.refusals import unmet
+from distributed_state.warm.answers import Committed, Draft, unmet
 
 _MOST = 1000  # Lua takes so many arguments, and some more
 _WORDS = {ABSENT: b"!", PRESENT: b"+"}

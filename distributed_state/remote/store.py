@@ -23,7 +23,7 @@ from distributed_state.values import chance
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, HeldLease, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
-from distributed_state.warm.consumer import pattern
+from distributed_state.warm.consumers import pattern
 
 RETRY_FOR = 10.0
 TIMEOUT = 35.0  # a worker answers within 30

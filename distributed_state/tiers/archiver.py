@@ -20,16 +20,17 @@ from distributed_state.cold.values import Cursor
 from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
-from distributed_state.tiers.archive_pass import Pass, RestingJournals, grouped
+from distributed_state.tiers.archive_pass import Pass, grouped
 from distributed_state.tiers.recovery import Recovery
+from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
+from distributed_state.warm.clock import ROUND_SECONDS, Rounds
 from distributed_state.warm.partition_assignment import PartitionAssignment
-from distributed_state.warm.positions import count
-from distributed_state.warm.rounds import SECONDS, Rounds
+from distributed_state.warm.stream import count
 from distributed_state.warm.telemetry import observed, several
 
 log = logging.getLogger(__name__)
@@ -419,7 +420,7 @@ class Archiver:
             except Exception as error:
                 self.failure = f"it has ended: {type(error).__name__}"  # the beats of this replica go on
                 raise
-            if rests and not await self.resting.stirred.wait(max(pause, min(self._rounds.left, SECONDS))):
+            if rests and not await self.resting.stirred.wait(max(pause, min(self._rounds.left, ROUND_SECONDS))):
                 continue
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.

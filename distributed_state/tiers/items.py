@@ -19,9 +19,16 @@ from distributed_state.tiers.read import ROUNDS, reach
 from distributed_state.values.items import stamp_of
 from distributed_state.values.journal import Step, item_of, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.warm import items as warm_items
-from distributed_state.warm.answers import Cold, Committed, Draft, Uninitialised, UnknownItems
-from distributed_state.warm.items import Held, Listed, Window
+from distributed_state.warm.answers import (
+    Cold,
+    Committed,
+    Draft,
+    HeldItem,
+    ItemWindow,
+    ListedItems,
+    Uninitialised,
+    UnknownItems,
+)
 
 PAGE_BYTES = 1024 * 1024
 
@@ -39,7 +46,7 @@ async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tupl
     """Those of these items that there are, by collection, NUL and key, and the epoch under which that is so."""
     text = names.ref.text
     for _ in range(ROUNDS):
-        answer = await warm_items.read(tiers.warm, names, wanted)
+        answer = await tiers.warm.read_items(names, wanted)
         if isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
             continue
@@ -59,7 +66,7 @@ async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tupl
     raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be read")
 
 
-async def _holds(tiers: Tiers, names: RecordKeys, window: Window, found: FoundItems | FoundPage | None) -> bool:
+async def _holds(tiers: Tiers, names: RecordKeys, window: ItemWindow, found: FoundItems | FoundPage | None) -> bool:
     """Whether what SQL said goes with what Redis said: nothing was purged, and SQL knows the present layer."""
     if found is not None and found.archived < window.since:
         await reach(tiers, names)
@@ -67,7 +74,7 @@ async def _holds(tiers: Tiers, names: RecordKeys, window: Window, found: FoundIt
     return found is not None
 
 
-def _own(text: str, held: Held) -> ItemRow:
+def _own(text: str, held: HeldItem) -> ItemRow:
     return ItemRow(text, held.version, held.frame)
 
 
@@ -89,8 +96,8 @@ async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Li
     """The first items of a range, `limit` at most and about a megabyte; what is upon each other counts as it is."""
     text = names.ref.text
     for _ in range(ROUNDS):
-        answer = await warm_items.listed(
-            tiers.warm, names, wanted.collection, wanted.prefix, wanted.after, wanted.before,
+        answer = await tiers.warm.list_items(
+            names, wanted.collection, wanted.prefix, wanted.after, wanted.before,
             reverse=wanted.reverse, limit=limit, size=PAGE_BYTES,
         )  # fmt: skip
         if isinstance(answer, Uninitialised):
@@ -127,7 +134,7 @@ def _of_sql(epoch: str, found: FoundPage) -> Listing:
 
 
 def _merged(
-    listed: Listed, mine: Sequence[tuple[bytes, ItemRow]], found: FoundPage, limit: int, *, reverse: bool
+    listed: ListedItems, mine: Sequence[tuple[bytes, ItemRow]], found: FoundPage, limit: int, *, reverse: bool
 ) -> Listing:
     """Both in one order, as far as either was read."""
     ends = [rows[-1][0] for rows, goes_on in ((mine, listed.more), (found.rows, found.more)) if goes_on]

@@ -27,15 +27,15 @@ from distributed_state.port import Port, waited
 from distributed_state.port.lives import Life
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
-from distributed_state.tiers.reconcile import Backfill, reconcile
+from distributed_state.tiers.backfill import Backfill
+from distributed_state.tiers.reconcile import reconcile
 from distributed_state.values import chance
 from distributed_state.values.journal import Journal, JournalEntry, unpack
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
-from distributed_state.warm import scanning
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
-from distributed_state.warm.positions import count
+from distributed_state.warm.stream import count
 
 log = logging.getLogger(__name__)
 _PAGE = 1000  # entries of a journal
@@ -473,14 +473,14 @@ class Recovery:
     async def _present(self, keys: PartitionKeys, token: str) -> set[RecordKeys]:
         """All records of the partition in Redis, found by scanning its keys."""
         found: set[RecordKeys] = set()
-        cursor, texts = await scanning.page(self._warm, keys, 0)
+        cursor, texts = await self._warm.partitions.records_page(keys, 0)
         while True:
             names = ((text, self._keys.of(Ref.parse(text))) for text in texts)
             found.update(each for text, each in names if each.ref.text == text)  # other keys have such names too
             if not cursor:
                 return found
             await self._partitions.may(keys, token)
-            cursor, texts = await scanning.page(self._warm, keys, cursor)
+            cursor, texts = await self._warm.partitions.records_page(keys, cursor)
 
 
 def _mark(cursor: Cursor, last: JournalEntry, token: str) -> JournalEntry:

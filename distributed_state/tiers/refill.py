@@ -21,8 +21,8 @@ from distributed_state.port import Job, Port
 from distributed_state.values.keys import Keys
 from distributed_state.values.model import Ref
 from distributed_state.warm.client import Warm
+from distributed_state.warm.link import Link
 from distributed_state.warm.scripts import READ
-from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
 _BATCH = 128  # records that are asked about at a time

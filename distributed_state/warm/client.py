@@ -21,19 +21,30 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Loaded, Step
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, LIFETIME
-from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised, UnknownItems, committed
+from distributed_state.warm.answers import (
+    REFUSALS,
+    Cold,
+    Committed,
+    Draft,
+    HeldItem,
+    KnownItems,
+    ListedItems,
+    Swap,
+    Uninitialised,
+    UnknownItems,
+    committed,
+    refusal,
+)
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.op_ids import OpId, OpIds, Unsure
 from distributed_state.warm.partitions import Partitions
-from distributed_state.warm.patience import Patience
-from distributed_state.warm.refusals import REFUSALS, refusal
-from distributed_state.warm.scripts import COMMIT, HYDRATE, READ, UNCHANGED
+from distributed_state.warm.scripts import COMMIT, HYDRATE, LIST_ITEMS, READ, READ_ITEMS, UNCHANGED, RetryingClient
 from distributed_state.warm.telemetry import Telemetry, observed, several
 
 _CREATED = (b"E", b"conversation.created", b"{}")
 
 
-class Warm(Patience):
+class Warm(RetryingClient):
     """Redis or Valkey, as seen by one replica."""
 
     def __init__(self, port: Port, settings: Settings, replica: str, codec_of: Callable[[str], Codec]) -> None:
@@ -287,6 +298,41 @@ class Warm(Patience):
         answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self.ttl_ms, *fields])
         return int(answer[1]) if answer[0] == b"ok" else 0
 
+    # Items: those that are not said to be absent are to be looked for in SQL
+
+    async def read_items(self, names: RecordKeys, wanted: Sequence[bytes]) -> KnownItems | Cold | Uninitialised:
+        """Items by name: collection, NUL, key."""
+        answer = await self.script(READ_ITEMS, [names.record, names.items, names.meta], [self.ttl_ms, *wanted])
+        if answer[0] != b"ok":
+            return _absent(answer)
+        _, epoch, version, since, *items = answer
+        found = {
+            name: None if item == b"-" else _held(item) for name, item in zip(wanted, items, strict=True) if item != b""
+        }
+        return KnownItems(epoch.decode(), int(version), int(since or 0), found)
+
+    async def list_items(
+        self,
+        names: RecordKeys,
+        collection: bytes,
+        prefix: bytes,
+        after: bytes | None,
+        before: bytes | None,
+        *,
+        reverse: bool,
+        limit: int,
+        size: int,
+    ) -> ListedItems | Cold | Uninitialised:
+        """The first of a range of keys, so many at most and of so many bytes."""
+        bounds = [b"" if bound is None else b"=" + bound for bound in (after, before)]
+        arguments = [self.ttl_ms, collection, prefix, *bounds, b"1" if reverse else b"", limit, size]
+        answer = await self.script(LIST_ITEMS, [names.record, names.items, names.meta], arguments)
+        if answer[0] != b"ok":
+            return _absent(answer)
+        _, epoch, version, since, whole, more, *pairs = answer
+        items = {key: _held(text) for key, text in zip(pairs[::2], pairs[1::2], strict=True)}
+        return ListedItems(epoch.decode(), int(version), int(since or 0), whole == b"1", more == b"1", items)
+
 
 def events_of(names: RecordKeys, draft: Draft) -> list[Step]:
     """The steps beside a change, with those that the beginning of a session adds."""
@@ -298,3 +344,12 @@ def events_of(names: RecordKeys, draft: Draft) -> list[Step]:
         if any(draft.lifetime) and not any(step == b"x" for step, _, _ in events):
             events.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
     return events
+
+
+def _held(text: bytes) -> HeldItem:
+    version, _, frame = text.partition(b" ")
+    return HeldItem(int(version), frame)
+
+
+def _absent(answer: list[Any]) -> Cold | Uninitialised:
+    return Cold(answer[1].decode(), "") if answer[0] == b"cold" else Uninitialised()

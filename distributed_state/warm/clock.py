@@ -1,36 +1,38 @@
-"""Redis' clock, as this replica estimates it. Law: deadlines are compared by one clock, whatever the workers' own say.
+"""Time: Redis' clock as this replica estimates it, and the moments at which a replica asks Redis for what may wait.
 
-Between two answers it goes on by this process's monotonic clock, which no setting of the time moves: a worker's wall
-clock may jump either way, and nothing ends sooner or later. The monotonic clock may stand still while a machine is
-suspended; then this one is late, so that things end later and none too soon, until it asks again: at least every
-minute wherever something is to be found past its deadline, and with every probe of the link.
+Law: deadlines are compared by one clock, whatever the workers' own say. Between two answers it goes on by this
+process's monotonic clock, which no setting of the time moves: a worker's wall clock may jump either way, and nothing
+ends sooner or later. The monotonic clock may stand still while a machine is suspended; then this one is late, so that
+things end later and none too soon, until it asks again: at least every minute wherever something is to be found past
+its deadline, and with every probe of the link.
 
-Each server of a cluster has a clock of its own. What counts is the earliest of them, for the same reason; and a write
-says since when it can have been applied, which must not be later than what the server's clock shows that applies it.
+Each server of a cluster has a clock of its own. The earliest of them counts, for the same reason; and a write says
+since when it can have been applied, which must not be later than what the server's clock shows that applies it.
 
-Design: section 5.
+Rounds: to wake a server that has nothing to do costs it more than most commands do. So a replica at rest wakes it once
+for the proof of its link, its heartbeat, its claims and its look at journals, and for none of them later than it was
+to be. The moments of different replicas lie apart.
+
+Design: sections 5, 12.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Port
+from distributed_state.values import chance
 
 _STALE = 60.0
 _DRIFT = 0.0005  # a clock that is being set right runs at most that much too fast or too slow (adjtime)
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """What one server said: how far its clock is ahead of our monotonic one, when, and how long the answer took."""
-
-    ahead: float
-    asked: float
-    took: float
+ROUND_SECONDS = 3.0  # between two common moments
+_CALM = 300  # up to this many replicas have rounds of that length; more of them together wake the server as often
+_RAREST = 3.0  # but no round is longer than this many times that length
+_EARLY = 0.05  # a timer may be that early, and what is due so soon goes along
 
 
 class ServerClock:
@@ -38,7 +40,7 @@ class ServerClock:
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, Reading] = {}
         self._tried: dict[str, float] = {}
         self._ahead = 0.0
         self._earliest = 0.0  # as `_ahead`, of a clock that runs slow by as much as it may, since the start of ours
@@ -70,7 +72,7 @@ class ServerClock:
         known = self._heard.get(node)
         if isinstance(answer, list) and (known is None or took <= known.took or received - known.asked > _STALE):
             server = int(answer[0]) + int(answer[1]) / 1e6
-            self._heard = {**self._heard, node: Heard(server + took / 2 - received, received, took)}
+            self._heard = {**self._heard, node: Reading(server + took / 2 - received, received, took)}
             self._tried[node] = received
             self._take_earliest()
 
@@ -110,3 +112,48 @@ class ServerClock:
         if error is not None and len(failed) == len(nodes):
             raise error
         self._tried.update(dict.fromkeys(failed, self._port.monotonic()))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one server answered: how far its clock is ahead of our monotonic one, when, and how long the answer took."""
+
+    ahead: float
+    asked: float
+    took: float
+
+
+class Rounds:
+    """The common moments of one replica, by its monotonic clock, when it asks for all that may wait."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._phase = chance.source.random() * ROUND_SECONDS
+        self.seconds = ROUND_SECONDS  # between two moments, in a fleet of the size that was reported last
+
+    def spread(self, members: int) -> None:
+        """In a large fleet the moments lie further apart: so more replicas wake the server no more often."""
+        self.seconds = ROUND_SECONDS * min(max(members / _CALM, 1.0), _RAREST)
+
+    def pause(self, seconds: float) -> float:
+        """Seconds until the last common moment within so many; all of them if that is less than a round."""
+        if seconds < self.seconds:
+            return seconds
+        now = self._monotonic()
+        return self._count(now + seconds) * self.seconds + self._phase - now
+
+    def due(self, at: float) -> bool:
+        """Whether it is time for what was to be at this moment, or is in an instant."""
+        return self._monotonic() + _EARLY >= at
+
+    def passed(self, since: float) -> bool:
+        """Whether a common moment has come since then."""
+        return self._count(self._monotonic()) > self._count(since)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the next common moment."""
+        return self.pause(self.seconds)
+
+    def _count(self, at: float) -> int:
+        return math.floor((at + _EARLY - self._phase) / self.seconds)

@@ -3,7 +3,13 @@
 WAIT and WAITAOF hold up everything that stands behind them on a connection (a GET behind WAIT 1 1500 waits 1.5 s), and
 they wait only for what their own connection wrote. So they do not stand behind the commit, but behind a script that
 looks whether the server has that very commit, and writes something. The tasks of an event loop share one such
-exchange: while one is on its way, who comes meanwhile goes with the next.
+exchange: a task that comes while one is on its way goes with the next.
+
+A level is a class with the same methods each, which says what is sent behind these scripts and judges the answers:
+`Fsynced` waits for the primary's disk, `Replicated` for replicas. `possible` says what is missing now, '' if nothing,
+and raises ConfigurationError if the level can never be reached there. `behind` is what is sent behind the scripts that
+write. `reached` is '' if the level was reached, else why not; None: ask again. `forget`: another server may answer
+there from now on.
 
 Design: section 14.
 """
@@ -11,25 +17,32 @@ Design: section 14.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Call, Port, Signal, Words, waited
+from distributed_state.port.addresses import node_name
+from distributed_state.port.lives import KnownReplicas
 from distributed_state.settings import Settings
 from distributed_state.values.levels import ARCHIVED, EVERY, FSYNCED, MEMORY, Level, level_of
-from distributed_state.warm.fsync import Fsynced
-from distributed_state.warm.patience import Patience
-from distributed_state.warm.replicas import Replicated
-from distributed_state.warm.scripts import CONFIRM
+from distributed_state.warm.scripts import CONFIRM, RetryingClient
 
 REACHED = ""
 ABSENT = "Redis does not hold it any more"
 _SHARE = 0.8  # of the time that an answer may take: WAIT must give up before the connection is given up
 _ROUNDS = 5
 _BACK = 16
+_ALWAYS = "appendonly yes, appendfsync always and no-appendfsync-on-rewrite no"
+_NEEDED = {b"appendonly": b"yes", b"appendfsync": b"always", b"no-appendfsync-on-rewrite": b"no"}
+_POLICY: Words = (b"CONFIG", b"GET", *_NEEDED)
+_WAITAOF = (7, 2)
+_LOOK_EVERY = 5.0  # seconds for which an answer of Sentinels or the cluster is believed
+_REPLICA = re.compile(r"slave\d+")
+_INFO: Words = (b"INFO", b"replication")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,55 +69,17 @@ class Claim:
         return CONFIRM, keys, [self.epoch, self.offset, self.event, self.version, back]
 
 
-def never_embedded(level: Level) -> str:
-    """Why the embedded server is refused."""
-    return (
-        f"durability {level.text!r} needs a server: the embedded one has neither replicas nor a file; "
-        "its levels are 'memory' and 'archived'"
-    )
-
-
-class Wait(Protocol):
-    """What one level waits for."""
-
-    async def possible(self, node: str) -> str:
-        """What is missing now, '' if nothing. Raises ConfigurationError if the level never can be reached there."""
-        ...
-
-    async def behind(self, node: str) -> list[Words]:
-        """What is sent behind the scripts that write."""
-        ...
-
-    async def reached(self, node: str, sent: list[Words], answers: list[Any]) -> str | None:
-        """'' if the level was reached, else why not; None: ask again."""
-        ...
-
-    def forget(self, node: str) -> None:
-        """Another server may answer there from now on."""
-        ...
-
-
-class _Wave:
-    """Claims of several tasks that are confirmed together."""
-
-    def __init__(self, done: Signal) -> None:
-        self.done = done
-        self.claims: list[Claim] = []
-        self.results: list[str] = []
-        self.lost = "the store was closed meanwhile"
-
-
 class Confirming:
     """Confirms commits at levels between memory and the archive. `level` is that of writes which say none."""
 
-    def __init__(self, port: Port, patience: Patience, settings: Settings) -> None:
+    def __init__(self, port: Port, client: RetryingClient, settings: Settings) -> None:
         self.level = level_of(settings.durability or "memory")
         self.admitted: set[Level] = set()  # those that the servers were seen to be able to keep
         self.missed: Counter[str] = Counter()  # commits whose level was not reached, by level
         self._port = port
-        self._patience = patience
+        self._client = client
         self._wait_ms = max(1, int(min(settings.timeout, settings.retry_for or math.inf) * 1000 * _SHARE))
-        self._waits: dict[Level, Wait] = {}
+        self._waits: dict[Level, Fsynced | Replicated] = {}
         self._next: dict[tuple[object, str, Level], _Wave] = {}  # by event loop as well
         self._running: dict[tuple[object, str, Level], _Wave] = {}
 
@@ -142,10 +117,10 @@ class Confirming:
                     results[at] = result
                 left = [at for at in left if at not in group]
 
-        await self._patience.patiently(attempt)
+        await self._client.patiently(attempt)
         return results
 
-    def _wait(self, level: Level) -> Wait:
+    def _wait(self, level: Level) -> Fsynced | Replicated:
         wait = self._waits.get(level)
         if wait is None:
             if level is FSYNCED:
@@ -195,7 +170,7 @@ class Confirming:
         """Wait until others have asked. Raises WarmUnavailable when this call has waited for as long as it may."""
         began = self._port.monotonic()
         account = waited.present()
-        if not await wave.done.wait(None if account is None else self._patience.left()) and account is not None:
+        if not await wave.done.wait(None if account is None else self._client.left()) and account is not None:
             account.add(began)
             raise WarmUnavailable("others wait for the same answer, and none came")
 
@@ -221,3 +196,208 @@ class Confirming:
         except StateError as error:
             # It is applied: whatever is wrong now, as a right that was taken away, must not look as if it was not.
             return [str(error)] * len(claims)
+
+
+class _Wave:
+    """Claims of several tasks that are confirmed together."""
+
+    def __init__(self, done: Signal) -> None:
+        self.done = done
+        self.claims: list[Claim] = []
+        self.results: list[str] = []
+        self.lost = "the store was closed meanwhile"
+
+
+def never_embedded(level: Level) -> str:
+    """Why the embedded server is refused."""
+    return (
+        f"durability {level.text!r} needs a server: the embedded one has neither replicas nor a file; "
+        "its levels are 'memory' and 'archived'"
+    )
+
+
+# On the disk
+
+
+class Fsynced:
+    """Waits for the primary's disk. Law: only a server that is known to keep its word is believed.
+
+    With `appendfsync always` an answer leaves after the disk was written, so the answer of a script that wrote is
+    enough. Redis from 7.2 on says by WAITAOF when a write is on the disk. Valkey (9.1 was measured) says so with
+    `everysec` before it is, and loses what it confirmed when the power goes: it is believed with `always` alone.
+    """
+
+    def __init__(self, port: Port, wait_ms: int) -> None:
+        self._port = port
+        self._wait_ms = wait_ms
+        self._says: dict[str, bool] = {}  # by server: whether its WAITAOF is believed
+
+    async def possible(self, node: str) -> str:
+        """'': nothing can be missing just now. Raises ConfigurationError if this server never keeps its word."""
+        if await self._waits(node):
+            policy, done = await self._port.apart(node, [], [_POLICY, (b"WAITAOF", 0, 0, 1)])
+            if isinstance(done, StateError):
+                raise done
+            found = {} if isinstance(policy, StateError) else _pairs(policy)
+            if found.get(b"appendonly") == b"no" or found.get(b"appendfsync") == b"no":
+                raise ConfigurationError(f"{node}: {_policy(found)}: nothing is ever waited for; configure {_ALWAYS}")
+            return ""
+        why = _lacking(await self._port.command_with(node, *_POLICY))
+        if why:
+            raise ConfigurationError(f"{node}: durability 'fsynced' cannot be kept: {why}; configure {_ALWAYS}")
+        return ""
+
+    async def behind(self, node: str) -> list[Words]:
+        """What is sent behind the scripts that write."""
+        return [(b"WAITAOF", 1, 0, self._wait_ms) if await self._waits(node) else _POLICY]
+
+    async def reached(self, node: str, sent: list[Words], answers: list[Any]) -> str | None:
+        """'' if the level was reached, else why not."""
+        if sent[0][0] == b"WAITAOF":
+            return "" if int(answers[0][0]) >= 1 else "the disk was not written in time"
+        # Asked each time: who restarts or reconfigures a server tells nobody.
+        return _lacking(answers[0])
+
+    def forget(self, node: str) -> None:
+        """Another server may answer there from now on."""
+        self._says.pop(node, None)
+
+    async def _waits(self, node: str) -> bool:
+        known = self._says.get(node)
+        if known is None:
+            text = (await self._port.command_with(node, b"INFO")).decode(errors="replace")
+            info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+            known = self._says[node] = believed(info)
+            if known and info.get("aof_enabled") != "1":
+                del self._says[node]
+                raise ConfigurationError(
+                    f"{node}: durability 'fsynced' cannot be kept: no append-only file; configure appendonly yes"
+                )
+        return known
+
+
+def believed(info: dict[str, str]) -> bool:
+    """Whether WAITAOF of this server says what is so, by its INFO: Redis' does, from 7.2 on."""
+    if "valkey_version" in info or info.get("server_name", "redis") != "redis":
+        return False
+    numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2] if part.isdigit())
+    return numbers >= _WAITAOF
+
+
+def _pairs(answer: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(answer[::2], answer[1::2], strict=True))
+
+
+def _lacking(answer: list[bytes]) -> str:
+    """Why this policy does not write the disk before each answer; '' if it does."""
+    found = _pairs(answer)
+    return "" if found.items() >= _NEEDED.items() else _policy(found)
+
+
+def _policy(found: dict[bytes, bytes]) -> str:
+    return ", ".join(f"{name.decode()} {found[name].decode()}" for name in _NEEDED if name in found)
+
+
+# On replicas
+
+
+class Replicated:
+    """Waits for this many replicas; `every` waits for all that may be promoted.
+
+    A count is worth nothing by itself: a write that one of two replicas has is gone when the other one is promoted. So
+    "replicated" waits for all that are attached, and for all that Sentinels or the cluster know and may promote
+    although they are away now. Where only the primary knows of replicas, the most that were ever seen attached count:
+    a primary forgets a replica whose connection ended.
+    """
+
+    def __init__(self, port: Port, wait_ms: int, replicas: int, *, every: bool) -> None:
+        self._port = port
+        self._wait_ms = wait_ms
+        self._replicas = replicas
+        self._every = every
+        self._seen: dict[str, _Seen] = {}
+        self._most: dict[str, int] = {}  # attached at one time, where only the primary knows
+
+    async def possible(self, node: str) -> str:
+        """What is missing now for this level, '' if nothing. Raises ConfigurationError if it never can be reached."""
+        said, acknowledged = await self._port.apart(node, [], [_INFO, (b"WAIT", 0, 1)])
+        for answer in (said, acknowledged):
+            if isinstance(answer, StateError):
+                raise answer
+        attached = _attached(said)
+        if not self._every:
+            return self._short(len(attached), self._replicas)
+        seen = await self._look(node, attached)
+        away = sorted(seen.promotable - attached)
+        return self._short(len(attached), self._needed(node, seen)) + (f": {', '.join(away)}" if away else "")
+
+    async def behind(self, node: str) -> list[Words]:
+        """What is sent behind the scripts that write."""
+        if not self._every:
+            return [(b"WAIT", self._replicas, self._wait_ms)]
+        seen = self._seen.get(node)
+        if seen is None or self._port.monotonic() - seen.at > _LOOK_EVERY:
+            seen = await self._look(node, _attached(await self._port.command_with(node, *_INFO)))
+        return [(b"WAIT", self._needed(node, seen), self._wait_ms), _INFO]
+
+    async def reached(self, node: str, sent: list[Words], answers: list[Any]) -> str | None:
+        """'' if the level was reached, else why not; None: there are others than was known, so ask again."""
+        needed, acknowledged = int(sent[0][1]), int(answers[0])
+        if self._every:
+            attached = _attached(answers[1])
+            seen = self._seen.get(node)
+            if seen is None or attached != seen.attached:
+                # One that came may be promoted; where one left, Sentinels or the cluster say whether it still may be.
+                seen = await self._look(node, attached)
+            if self._needed(node, seen) > needed:
+                return None
+        return "" if acknowledged >= needed else self._short(acknowledged, needed)
+
+    def forget(self, node: str) -> None:
+        """Another server may answer there from now on."""
+        self._seen.pop(node, None)
+
+    async def _look(self, node: str, attached: frozenset[str]) -> _Seen:
+        before = self._seen.get(node)
+        try:
+            known = await self._port.thread(self._port.replicas, node)
+        except WarmUnavailable:
+            # Nobody who could promote one answers. What they said last still holds, if they ever did.
+            if before is None:
+                raise
+            known = before.known
+        seen = self._seen[node] = _Seen(known, attached, self._port.monotonic())
+        self._most[node] = max(self._most.get(node, 0), len(attached))
+        return seen
+
+    def _needed(self, node: str, seen: _Seen) -> int:
+        """How many must acknowledge, so that all that may be promoted do, whichever else do."""
+        if seen.known is None:
+            return max(1, self._most[node])
+        return max(1, len(seen.promotable | seen.attached))
+
+    def _short(self, found: int, needed: int) -> str:
+        return "" if found >= needed else f"{found} of {needed} replicas have it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is known of the replicas of a primary. `known`: None if only the primary knows of them."""
+
+    known: KnownReplicas | None
+    attached: frozenset[str]
+    at: float
+
+    @property
+    def promotable(self) -> frozenset[str]:
+        """Those that may take the primary's place."""
+        return self.attached if self.known is None else self.known.promotable | (self.attached - self.known.others)
+
+
+def _attached(text: bytes) -> frozenset[str]:
+    """The replicas that follow a primary now, as its INFO has them. Raises WarmUnavailable if it is none."""
+    info = dict(line.split(":", 1) for line in text.decode(errors="replace").splitlines() if ":" in line)
+    if info.get("role") != "master":
+        raise WarmUnavailable("it is no primary any more")
+    listed = [dict(each.split("=", 1) for each in info[name].split(",")) for name in info if _REPLICA.fullmatch(name)]
+    return frozenset(node_name(each["ip"], int(each["port"])) for each in listed if each["state"] == "online")

@@ -2,7 +2,7 @@
 
 Each partition has a sorted set of the records whose locks are held, by the locks' tokens: `acquire` adds, `release`
 takes out. A lock that ended by itself, as its holder died, leaves its member behind. So what is shown is read from the
-locks themselves, and a member without a lock is taken out by its token: whoever has the record since has a greater one.
+locks themselves, and a member without a lock is taken out by its token: a later holder of the record has a greater one.
 
 Design: section 8.
 """
@@ -21,26 +21,13 @@ from distributed_state.values.results import HeldLease, Waiter
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.lease import Leases
 from distributed_state.warm.lock import Lock, seizing
+from distributed_state.warm.scripts import RetryingClient
 
 _WAITERS = 20
 _PAGE = 1000  # members of one partition, where some are left out
 _TTL = 5.0  # seconds that whoever ends a lease holds the record at most
 _CARRIED = re.compile(r"\.[0-9a-f]{24}$")  # of one that a client carries; nobody reads it here
 _CURSOR = re.compile(r"(\d{1,18})\.(.+)", re.DOTALL)
-
-
-class _Row(NamedTuple):
-    """A member: whose lock, by its token, under which epoch of its partition."""
-
-    token: int
-    text: str
-    names: RecordKeys
-    epoch: str
-
-    @property
-    def place(self) -> tuple[int, str]:
-        """Where it stands among all: tokens of several partitions may be equal."""
-        return self.token, self.text
 
 
 class HeldLeases:
@@ -125,25 +112,18 @@ class HeldLeases:
             await self._port.exchange(commands) if commands else None
 
 
-async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
-    """End the lease with this token, whoever holds it; False if it is not held any more.
+class _Row(NamedTuple):
+    """A member: whose lock, by its token, under which epoch of its partition."""
 
-    It is taken over and given back: its holder is refused as fenced from then on, and the first who waits is next.
-    """
-    seize = seizing(token)
-    held = await leases.warm.command(b"GET", names.lock)
-    if held is None or not held[1:].startswith(seize.encode()):
-        return False
-    lock = Lock(leases.warm, leases.waiters, leases.start, names, wait=0, ttl=_TTL, mode=chr(held[0]), seize=seize)
-    lock.holder = leases.name()
-    deadline = leases.port.monotonic() + _TTL
-    try:
-        await lock.take(None)
-    except LockTimeout:
-        return False
-    finally:
-        await leases.port.shield(lock.give_back(deadline))
-    return True
+    token: int
+    text: str
+    names: RecordKeys
+    epoch: str
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Where it stands among all: tokens of several partitions may be equal."""
+        return self.token, self.text
 
 
 def _place(after: str | None) -> tuple[int, str]:
@@ -180,3 +160,42 @@ def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> Held
 def _replica(holder: str) -> str:
     """Who asked under this name, as `Leases.name` makes it."""
     return holder.partition(".")[0]
+
+
+async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
+    """End the lease with this token, whoever holds it; False if it is not held any more.
+
+    It is taken over and given back: its holder is refused as fenced from then on, and the first who waits is next.
+    """
+    seize = seizing(token)
+    held = await leases.warm.command(b"GET", names.lock)
+    if held is None or not held[1:].startswith(seize.encode()):
+        return False
+    lock = Lock(leases.warm, leases.waiters, leases.start, names, wait=0, ttl=_TTL, mode=chr(held[0]), seize=seize)
+    lock.holder = leases.name()
+    deadline = leases.port.monotonic() + _TTL
+    try:
+        await lock.take(None)
+    except LockTimeout:
+        return False
+    finally:
+        await leases.port.shield(lock.give_back(deadline))
+    return True
+
+
+async def seconds_left(client: RetryingClient, records: Sequence[RecordKeys]) -> list[float | None]:
+    """How long the lease of each record lasts unless it is renewed, None for those that nobody holds. One round trip.
+
+    It may be over when it is read.
+    """
+    metas = list(dict.fromkeys(names.meta for names in records))
+    commands: list[Words] = [(b"HGET", meta, b"journal") for meta in metas]
+    commands += [(word, names.lock) for names in records for word in (b"GET", b"PTTL")]
+    answers = await client.commands(commands) if commands else []
+    epochs = {meta: (noted or b"").partition(b" ")[0] for meta, noted in zip(metas, answers, strict=False)}
+    locks = zip(answers[len(metas) :: 2], answers[len(metas) + 1 :: 2], strict=True)
+    # One of another epoch was granted before Redis lost something: it holds nothing any more (acquire.lua).
+    return [
+        left_ms / 1000 if held and left_ms > 0 and b"@%b:" % epochs[names.meta] in held else None
+        for names, (held, left_ms) in zip(records, locks, strict=True)
+    ]

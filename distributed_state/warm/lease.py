@@ -7,7 +7,13 @@ The lease is bound to the task or thread that took it (a context variable), not 
 as somebody holds it: the `with` that entered it, or by hand whoever keeps the object; and no longer than that task or
 thread lives.
 
-Design: section 8.
+The leases of a replica are renewed together. A holder knows of a loss before anybody else can hold its lock, so the
+deadlines are watched apart from the renewing, which may hang with the server. Where there are several servers, each has
+a renewing job of its own, or one that is silent would cost the leases that the others keep. A lease is kept from before
+it is asked for: one that nobody holds any more, because its holder was interrupted, has ended or was collected, is
+given back in the next round instead of being renewed.
+
+Design: sections 8, 20, 23.
 """
 
 from __future__ import annotations
@@ -15,41 +21,34 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from weakref import ref
 
-from distributed_state.errors import Fenced, Interrupted, Locked, LockTimeout
-from distributed_state.port import Call, Guard, Port
+from distributed_state.errors import Fenced, Interrupted, Locked, LockTimeout, StateError, WarmUnavailable
+from distributed_state.port import Call, Guard, Job, Port
 from distributed_state.port.bodies import Body, leaving
 from distributed_state.port.waited import bounded
+from distributed_state.values import chance
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.client import Warm
-from distributed_state.warm.lock import Lock, Taken, check_times, seizing
+from distributed_state.warm.link import Link
+from distributed_state.warm.lock import Lock, Taken, Waiters, check_times, seizing
 from distributed_state.warm.op_ids import OpId
-from distributed_state.warm.renewal import Renewal
-from distributed_state.warm.subscription import Link
-from distributed_state.warm.waiters import Waiters
+from distributed_state.warm.scripts import RENEW
 
 log = logging.getLogger(__name__)
 # Weakly: a lease that its holder let go of is not kept by the context that took it.
 _held: ContextVar[dict[tuple[int, str], Callable[[], AsyncLease | None]]] = ContextVar("distributed_state_leases")
-
-
-def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
-    """The other leases held in this context, without interrupted ones, which would otherwise stay in it for good."""
-    found = ((name, each, each()) for name, each in _held.get({}).items())
-    return {name: each for name, each, lease in found if lease not in (None, mine) and _is_held(lease)}
-
-
-def _is_held(lease: AsyncLease | None) -> bool:
-    """Whether its holder is there. One that was released is history: a task that was started under it has outlived it.
-
-    So is one whose body is over, which was interrupted before it could be released.
-    """
-    return lease is not None and not lease.released and lease.body.there
+_IDLE_SECONDS = 60.0
+_SHORTEST = 0.005
+_GIVEN_BACK = 2  # times
+_LOCK_VALUE = re.compile(r"x(\d{1,18})@[0-9A-Za-z_.\-]{1,100}:([0-9A-Za-z_.\-]{1,200})")
 
 
 class Leases:
@@ -63,7 +62,7 @@ class Leases:
         self.start = start
         self._on_lost = on_lost
         self.waiters = Waiters(port, link)
-        self._renewal = Renewal[AsyncLease](port, self._lose)
+        self._renewal = Renewal(port, self._lose)
         self._count = itertools.count(1)
         self.lost = self.timeouts = 0
         port.when_a_loop_ends(self._loop_ended)
@@ -177,6 +176,20 @@ class Leases:
     async def close(self) -> None:
         """Stop renewing; what is still held expires by itself."""
         await self._renewal.close()
+
+
+def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
+    """The other leases held in this context, without interrupted ones, which would otherwise stay in it for good."""
+    found = ((name, each, each()) for name, each in _held.get({}).items())
+    return {name: each for name, each, lease in found if lease not in (None, mine) and _is_held(lease)}
+
+
+def _is_held(lease: AsyncLease | None) -> bool:
+    """Whether its holder is there. One that was released is history: a task that was started under it has outlived it.
+
+    So is one whose body is over, which was interrupted before it could be released.
+    """
+    return lease is not None and not lease.released and lease.body.there
 
 
 @bounded()
@@ -401,3 +414,287 @@ class AsyncLease:
             raise self.gone("its body was ended") from cause
         if cause is not error and cause is not None:
             raise cause
+
+
+# Leases whose holder is not a task of this process
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedLease:
+    """A lock whose holder is not a task of this process, such as a client over HTTP: the value that it carries.
+
+    The server judges it at each use. Nobody here renews it or watches its time: what is written under one that has
+    ended is refused by the server. Raises ValueError if the value cannot be a lock's.
+    """
+
+    lock_value: str
+    TTL: ClassVar[float] = 30.0
+
+    def __post_init__(self) -> None:
+        if _LOCK_VALUE.fullmatch(self.lock_value) is None:
+            raise ValueError("this is no lock value")
+
+    @property
+    def token(self) -> int:
+        """The fencing token, greater for every later holder."""
+        return int(self.lock_value[1:].split("@", 1)[0])
+
+    @property
+    def holder(self) -> str:
+        """The name under which the server knows who holds it."""
+        return self.lock_value.split(":", 1)[1]
+
+    @classmethod
+    async def take(
+        cls, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
+    ) -> Self:
+        """Hold the record, or raise LockTimeout after `wait` seconds; at once, from who holds it with this token."""
+        lock = _lock(leases, names, wait, ttl, "" if take_over is None else seizing(take_over))
+        # Whoever reads the name of a holder elsewhere cannot make a lease of it.
+        lock.holder = f"{leases.name()}.{chance.token_hex(12)}"
+        try:
+            return cls((await lock.take(None)).lock_value)
+        except BaseException:
+            await leases.port.shield(lock.give_back(leases.port.monotonic() + ttl))
+            raise
+
+    async def renew(self, leases: Leases, names: RecordKeys, *, ttl: float) -> bool:
+        """Keep it for `ttl` seconds from now; False if it has ended."""
+        check_times(0, ttl, None)
+        answer = (await leases.port.scripts([(RENEW, [names.lock, names.meta], [self.lock_value, int(ttl * 1000)])]))[0]
+        if isinstance(answer, StateError):
+            raise answer
+        return bool(answer[0] == b"ok")
+
+    async def give_back(self, leases: Leases, names: RecordKeys) -> bool:
+        """Release the record; False if it was lost. Harmless when it has ended."""
+        lock = _lock(leases, names, 0, self.TTL)
+        lock.holder = self.holder
+        return await leases.port.shield(lock.give_back(leases.port.monotonic()))
+
+    def carry(self, leases: Leases, lease: AsyncLease) -> None:
+        """Have the running task write under it; `lease` is one of the record that was not taken."""
+        lease.holder = self.holder
+        leases.carry(lease, self.lock_value, self.token)
+
+
+def _lock(leases: Leases, names: RecordKeys, wait: float, ttl: float, seize: str = "") -> Lock:
+    check_times(wait, ttl, None)
+    return Lock(leases.warm, leases.waiters, leases.start, names, wait=wait, ttl=ttl, mode="x", seize=seize)
+
+
+# Renewal
+
+
+class Renewal:
+    """The leases that are kept, by their holders' names; `lose(lease, why)` is called for one that cannot be."""
+
+    def __init__(self, port: Port, lose: Callable[[AsyncLease, str], None]) -> None:
+        self._port = port
+        self._lose = lose
+        self._mutex = port.mutex()
+        self._kept = port.signal()
+        self._watched = port.signal()
+        # Until when each job sleeps. While it is awake, it is told of every lease: it may have looked already.
+        self._renews_at = self._watches_at = math.inf
+        self._jobs: list[Job] = []
+        self._servers: dict[str, _Server] = {}
+        self._held: dict[str, _Kept] = {}
+
+    @property
+    def leases(self) -> list[AsyncLease]:
+        """Those that are held."""
+        found = [kept.lease() for kept in list(self._held.values())]
+        return [lease for lease in found if lease is not None and lease.granted]
+
+    def keep(self, lease: AsyncLease, lock: Lock) -> None:
+        """Look after it from now on: it is about to be asked for under the lock's name."""
+        self._held[lock.holder] = _Kept(lease, lock)
+        with self._mutex:
+            if not self._jobs:
+                self._jobs = [
+                    self._port.spawn(self._renew, "distributed-state-leases"),
+                    self._port.spawn(self._watch, "distributed-state-deadlines"),
+                ]
+        if lease.renew_at < self._renews_at:
+            self._kept.set()
+
+    def watch(self, lease: AsyncLease) -> None:
+        """It was granted: watch its deadline."""
+        if min(lease.deadline, lease.ends) < self._watches_at:
+            self._watched.set()
+
+    def drop(self, holder: str) -> bool:
+        """Stop renewing a lease. True if it was renewed until now, and not given back because nobody held it."""
+        kept = self._held.pop(holder, None)
+        return kept is not None and not kept.given_back
+
+    async def _renew(self) -> None:
+        while True:
+            self._kept.clear()  # first: a lease kept from here on ends the wait below
+            self._renews_at = math.inf
+            await self._round()  # no variable of this one may keep a lease while it sleeps
+            now = self._port.monotonic()
+            first = min((kept.due_at for kept in list(self._held.values())), default=now + _IDLE_SECONDS)
+            self._renews_at = max(first, now + _SHORTEST)
+            await self._kept.wait(self._renews_at - now)
+
+    async def _round(self) -> None:
+        now = self._port.monotonic()
+        for holder in [holder for holder, kept in list(self._held.items()) if kept.over(now)]:
+            self._held.pop(holder, None)
+        due = {holder: kept for holder, kept in list(self._held.items()) if now >= kept.due_at}
+        if self._port.several:
+            self._hand_out(due, now)
+        elif due:
+            await self._renew_all(list(due.values()))
+
+    async def _watch(self) -> None:
+        while True:
+            self._watched.clear()
+            self._watches_at = math.inf
+            now = self._port.monotonic()
+            self._watches_at = max(min(self._ends(now), default=now + _IDLE_SECONDS), now + _SHORTEST)
+            await self._watched.wait(self._watches_at - now)
+
+    def _ends(self, now: float) -> list[float]:
+        """When leases end unless they are renewed; those of which it is over are lost."""
+        ends = []
+        for lease in self.leases:
+            if now >= lease.deadline:
+                self._lose(lease, "could not be renewed in time")
+            elif now >= lease.ends:
+                self._lose(lease, "was held for as long as it may be")
+            else:
+                ends.append(min(lease.deadline, lease.ends))
+        return ends
+
+    def _hand_out(self, due: dict[str, _Kept], now: float) -> None:
+        """Give each lease to the job of the server that has its lock now. Waits for none of them."""
+        for holder, kept in due.items():
+            kept.wait(now)
+            node = self._server_of(kept)
+            with self._mutex:
+                server = self._servers.get(node)
+                if server is None:
+                    server = self._servers[node] = _Server(self._port)
+                    server.job = self._port.spawn(partial(self._serve, node, server), "distributed-state-leases-of-one")
+                server.due[holder] = kept
+            server.handed.set()
+
+    def _server_of(self, kept: _Kept) -> str:
+        try:
+            return self._port.node_of(kept.lock.names.lock)
+        except WarmUnavailable:
+            return ""  # nobody has it just now: who asks for it looks again
+
+    async def _serve(self, node: str, server: _Server) -> None:
+        """Renew what one server has, until it has had nothing for a while."""
+        while True:
+            server.handed.clear()  # first: what is handed out from here on ends the wait below
+            with self._mutex:
+                due, server.due = server.due, {}
+            if due:
+                await self._renew_all(list(due.values()))
+            elif not await server.handed.wait(_IDLE_SECONDS):
+                with self._mutex:
+                    if not server.due:
+                        del self._servers[node]
+                        return
+
+    async def _renew_all(self, due: list[_Kept]) -> None:
+        sent = self._port.monotonic()
+        asked = {kept: call for kept in due if (call := kept.due_call(sent)) is not None}
+        try:
+            answers = await self._port.scripts(list(asked.values())) if asked else []
+        except StateError as error:
+            log.warning("leases: renewal failed: %s", error)
+            return
+        for kept, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, StateError):
+                about = kept.lock.names.ref.text[:200]
+                log.warning("leases: renewal of %s failed: %s", about, answer, extra={"record": about})
+            elif kept.given_back:
+                kept.given_back += 1
+            else:
+                self._renewed(kept.lease(), answer[0], sent)
+
+    def _renewed(self, lease: AsyncLease | None, answer: bytes, sent: float) -> None:
+        if lease is None:
+            return  # it was collected meanwhile, and is given back in the next round
+        if answer == b"ok":
+            lease.renewed(sent)
+        elif answer != b"uninitialised" and lease.granted:
+            # In a partition that is not initialised, recovery decides what becomes of the lease. A lease that is being
+            # given back is not lost: the server may have taken it back before it got this renewal.
+            self._lose(lease, "is held by somebody else or expired")
+
+    async def close(self) -> None:
+        """Stop renewing; what is still held expires by itself."""
+        jobs = self._jobs
+        self._jobs = []
+        for job in jobs:
+            await job.stop()
+        # After the one that hands out, so that there is none more.
+        servers = list(self._servers.values())
+        self._servers = {}
+        for server in servers:
+            if server.job is not None:
+                await server.job.stop()
+
+
+class _Kept:
+    """A lease that is held or asked for under one name. This keeps it alive at the server, not in memory."""
+
+    __slots__ = ("_again_at", "_until", "given_back", "lease", "lock")
+
+    def __init__(self, lease: AsyncLease, lock: Lock) -> None:
+        self.lease = ref(lease)
+        self.lock = lock
+        self.given_back = 0  # once nobody held it any more: one more than how often
+        self._again_at = 0.0
+        self._until = math.inf
+
+    @property
+    def due_at(self) -> float:
+        """When it is to be looked at next."""
+        lease = self.lease()
+        return self._again_at if lease is None or self.given_back else max(lease.renew_at, self._again_at)
+
+    def wait(self, now: float) -> None:
+        """Look at it again soon, unless something comes of what is done with it now."""
+        self._again_at = now + self.lock.ttl / 10
+
+    def due_call(self, now: float) -> Call | None:
+        """The command to send to its server, if any."""
+        lease = self.lease()
+        if lease is None or self.given_back or not lease.wanted:
+            return self._orphaned(lease, now)
+        lease.renew_at = now + lease.ttl / (10 if lease.granted else 3)  # tried again soon if this one fails
+        if not lease.granted:
+            return None
+        return RENEW, [lease.names.lock, lease.names.meta], [lease.lock_value, lease.ttl_ms]
+
+    def _orphaned(self, lease: AsyncLease | None, now: float) -> Call:
+        if not self.given_back:
+            about = self.lock.names.ref.text[:200]
+            log.warning("lease of %s is given back: nobody holds it any more", about, extra={"record": about})
+            if lease is not None:
+                lease.orphaned()
+            self.given_back = 1
+            self._until = now + self.lock.ttl
+        self.wait(now)
+        return self.lock.leave_call()
+
+    def over(self, now: float) -> bool:
+        """Whether it was given back, or has ended by its time. What was sent before may have arrived late: twice."""
+        return (self.given_back > _GIVEN_BACK or now > self._until) and not self.lock.asked
+
+
+class _Server:
+    """The commands that one server is sent next, by holder."""
+
+    def __init__(self, port: Port) -> None:
+        self.due: dict[str, _Kept] = {}
+        self.handed = port.signal()
+        self.job: Job | None = None

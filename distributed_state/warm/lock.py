@@ -1,7 +1,9 @@
-"""One lock on the server, as whoever wants or holds it deals with it. Law: waiters come in order, and never poll.
+"""One lock on the server, as its holder and its waiters see it. Law: waiters come in order, and never poll.
 
 A waiter queues on the server and is woken through the link; a slow re-ask keeps its place and covers a holder that
-died.
+died. A free lock is offered to the head of its queue, and passes it by if that does not come within the grace, as one
+that died will not. A waiter is woken when it should ask the server, and asks no more often: the first waiter of each
+process goes and sees then; those after it have nothing to ask.
 
 Design: section 8.
 """
@@ -16,17 +18,18 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 from distributed_state.errors import ConfigurationError, InvalidValue, LockTimeout, StateError
-from distributed_state.port import Call
+from distributed_state.port import Call, Port
 from distributed_state.values.keys import RecordKeys
-from distributed_state.warm import waiters
+from distributed_state.warm.answers import holder_of
 from distributed_state.warm.client import Warm
+from distributed_state.warm.link import Link
 from distributed_state.warm.op_ids import OpId
-from distributed_state.warm.refusals import holder_of
 from distributed_state.warm.scripts import ACQUIRE, RELEASE
 from distributed_state.warm.telemetry import Facts, observed
-from distributed_state.warm.waiters import Waiter, Waiters
 
 log = logging.getLogger(__name__)
+_WAITING_MS = 4000  # a waiter that does not ask for this long has died
+_GRACE_MS = 500  # and one that was offered the lock, for this long
 
 
 def check_times(wait: float, ttl: float, limit: float | None) -> None:
@@ -76,7 +79,7 @@ class Lock:
     def __init__(
         self,
         warm: Warm,
-        waiting: Waiters,
+        waiters: Waiters,
         start: Callable[[int], Any],
         names: RecordKeys,
         *,
@@ -87,7 +90,7 @@ class Lock:
         holder: str = "",
     ) -> None:
         self._warm = warm
-        self._waiters = waiting
+        self._waiters = waiters
         self._start = start
         self.names = names
         self.telemetry = warm.telemetry
@@ -135,7 +138,7 @@ class Lock:
         names = self.names
         keys = [names.lock, names.wait, names.meta, names.record, names.channel, names.lock_channel, names.leases]
         place = self.holder if self._wait > 0 else ""
-        times = [waiters.PATIENCE_MS, waiters.GRACE_MS]
+        times = [_WAITING_MS, _GRACE_MS]
         asked = [self._mode, self.holder, int(self.ttl * 1000), place, self._order, *times, self._seize]
         answer, trailing = await self._warm.ask((ACQUIRE, keys, asked), trailing_call)
         if answer[0] == b"wait":
@@ -153,11 +156,11 @@ class Lock:
 
     def leave_call(self) -> Call:
         """The call that gives the lock back, or leaves the queue, whatever came of asking for it."""
-        return RELEASE, self._release_keys, [self.holder, self._order, waiters.GRACE_MS, "", ""]
+        return RELEASE, self._release_keys, [self.holder, self._order, _GRACE_MS, "", ""]
 
     def release_call(self, op: OpId) -> Call:
         """The call that gives the lock back once this commit is applied, to be sent after it."""
-        return RELEASE, self._release_keys, [self.holder, "", waiters.GRACE_MS, self._warm.replica, op.sequence]
+        return RELEASE, self._release_keys, [self.holder, "", _GRACE_MS, self._warm.replica, op.sequence]
 
     @observed("lease.release", "warm", _facts)
     async def give_back(self, deadline: float) -> bool:
@@ -181,3 +184,78 @@ class Lock:
     def _release_keys(self) -> list[bytes]:
         names = self.names
         return [names.lock, names.wait, names.lock_channel, names.record, names.leases]
+
+
+class Waiters:
+    """The waiters of one replica, by the channel of their lock and the name under which they ask."""
+
+    def __init__(self, port: Port, link: Link) -> None:
+        self._port = port
+        self._link = link
+        self._mutex = port.mutex()
+        self._waiting: dict[bytes, dict[str, Waiter]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def join(self, channel: bytes, name: str) -> Waiter:
+        """One more, that is woken from now on; `leave` must follow."""
+        waiter = Waiter(self._port)
+        with self._mutex:
+            self._waiting.setdefault(channel, {})[name] = waiter
+        self._link.watch(channel, self._wake)
+        if self._link.confirmed(channel):
+            waiter.ask()
+        return waiter
+
+    def leave(self, channel: bytes, name: str) -> None:
+        """It waits no more."""
+        with self._mutex:
+            waiting = self._waiting.get(channel, {})
+            waiting.pop(name, None)
+            if waiting:
+                return
+            self._waiting.pop(channel, None)
+            self._link.leave(channel)
+
+    def pause(self, channel: bytes) -> float:
+        """Seconds after which one who waits asks unbidden, and keeps its place; one whom nothing wakes, its turn."""
+        return (_WAITING_MS if self._link.confirmed(channel) else _GRACE_MS) / 2000
+
+    def _wake(self, channel: bytes, payload: bytes) -> None:
+        """Somebody was offered the lock. An empty payload (the channel is confirmed): an offer may have been missed."""
+        _, _, offered = payload.decode().partition(":")
+        with self._mutex:
+            waiting = dict(self._waiting.get(channel, {}))
+        others = []
+        for name, waiter in waiting.items():
+            if not payload or name == offered:
+                waiter.ask()
+            else:
+                others.append(waiter)
+        for first in others[:1]:
+            first.ask(self._port.monotonic() + _GRACE_MS / 1000 + 0.002)
+
+
+class Waiter:
+    """When one who waits should ask again."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._signal = port.signal()
+        self._at = math.inf
+
+    def ask(self, at: float = 0.0) -> None:
+        """Ask at this time instead; who was to ask at once still does."""
+        if not at or self._at:
+            self._at = at
+        self._signal.set()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until then, at most so long."""
+        end = self._port.monotonic() + seconds
+        while (left := min(end, self._at) - self._port.monotonic()) > 0:
+            await self._signal.wait(left)
+            self._signal.clear()
+        # What came until now is answered by asking.
+        self._at = math.inf

@@ -14,7 +14,7 @@ from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Port
 from distributed_state.values import chance
 from distributed_state.values.keys import Keys
-from distributed_state.warm.rounds import Rounds
+from distributed_state.warm.clock import Rounds
 from distributed_state.warm.scripts import CLAIM, JOIN
 
 log = logging.getLogger(__name__)

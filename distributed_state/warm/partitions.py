@@ -1,37 +1,61 @@
-"""The scripts about partitions: how one starts, its journal, and how far that is archived.
+"""The scripts about partitions: how one starts, its journal, how far that is archived, and what Redis holds of it.
 
 Law: each names the epoch and the entry that it acts on, so that it changes nothing in another life of Redis.
 
-Design: sections 9, 14.
+With its epoch a partition gets the names of all records that SQL has. Redis cannot tell a record that never was from
+one that is archived and gone from there, so the first write of a name asks SQL. Unless Redis knows all names: those
+that SQL had when the epoch began, put there with it, and those that were begun or brought in since, which the same
+scripts add. They lie in the partition's `meta`, and are gone with the epoch. None is missing, or there are none.
+
+Design: sections 9, 10, 14.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distributed_state.errors import StateError
 from distributed_state.port import Words
 from distributed_state.settings import Settings
-from distributed_state.values.journal import Journal, JournalEntry, unbroken
+from distributed_state.values.journal import Happened, Journal, JournalEntry, KeptItems, Loaded, State, unbroken
 from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.values.model import is_state
 from distributed_state.warm.answers import PartitionState
-from distributed_state.warm.names import listed
-from distributed_state.warm.patience import Patience
-from distributed_state.warm.scripts import DISCARD, INSTALL, MARK, MINT, RENAME, RESERVE, SETTLE, TAIL, TRIM
+from distributed_state.warm.scripts import (
+    DISCARD,
+    INSTALL,
+    MARK,
+    MINT,
+    RENAME,
+    RESERVE,
+    SETTLE,
+    TAIL,
+    TRIM,
+    RetryingClient,
+)
 
 log = logging.getLogger(__name__)
-_MINTING_MS = 2000  # whoever starts a partition and is not heard of for so long has died, or was stopped
+_MINTING_MS = 2000  # a replica that starts a partition and does not renew its right for this long has died, or stopped
 _PAGE = 256
+_SCAN_PAGE = 1000
+_COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # when, in seconds, as commit.lua keeps it with the op ids
+_OPS = (b"#ops", *(b"#ops%d" % piece for piece in range(1, 16)))  # in one field or in pieces, as op_pieces.lua says
+# As new_name.lua has them.
+_FULL = 4092
+_DIGITS = 6
+_FACTOR = 65599
+_PRIME = 268435399
 
 
 class Partitions:
     """The partitions, as seen by one replica."""
 
-    def __init__(self, patience: Patience, settings: Settings, replica: str, count: itertools.count[int]) -> None:
-        self._patience = patience
+    def __init__(self, client: RetryingClient, settings: Settings, replica: str, count: itertools.count[int]) -> None:
+        self._client = client
         self._settings = settings
         self._replica = replica
         self._count = count
@@ -42,19 +66,19 @@ class Partitions:
 
         The epoch `over` is to end, though it is of this life of the data.
         """
-        word, *epoch = await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS, over, "0"])
+        word, *epoch = await self._client.script(MINT, [keys.meta], [token, _MINTING_MS, over, "0"])
         return word.decode(), epoch[0].decode() if epoch else ""
 
     async def may(self, keys: PartitionKeys, token: str) -> bool:
         """Whether this token still has the right to start the partition, which it keeps for longer."""
-        return _word(await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])) == "ok"
+        return _word(await self._client.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])) == "ok"
 
     async def keep(self, keys: PartitionKeys, token: str) -> None:
         """Go on starting a partition, whatever it waits for meanwhile: until the job is asked to end."""
         while True:
-            await self._patience.port.sleep(_MINTING_MS / 5000)
+            await self._client.port.sleep(_MINTING_MS / 5000)
             try:
-                await self._patience.port.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])
+                await self._client.port.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])
             except StateError as error:
                 log.debug("partition %d: the right to start it was not renewed: %s", keys.partition, error)
 
@@ -67,25 +91,25 @@ class Partitions:
         `seen` is the epoch before. `continued`: the stream of events goes on. Fencing tokens are above `floor`.
         `texts`: of all records that SQL has of it, None if that is not known.
         """
-        known = None if texts is None else listed(texts)
+        known = None if texts is None else _listed(texts)
         names = [keys.meta, keys.journal, keys.events]
         arguments: list[Any] = [token, seen, epoch, int(continued), floor, int(known is not None)]
-        answer = await self._patience.script(INSTALL, names, arguments + (known or []))
+        answer = await self._client.script(INSTALL, names, arguments + (known or []))
         # Asked again because the answer was lost: the epoch that is live is ours.
         return "ok" if answer[1:] == [epoch.encode()] else _word(answer)
 
     async def reserve(self, names: RecordKeys, epoch: str) -> bool:
         """Note that a record is about to be brought into SQL; False if the partition is not under this epoch."""
-        return _word(await self._patience.script(RESERVE, [names.meta], [epoch, names.text])) == "ok"
+        return _word(await self._client.script(RESERVE, [names.meta], [epoch, names.text])) == "ok"
 
     async def rename(self, keys: PartitionKeys, epoch: str, life: str) -> bool:
         """Note that the life in which a partition was seen has another name now; False if it is seen otherwise."""
-        return _word(await self._patience.script(RENAME, [keys.meta], [epoch, life])) == "ok"
+        return _word(await self._client.script(RENAME, [keys.meta], [epoch, life])) == "ok"
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
         """Take records out of Redis, if this is still who may recover the partition."""
         calls = [(DISCARD, [keys.meta, each.record, each.hydration, each.items], [token, seen]) for each in records]
-        answers = await self._patience.scripts(calls)
+        answers = await self._client.scripts(calls)
         for answer in answers:
             if isinstance(answer, StateError):
                 raise answer
@@ -94,15 +118,15 @@ class Partitions:
     async def mark(self, keys: PartitionKeys, epoch: str) -> bool:
         """Write a journal entry that changes nothing; False if the partition is not under this epoch."""
         event = f"{self._replica}.{next(self._count)}.mark"
-        return _word(await self._patience.script(MARK, [keys.journal, keys.meta], [epoch, event])) == "ok"
+        return _word(await self._client.script(MARK, [keys.journal, keys.meta], [epoch, event])) == "ok"
 
     async def states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
         """How far each partition was written, and archived."""
-        return self._states(partitions, await self._patience.commands(self._asked(partitions)))
+        return self._states(partitions, await self._client.commands(self._asked(partitions)))
 
     async def reachable_states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
         """The same at once, without those whose server is away. Raises WarmUnavailable if all are."""
-        return self._states(partitions, await self._patience.port.exchange(self._asked(partitions)))
+        return self._states(partitions, await self._client.port.exchange(self._asked(partitions)))
 
     @staticmethod
     def _asked(partitions: Sequence[PartitionKeys]) -> list[Words]:
@@ -125,7 +149,7 @@ class Partitions:
 
     async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:
         """Epoch, offset and event of the last entry of a journal; None if the partition holds no epoch."""
-        answer = await self._patience.script(TAIL, [keys.journal, keys.meta], [])
+        answer = await self._client.script(TAIL, [keys.journal, keys.meta], [])
         if answer[0] != b"ok":
             return None
         return answer[1].decode(), int(answer[2]), answer[3].decode()
@@ -140,12 +164,12 @@ class Partitions:
                 (b"XRANGE", keys.journal, b"%d-0" % offset, b"+", b"COUNT", count),
                 (b"HGET", keys.meta, b"epoch"),
             ]
-        answers = await self._patience.commands(commands)
+        answers = await self._client.commands(commands)
         return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
 
     async def entries(self, keys: PartitionKeys, after: int, count: int) -> list[JournalEntry]:
         """Entries of a journal behind an offset, at most `count`, whatever life of the data it is of."""
-        rows = await self._patience.command(b"XRANGE", keys.journal, b"%d-0" % (after + 1), b"+", b"COUNT", count)
+        rows = await self._client.command(b"XRANGE", keys.journal, b"%d-0" % (after + 1), b"+", b"COUNT", count)
         return [JournalEntry.read(*row) for row in rows]
 
     async def newest(self, asked: Sequence[tuple[PartitionKeys, int, int]]) -> list[list[Any]]:
@@ -153,7 +177,7 @@ class Partitions:
         commands: list[Words] = [
             (b"XREVRANGE", keys.journal, b"+", b"%d-0" % (after + 1), b"COUNT", count) for keys, after, count in asked
         ]
-        return await self._patience.commands(commands) if commands else []
+        return await self._client.commands(commands) if commands else []
 
     def _journal(self, answers: Sequence[Any]) -> Journal:
         written, before, onward, after = answers
@@ -170,7 +194,7 @@ class Partitions:
         until = b"+"
         rows: list[Any] = [None] * _PAGE
         while len(rows) == _PAGE:
-            written, rows = await self._patience.commands(
+            written, rows = await self._client.commands(
                 [(b"HGET", keys.meta, b"epoch"), (b"XREVRANGE", keys.journal, until, b"-", b"COUNT", _PAGE)]
             )
             for identity, pairs in rows:
@@ -187,7 +211,7 @@ class Partitions:
         Each call is of one partition under an epoch; its entry is at or after what its records note.
         """
         recent = self._settings.recent_messages
-        return await self._patience.scripts(
+        return await self._client.scripts(
             [
                 (
                     SETTLE,
@@ -201,13 +225,92 @@ class Partitions:
 
     async def trim(self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry]]) -> list[Any]:
         """Drop journal entries before the given one, which is archived, if it is in the journal."""
-        return await self._patience.scripts(
+        return await self._client.scripts(
             [
                 (TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.event, last.total_bytes])
                 for keys, epoch, last in calls
             ]
         )
 
+    # What Redis holds of a partition, looked for key by key: rare, and only a recovery waits for it
+
+    async def records_page(self, keys: PartitionKeys, cursor: int) -> tuple[int, list[str]]:
+        """Texts of the partition's records in Redis, and where the next page begins; from 0, and 0 after the last.
+
+        With those of what lies beside a record, as its lock; some may come twice.
+        """
+        prefix = keys.meta.removesuffix(b"meta") + b"r:"
+        pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]\\^-" else bytes([each]) for each in prefix)
+        words = (b"SCAN", cursor, b"match", pattern + b"*", b"COUNT", _SCAN_PAGE)
+        port = self._client.port
+        following, found = await self._client.patiently(port.command_with, port.node_of(keys.meta), *words)
+        return int(following), [key.removeprefix(prefix).decode() for key in found]
+
+    async def loaded(self, epoch: str, records: Sequence[RecordKeys]) -> dict[str, Loaded]:
+        """The records that are there as they stand, whatever life of the data they are of, with all messages they hold.
+
+        `time_ms` is when each was last committed, to the second; 0 if that is not kept any more.
+        """
+        found = {}
+        answers = await self._client.commands([(b"HGETALL", each.record) for each in records])
+        for names, pairs in zip(records, answers, strict=True):
+            kept = dict(zip(pairs[::2], pairs[1::2], strict=True))
+            if b"#v" in kept:
+                messages = [(int(name[2:]), kept[name]) for name in kept if name[:2] == b"#m" and name[2:].isdigit()]
+                fields = {name: value for name, value in kept.items() if is_state(name)}
+                ops = b"".join(kept.get(each, b"") for each in _OPS)
+                newest = max((int(each) * 1000 for each in _COMMITTED.findall(ops)), default=0)
+                state = State(epoch, int(kept[b"#v"]), fields)
+                found[names.ref.text] = Loaded(state, sorted(messages), int(kept.get(b"#t", b"0")) or newest)
+        return found
+
+    async def items(self, records: Sequence[RecordKeys]) -> dict[str, KeptItems]:
+        """What is there of the items of records, whatever life of the data it is of, as item_window.lua has it."""
+        commands = [each for names in records for each in ((b"HGETALL", names.items), (b"HGET", names.record, b"#kv"))]
+        answers = await self._client.commands(commands)
+        return {
+            names.ref.text: _window(dict(zip(pairs[::2], pairs[1::2], strict=True)), int(last or b"0"))
+            for names, pairs, last in zip(records, answers[::2], answers[1::2], strict=True)
+        }
+
+    async def events(self, keys: PartitionKeys, epoch: str, after: int, count: int) -> list[Happened]:
+        """Events of a partition's stream behind an offset, at most `count`, whatever life of the data they are of."""
+        rows = await self._client.command(b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count)
+        found = []
+        for identity, (_, head, _, data) in rows:
+            id, type, subject, time, version, actor = head.decode().split("\n")
+            seconds, micros = time.split()
+            time_ms = int(seconds) * 1000 + int(micros) // 1000
+            offset = int(identity[:-2])
+            found.append(Happened(keys.partition, epoch, offset, id, type, subject, time_ms, actor, int(version), data))
+        return found
+
 
 def _word(answer: list[Any]) -> str:
     return str(answer[0].decode())
+
+
+def _listed(texts: Iterable[str]) -> list[bytes] | None:
+    """The fields of meta in which these names stand, and their values, in turn; None if they are too many."""
+    found: dict[bytes, list[bytes]] = {}
+    for text in texts:
+        number = 0
+        for byte in text.encode():
+            number = (number * _FACTOR + byte) % _PRIME
+        digits = b"%07x" % number
+        found.setdefault(b"k" + digits[_DIGITS:], []).append(digits[:_DIGITS])
+    if any(len(marks) * _DIGITS >= _FULL for marks in found.values()):
+        return None
+    return [word for field, marks in found.items() for word in (field, b"".join(marks))]
+
+
+def _window(kept: dict[bytes, bytes], last: int) -> KeptItems:
+    """`last` is the version at which an item changed last."""
+    held = {name[1:]: value.split(b" ", 2) for name, value in kept.items() if name[:1] == b":"}
+    items = {name: (int(version), frame) for name, (_, version, frame) in held.items()}
+    floor = int(kept.get(b"#f", b"0"))
+    if max((floor, *(version for version, _ in items.values()))) < last:
+        return KeptItems({}, last)  # it is gone, or outlived what the record became since
+    # A window that nothing left, and that never lacked any, begins with its layer.
+    whole = kept.get(b"#d", b"1") == b"1" and kept.get(b"#u") != b"2"
+    return KeptItems(items, 0 if whole else floor)

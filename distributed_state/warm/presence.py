@@ -24,7 +24,7 @@ from distributed_state.values import codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.results import Replica
 from distributed_state.warm.client import Warm
-from distributed_state.warm.rounds import Rounds
+from distributed_state.warm.clock import Rounds
 from distributed_state.warm.scripts import BEAT, ROLL
 from distributed_state.warm.stream import Stream
 

@@ -1,15 +1,24 @@
-"""The scripts that run in Redis, one for each thing that is done there. Law: a script is named once, here.
+"""The scripts that run in Redis, and the client that sends them. Law: a script is named once, here.
 
-Design: section 4.
+A call that gets no answer is sent again until it has waited for `retry_for` seconds. A function that a caller waits for
+sends its scripts through this client, and only those that may run twice. A job with a loop of its own uses the port,
+which tries once.
+
+Design: sections 4, 5.
 """
 
 from __future__ import annotations
 
-from distributed_state.port import Script
+from collections.abc import Sequence
+from typing import Any
+
+from distributed_state.errors import Backpressure, WarmUnavailable
+from distributed_state.port import Call, Port, Script, Words, waited
+from distributed_state.values import chance
 
 COMMIT = Script("commit", living=True)
 READ = Script("read", living=True)
-ITEMS = Script("items", living=True)
+READ_ITEMS = Script("items", living=True)
 LIST_ITEMS = Script("list_items", living=True)
 UNCHANGED = Script("unchanged", living=True)
 HYDRATE = Script("hydrate", living=True)
@@ -43,3 +52,87 @@ RENEW = Script("renew", living=True)
 SHED = Script("shed")
 PROBE = Script("probe", living=True)
 CONFIRM = Script("confirm", living=True)
+
+
+class RetryingClient:
+    """Sends commands and scripts to Redis, and repeats them while it does not answer."""
+
+    def __init__(self, port: Port, retry_for: float, timeout: float) -> None:
+        self.port = port
+        self._retry_for = retry_for
+        self._limit = retry_for or timeout
+        self.retried = 0
+
+    def left(self) -> float:
+        """Seconds for which the present call may still wait for Redis."""
+        account = waited.present()
+        return max(0.0, self._limit - (0.0 if account is None else account.seconds(self.port.monotonic())))
+
+    async def command(self, *words: Any) -> Any:
+        """One command; one that may run twice."""
+        return await self.patiently(self.port.command, *words)
+
+    async def commands(self, commands: Sequence[Words]) -> list[Any]:
+        """Commands in one round trip. Raises the first answer that is an error."""
+        return await self.patiently(self.port.commands, commands)  # type: ignore[no-any-return]  # a list, as there
+
+    async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
+        """One script; one that may run twice."""
+        return await self.patiently(self.port.script, script, keys, arguments)
+
+    async def scripts(self, calls: Sequence[Call]) -> list[Any]:
+        """Scripts in one round trip. An answer that is an error is returned in its place.
+
+        Some of several servers may be down: only the calls to these are sent again.
+        """
+        answers: list[Any] = [None] * len(calls)
+        left = list(range(len(calls)))
+
+        async def ask() -> None:
+            for at, answer in zip(left, await self.port.scripts([calls[at] for at in left]), strict=True):
+                answers[at] = answer
+            left[:] = [at for at in left if isinstance(answers[at], WarmUnavailable)]
+            if left:
+                raise answers[left[0]]
+
+        try:
+            await self.patiently(ask)
+        except WarmUnavailable:
+            if len(left) == len(calls):
+                raise
+        return answers
+
+    async def patiently(self, call: Any, *arguments: Any) -> Any:
+        """Repeat while Redis does not answer, with jitter, until its call has waited for `retry_for` seconds."""
+        if waited.present() is None:
+            with waited.call():
+                return await self._until_answered(call, *arguments)
+        return await self._until_answered(call, *arguments)
+
+    async def _until_answered(self, call: Any, *arguments: Any) -> Any:
+        try:
+            return await call(*arguments)
+        except WarmUnavailable as error:
+            return await self.again(error, call, *arguments)
+        except Backpressure as error:
+            self.full(error)
+            raise
+
+    def full(self, error: Backpressure) -> None:
+        """Called when a server had no memory for a write."""
+
+    async def again(self, first: WarmUnavailable, call: Any, *arguments: Any) -> Any:
+        """Repeat a call that failed, with jitter, for the rest of `retry_for`; then raise that first error."""
+        began = self.port.monotonic()
+        pause = 0.02
+        with waited.call() as account:
+            while (left := self._retry_for - account.seconds(self.port.monotonic())) > 0:
+                self.retried += 1
+                await self.port.sleep(min(left, pause * chance.source.uniform(0.5, 1.0)))
+                pause = min(pause * 2, 0.5)
+                account.add(began)
+                try:
+                    return await call(*arguments)
+                except WarmUnavailable:
+                    account.add(began)
+        raise first

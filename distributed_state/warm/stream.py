@@ -1,27 +1,177 @@
 """The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not.
 
-Design: section 12.
+A consumer has a position in each partition's stream, and the stream's head says whether it goes on there. Epochs count
+up, and a stream may go on with the events of earlier ones: then their offsets are its own.
+
+Design: sections 12, 14.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distributed_state.errors import Backpressure, ColdUnavailable, DurabilityUnknown, StateError, WarmUnavailable
-from distributed_state.port import Port, Words
+from distributed_state.errors import (
+    Backpressure,
+    ColdUnavailable,
+    DurabilityUnknown,
+    InvalidValue,
+    StateError,
+    WarmUnavailable,
+)
+from distributed_state.port import Job, Port, Words
+from distributed_state.values import codec
 from distributed_state.values.journal import Happened, JournalEntry, pack
-from distributed_state.values.keys import PartitionKeys
+from distributed_state.values.keys import Keys, PartitionKeys
+from distributed_state.values.model import log_fields
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import LOST, OpId
-from distributed_state.warm.positions import Head
 from distributed_state.warm.scripts import ADVANCE, EMIT, REDACT, SHED
 from distributed_state.warm.telemetry import Facts, observed
 
 log = logging.getLogger(__name__)
 _PAGE = 200
 _STARTS = 20
+_MOST_WAITING = 1000
+_CLOSING_SECONDS = 1.0
+_COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
+_TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
+
+
+# Positions
+
+
+class Position(NamedTuple):
+    """How far a consumer is in a partition. Epoch "3-": behind the third, from the beginning of the next that comes.
+
+    Epoch "" is what others wrote that did not know of this: from the beginning of whichever epoch comes.
+    """
+
+    epoch: str
+    offset: int
+
+    @classmethod
+    def behind(cls, epochs: int) -> Position:
+        """Where so many epochs are over, and no other has begun."""
+        return cls(f"{epochs}-", 0)
+
+    @classmethod
+    def missed(cls, epochs: int) -> Position:
+        """Somewhere in an epoch of which nothing is known, the last of so many: a resync follows."""
+        return cls(f"{epochs}-lost", 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the epoch whose events come next has yet to begin."""
+        return not self.epoch or self.epoch.endswith("-")
+
+    def leads_to(self, epoch: str) -> bool:
+        """Whether no event lies between this and the beginning of an epoch, or a later place in it."""
+        return self.epoch in ("", epoch) or (self.waits and count(epoch) == count(self.epoch) + 1)
+
+    def __str__(self) -> str:
+        return f"{self.epoch} {self.offset}"
+
+    @classmethod
+    def parse(cls, text: bytes) -> Position:
+        """Read back what `str` wrote."""
+        epoch, _, offset = text.decode().rpartition(" ")
+        return cls(epoch, int(offset))
+
+
+BEGINNING = Position("", 0)
+
+
+def count(epoch: str) -> int:
+    """How many epochs a partition has had with this one; 0 without a name."""
+    found = _COUNT.match(epoch)
+    return int(found[1]) if found else 0
+
+
+def shown(positions: Mapping[int, Position]) -> str:
+    """Positions by partition as `since=` takes them; "oldest" if there is none."""
+    parts = [f"{each}={at.epoch}@{at.offset}" for each, at in sorted(positions.items()) if at.epoch]
+    return ",".join(parts) or "oldest"
+
+
+def parsed(since: str, partitions: int) -> dict[int, Position]:
+    """Read back what `shown` wrote. Raises InvalidValue."""
+    found = {}
+    for part in since.split(",") if isinstance(since, str) else [""]:
+        match = _TOKEN.fullmatch(part)
+        if match is None or int(match[1]) >= partitions:
+            raise InvalidValue(f"since is a position of this namespace's events, 'oldest' or None, not {since!r:.80}")
+        found[int(match[1])] = Position(match[2], int(match[3]))
+    return found
+
+
+class Head(NamedTuple):
+    """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing.
+
+    `continues` names the epochs before whose events the stream has as well, with where each ended: "3-a@17 2-b@5".
+    `interests` has the types that some hear alone, with their newest event: "turn.ended,conversation.*@12 ".
+    """
+
+    epoch: str
+    offset: int
+    floor: int
+    continues: str = ""
+    interests: str = ""
+
+    def last_of(self, types: str) -> int | None:
+        """The offset of the newest event of these types; None if nobody asked for them."""
+        lists = (each.rpartition("@") for each in self.interests.split())
+        return next((int(last) for each, _, last in lists if each == types), None)
+
+    def passed(self, at: Position, types: str) -> Position:
+        """Where a consumer of these types is, if there were none since: here."""
+        here = self.seen_from(at)
+        last = self.last_of(types)
+        if last is None or here.epoch != self.epoch or not last <= here.offset <= self.offset:
+            return at
+        return Position(self.epoch, self.offset)
+
+    def end_of(self, epoch: str) -> int:
+        """Where an epoch before ended that the stream continues; -1 if it does not."""
+        ends = (each.rpartition("@") for each in self.continues.split())
+        return next((int(end) for name, _, end in ends if name == epoch), -1)
+
+    def seen_from(self, position: Position) -> Position:
+        """A consumer's position, under the present epoch if it lies in what the stream continues."""
+        if position.epoch in ("", self.epoch) or position.offset > self.end_of(position.epoch):
+            return position
+        return Position(self.epoch, position.offset)
+
+    def lost(self, at: Position) -> str:
+        """Why the stream does not go on where a consumer is; "" if it does."""
+        if at.waits and not self.epoch:
+            return ""
+        at = self.seen_from(at)
+        if not at.leads_to(self.epoch):
+            return "epoch"
+        return "trimmed" if at.offset < self.floor else "rewound" if at.offset > self.offset else ""
+
+    @property
+    def beginning(self) -> Position:
+        """The position from which a consumer gets one resync, and then all events since this epoch began."""
+        former, _, end = self.continues.partition(" ")[0].rpartition("@")
+        return Position(former, int(end) + 1) if former else Position.missed(count(self.epoch) - 1)
+
+    def next(self, at: Position) -> Position:
+        """Where a consumer goes on for which something is lost."""
+        if not self.epoch:
+            return Position.behind(count(at.epoch))
+        if self.lost(at) == "rewound":
+            return Position(self.epoch, self.offset)
+        # If the stream goes on from before where the consumer was, it has heard all up to there.
+        end = self.end_of(at.epoch)
+        return Position(self.epoch, max(self.floor, end if at.offset > end else 0))
+
+
+# The stream
 
 
 class StreamEvent(NamedTuple):
@@ -283,3 +433,51 @@ def _page(answers: Sequence[Any]) -> tuple[Head, Head, list[StreamEvent]]:
 def _head(answer: Any) -> Head:
     epoch, offset, floor, continues, interests = (each or b"" for each in answer)
     return Head(epoch.decode(), int(offset or 0), int(floor or 0), continues.decode(), interests.decode())
+
+
+# Events whose writers cannot wait
+
+
+class BackgroundEvents:
+    """Events whose writers cannot wait, as that a lock was lost: each is tried once, and only logged if that fails."""
+
+    def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
+        self._port = port
+        self._stream = stream
+        self._keys = keys
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._mutex = port.mutex()
+        self._done = port.signal()
+        self._job: Job | None = None
+
+    def emit(self, type: str, subject: str, data: dict[str, Any]) -> None:
+        """Write this event soon. Does not wait, and never fails."""
+        with self._mutex:
+            self._waiting.append((type, subject, data))
+            if self._job is None:
+                self._done.clear()
+                self._job = self._port.spawn(self._run, "distributed-state-background-events")
+
+    async def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._waiting:
+                    self._job = None
+                    self._done.set()
+                    return
+                type, subject, data = self._waiting.popleft()
+            keys = self._keys.partition(self._keys.partition_of(subject))
+            try:
+                if not await self._stream.try_to_emit(keys, type, subject, codec.encode(data, "data")):
+                    text = "%s of %s is not published: Redis was emptied or its journal is full"
+                    log.warning(text, type, subject[:200], extra=log_fields(subject))
+            except StateError as error:
+                text = "%s of %s is not published: %s"
+                log.warning(text, type, subject[:200], error, extra=log_fields(subject))
+
+    async def close(self) -> None:
+        """Give what waits a moment."""
+        job = self._job
+        if job is not None:
+            await self._done.wait(_CLOSING_SECONDS)
+            await job.stop()

@@ -40,7 +40,7 @@ from deploy.load.curves.warm_bytes import warm_bytes
 from deploy.load.growth import MEASURED
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import postgres_server, redis_server
-from distributed_state.warm.node_channels import NodeChannels
+from distributed_state.warm.link import NodeChannels
 
 GROWTH = Path(__file__).parents[2] / "deploy" / "load" / "growth.py"
 

@@ -10,10 +10,10 @@ from below import redis_of, tiers, until
 from controls import sabotage
 
 from distributed_state import Event
-from distributed_state.warm import consumers, event_channels, event_relay
-from distributed_state.warm.consumer import RESYNC
+from distributed_state.warm import consumers, event_channels
+from distributed_state.warm.consumers import RESYNC
 from distributed_state.warm.event_channels import types_of, types_together
-from distributed_state.warm.positions import Head, Position
+from distributed_state.warm.stream import Head, Position
 
 real = pytest.mark.only(warm="real", face="asyncio")
 single = pytest.mark.only(warm="single", face="asyncio")
@@ -179,7 +179,7 @@ async def test_where_the_lists_are_full_all_is_heard(opener: Any, monkeypatch: p
         kept = client.hget(tiers(replicas[0][0]).keys.partition(0).meta, "interests").decode()
     assert [each.partition("@")[0] for each in kept.split()] == ["a", "b"]
     await replicas[1][0].close()
-    monkeypatch.setattr(event_channels, "_ASK_AGAIN", 0.0)
+    monkeypatch.setattr(event_channels, "_FULL_FOR", 0.0)
     feed(replicas[2][0])._channels._again = 0.0
     feed(replicas[2][0]).stir(range(PARTITIONS))
     await alone(replicas[2][0])
@@ -203,8 +203,8 @@ async def test_a_redis_that_was_emptied_knows_no_types_until_it_is_told(opener: 
 
 @single
 async def test_one_replica_passes_on_what_each_asks_for(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_relay, "_HURRIED", 0.0)
-    monkeypatch.setattr(event_relay, "_WORTH", 0.0)
+    monkeypatch.setattr(event_channels, "_HURRIED", 0.0)
+    monkeypatch.setattr(event_channels, "_WORTH", 0.0)
     replicas = [await listening(opener, *types) for types in (["a"], ["a"], ["a", "b"], ["*"])]
     for store, _ in replicas[:3]:
         await alone(store)

@@ -13,9 +13,9 @@ from below import own_server, redis_of, tiers, until
 from controls import sabotage
 
 from distributed_state import Event
-from distributed_state.warm import consumers, event_relay
-from distributed_state.warm.consumer import RESYNC
-from distributed_state.warm.event_relay import EventRelay
+from distributed_state.warm import consumers, event_channels
+from distributed_state.warm.consumers import RESYNC
+from distributed_state.warm.event_channels import EventRelay
 from distributed_state.warm.scripts import RELAY
 
 pytestmark = [pytest.mark.only(warm="single", face="asyncio"), pytest.mark.timeout(120)]
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.only(warm="single", face="asyncio"), pytest.mark.timeo
 @pytest.fixture(autouse=True)
 def worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay is worth it for two listeners and an event."""
-    monkeypatch.setattr(event_relay, "_HURRIED", 0.0)
-    monkeypatch.setattr(event_relay, "_WORTH", 0.0)
+    monkeypatch.setattr(event_channels, "_HURRIED", 0.0)
+    monkeypatch.setattr(event_channels, "_WORTH", 0.0)
 
 
 def relay_of(store: Any) -> EventRelay:
@@ -59,8 +59,8 @@ async def relay_among(replicas: list[Any], heard: list[list[Event]]) -> Any:
 async def test_each_replica_hears_each_event_once_and_in_order_in_few_messages(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_relay, "_GATHERED", 0.2)
-    monkeypatch.setattr(event_relay, "_LONGEST", 0.2)
+    monkeypatch.setattr(event_channels, "_GATHERED", 0.2)
+    monkeypatch.setattr(event_channels, "_LONGEST_GATHER", 0.2)
     replicas, heard = await listening(opener, 3)
     relay = await relay_among(replicas, heard)
     for each in heard:
@@ -102,7 +102,7 @@ async def test_there_is_one_relay_and_who_has_the_right_keeps_it(opener: Any) ->
 
 
 async def test_a_relay_that_is_needed_no_more_ends(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_relay, "_ASK_AGAIN", 0.6)
+    monkeypatch.setattr(event_channels, "_RELAY_ASK_AGAIN", 0.6)
     replicas, heard = await listening(opener, 2)
     relay = await relay_among(replicas, heard)
     await until(lambda: not relay_of(relay)._mine)
@@ -130,7 +130,7 @@ async def test_a_relay_that_is_late_again_and_again_leaves_it_to_others(
     replicas, heard = await listening(opener, 2)
     relay = await relay_among(replicas, heard)
     part = relay_of(relay)
-    monkeypatch.setattr(event_relay, "_LATE", -1.0)
+    monkeypatch.setattr(event_channels, "_LATE", -1.0)
     terms = part._terms
     for n in range(5):
         await replicas[0].emit("test.counted", {"n": n}, subject="s")
@@ -159,7 +159,7 @@ async def right(store: Any, name: str, until_ms: int = 0) -> AsyncIterator[Any]:
 
 async def heard_directly(opener: Any, monkeypatch: pytest.MonkeyPatch, name: str, far: bool = False) -> bool:
     """Whether an event was heard as it was published, though somebody has the right to pass it on."""
-    monkeypatch.setattr(event_relay, "_HURRIED", 1e9)  # nobody else
+    monkeypatch.setattr(event_channels, "_HURRIED", 1e9)  # nobody else
     monkeypatch.setattr(consumers, "_CHECK", 0.5)
     store = await opener(partitions=1, archiver=False)
     async with store.events() as events:
@@ -199,7 +199,7 @@ async def test_a_right_that_seems_to_last_as_a_clock_was_set_back_is_none(
 async def test_a_relay_that_hangs_holds_events_up_until_its_right_has_run_out(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_relay, "_HURRIED", 1e9)
+    monkeypatch.setattr(event_channels, "_HURRIED", 1e9)
     monkeypatch.setattr(consumers, "_CHECK", 100.0)
     store = await opener(partitions=1, archiver=False)
     async with store.events() as events, right(store, "hangs") as client:

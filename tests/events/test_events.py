@@ -16,7 +16,7 @@ from proxy import Proxy
 from reaping import run
 
 from distributed_state import Conflict, Event, Fenced, InvalidValue, TooLarge
-from distributed_state.warm.consumer import RESYNC
+from distributed_state.warm.consumers import RESYNC
 from distributed_state.warm.scripts import COMMIT, EMIT
 
 real = pytest.mark.only(warm="real")
@@ -640,7 +640,7 @@ async def test_a_lost_tail_is_found_without_another_event(opener: Any, monkeypat
 
 @pytest.mark.wide
 async def test_a_slow_consumer_is_read_for_when_it_has_room(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("distributed_state.warm.consumer._ROOM", 50)
+    monkeypatch.setattr("distributed_state.warm.consumers._ROOM", 50)
     store = await opener(partitions=4)
     async with store.events() as events:
         for n in range(400):
@@ -651,7 +651,7 @@ async def test_a_slow_consumer_is_read_for_when_it_has_room(opener: Any, monkeyp
 
 
 async def test_large_events_wait_in_the_stream_not_in_memory(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("distributed_state.warm.consumer._ROOM_BYTES", 200_000)
+    monkeypatch.setattr("distributed_state.warm.consumers._ROOM_BYTES", 200_000)
     monkeypatch.setattr("distributed_state.warm.consumers._AT_ONCE", 4)
     store = await opener(partitions=2)
     async with store.events() as events:

@@ -11,7 +11,7 @@ from controls import sabotage
 from faces import core
 from reaping import Sweeps, quiet, run, score
 
-from distributed_state.warm.consumer import RESYNC
+from distributed_state.warm.consumers import RESYNC
 
 
 async def kept(store: Any, partitions: int = 8) -> dict[int, tuple[list[int], int, int]]:

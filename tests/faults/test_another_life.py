@@ -32,8 +32,8 @@ from distributed_state.port.blocking import finish
 from distributed_state.programs.servers import RedisServer, redis_server, wait_until
 from distributed_state.values.model import Ref
 from distributed_state.warm import scripts
-from distributed_state.warm.positions import count
 from distributed_state.warm.scripts import MINT
+from distributed_state.warm.stream import count
 
 
 @pytest.fixture

@@ -28,8 +28,7 @@ from distributed_state.programs.servers import (
     wait_until,
 )
 from distributed_state.settings import Settings
-from distributed_state.warm.confirming import Confirming
-from distributed_state.warm.replicas import Replicated
+from distributed_state.warm.confirming import Confirming, Replicated
 
 KIND = pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.wide), "valkey"])
 FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.wide), "blocking"])

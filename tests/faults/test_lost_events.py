@@ -21,12 +21,10 @@ from faces import in_thread
 from proxy import Proxy
 
 from distributed_state import Event, WarmUnavailable
-from distributed_state.warm import consumer, consumers
-from distributed_state.warm.consumer import RESYNC, Subscription
-from distributed_state.warm.consumers import Consumers
-from distributed_state.warm.heard_events import HeardEvents
-from distributed_state.warm.positions import Head, Position
+from distributed_state.warm import consumers
+from distributed_state.warm.consumers import RESYNC, Consumers, RecentEvents, Subscription
 from distributed_state.warm.scripts import EMIT
+from distributed_state.warm.stream import Head, Position
 
 single = pytest.mark.only(warm="single")
 
@@ -317,7 +315,7 @@ async def test_what_comes_again_under_another_number_is_not_heard_again(opener: 
 @single
 async def test_by_its_number_alone_it_would_be(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    monkeypatch.setattr(HeardEvents, "until", lambda *_: frozenset())
+    monkeypatch.setattr(RecentEvents, "until", lambda *_: frozenset())
     with pytest.raises(AssertionError):
         await written_again_behind_a_loss(opener)
 
@@ -328,7 +326,7 @@ async def test_one_who_hangs_is_no_reason_for_others_to_hear_twice(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its queue is full, so that it takes nothing; what the others took is known all the same."""
-    monkeypatch.setattr(consumer, "_ROOM", 20)
+    monkeypatch.setattr(consumers, "_ROOM", 20)
     with own_server(opener) as server:
         opener.url = server.url
         store, other = [await opener(partitions=1, archiver=False, memory_bytes=0) for _ in range(2)]

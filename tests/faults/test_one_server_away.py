@@ -13,8 +13,8 @@ from reaping import exists
 
 from distributed_state import WarmUnavailable
 from distributed_state.programs.servers import RedisCluster, redis_cluster
-from distributed_state.warm.consumer import RESYNC, Subscription
-from distributed_state.warm.renewal import Renewal
+from distributed_state.warm.consumers import RESYNC, Subscription
+from distributed_state.warm.lease import Renewal
 
 pytestmark = [
     pytest.mark.wide,

@@ -23,7 +23,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
-from distributed_state.warm import node_link
+from distributed_state.warm import link
 from distributed_state.warm.scripts import COMMIT
 
 real = pytest.mark.only(warm="real")
@@ -262,7 +262,7 @@ async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -
 @pytest.mark.replicas
 async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(opener: Any, monkeypatch: Any) -> None:
     """The server keeps it for long, so the writer is there twice, and once for what it has come to hear since."""
-    monkeypatch.setattr(node_link, "_SILENCE", 0.5)
+    monkeypatch.setattr(link, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = (
             await opener(url=proxy.url, archiver=False, max_staleness=0.3),
@@ -538,7 +538,7 @@ async def test_without_probes_a_silent_link_would_be_taken_for_calm(opener: Any,
 @pytest.mark.replicas
 async def test_a_silent_link_is_replaced(opener: Any, monkeypatch: Any) -> None:
     """Nobody ends a connection that died without a word; the link does so itself."""
-    monkeypatch.setattr(node_link, "_SILENCE", 0.5)
+    monkeypatch.setattr(link, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
         session = store.session("s")

@@ -25,7 +25,7 @@ from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
 from distributed_state.warm.answers import Cold, Committed
-from distributed_state.warm.names import listed
+from distributed_state.warm.partitions import listed
 
 QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
 NOTED = "if unheard then call('HSET', meta, place, listed .. mark) end"

@@ -273,11 +273,11 @@ def read_head(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
 def sql_first(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
     """SQL is asked before Redis: what leaves Redis in between is in neither answer."""
     home = tiers(store)
-    plain = item_tiers.warm_items.listed
+    plain = home.warm.list_items
     kept: list[Any] = []
     asked = home.cold.list_items
 
-    async def listed(warm: Any, keys: Any, collection: bytes, prefix: bytes, *rest: Any, **more: Any) -> Any:
+    async def listed(keys: Any, collection: bytes, prefix: bytes, *rest: Any, **more: Any) -> Any:
         wanted = item_tiers.Range(collection, prefix, *rest, more["reverse"])
         kept[:] = [asked(keys.ref.text, None, wanted, more["limit"], more["size"])]
         schedule = vars(home)["schedule"]
@@ -285,7 +285,7 @@ def sql_first(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
             schedule.busy = True
             await schedule.other()
             schedule.busy = False
-        return await plain(warm, keys, collection, prefix, *rest, **more)
+        return await plain(keys, collection, prefix, *rest, **more)
 
     def list_items(
         record: str, version: int | None, wanted: Any, limit: int, size: int, known: Any = (), **past: Any
@@ -296,7 +296,7 @@ def sql_first(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
         rows = [row for row in found.rows if row[0] not in known] if found else []
         return item_tiers.FoundPage(10**9, rows, False)
 
-    monkeypatch.setattr(item_tiers.warm_items, "listed", listed)
+    monkeypatch.setattr(home.warm, "list_items", listed)
     monkeypatch.setattr(home.cold, "list_items", list_items)
 
 

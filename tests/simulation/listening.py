@@ -19,9 +19,9 @@ from unittest import mock
 
 from distributed_state import AsyncStateStore, Event
 from distributed_state.errors import ConfigurationError, StateError
-from distributed_state.warm import event_relay
-from distributed_state.warm.consumer import RESYNC
-from distributed_state.warm.positions import count
+from distributed_state.warm import event_channels
+from distributed_state.warm.consumers import RESYNC
+from distributed_state.warm.stream import count
 from tests.simulation.checks import Broken
 from tests.simulation.fleet import Fleet
 from tests.simulation.plan import Fault
@@ -121,7 +121,7 @@ class Listening:
     @contextmanager
     def rules() -> Iterator[None]:
         """Inside, a few listeners are enough for one of them to relay events to the others."""
-        with mock.patch.multiple(event_relay, _WORTH=40.0, _HURRIED=5.0):
+        with mock.patch.multiple(event_channels, _WORTH=40.0, _HURRIED=5.0):
             yield
 
     # The listeners

@@ -23,8 +23,18 @@ from distributed_state.hot import cache
 from distributed_state.port import errors, lives, routing, topology
 from distributed_state.records import rollback
 from distributed_state.store import reaper
-from distributed_state.tiers import archiver, assembly, commit, memory, read, reconcile, recovery
-from distributed_state.warm import lease, node_link, op_ids, renewal, replicas
+from distributed_state.tiers import (
+    absence,
+    archiver,
+    commit,
+    gathering,
+    lost_replies,
+    memory,
+    read,
+    reconcile,
+    recovery,
+)
+from distributed_state.warm import confirming, lease, link, op_ids
 from tests.controls import sabotage
 from tests.simulation import node
 from tests.simulation.plan import SHAPES, Plan, Shape
@@ -240,9 +250,7 @@ _RESTARTED_NODES = _shape(
     settings=_SPREAD, **_NODES,
 )  # fmt: skip
 _MOVED_AND_LOST = SHAPES["moved"]
-_LOCKED_AND_EVICTED = _shape(
-    "locked 3, set 2", "evict 60, slow messages 8, silence 8", ttl=1.0, pace=0.08, operations=120
-)
+_HELD = _shape("locked 3, set 2", "evict 60, slow messages 8, silence 8", ttl=1.0, pace=0.08, operations=120)
 _ONE_OF_THREE = _shape(
     "turn 3, locked 3, set", "server stands still 2, server away 1", operations=80, pace=0.1, ttl=0.5,
     settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
@@ -281,7 +289,7 @@ SABOTAGES: dict[str, Sabotage] = {
         3,
     ),
     "a renewal that the end of its turn overtook ends the turn as lost": Sabotage(
-        (Python(renewal.Renewal._renewed, "and lease.granted", "and (lease.granted or not reached())"),),
+        (Python(lease.Renewal._renewed, "and lease.granted", "and (lease.granted or not reached())"),),
         _shape("turn 6, locked 3, increment, set", "freeze replica 6, silence 3", ttl=0.2),
         13,
     ),
@@ -356,7 +364,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if since < hydrated then"),), _DOUBTED, 2
     ),
     "SQL is not asked for a write whose answer was lost": Sabotage(
-        (Python(commit.applied, "if version else None", "if version and reached() else None"),), _DOUBTED, 1
+        (Python(lost_replies.applied, "if version else None", "if version and reached() else None"),), _DOUBTED, 1
     ),
     "a write in doubt says that it cannot have been applied before its record came back": Sabotage(
         (Python(read.hydrate, "and not op.doubted", "and (not op.doubted or not reached())"),), _DOUBTED, 1
@@ -415,7 +423,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "SQL's word that there is no such record holds for as long as Redis holds none": Sabotage(
         (
             Python(
-                assembly.Absence.proven,
+                absence.Absence.proven,
                 "self._seen.get(text) == cold",
                 "(self._seen.get(text) == cold or text in self._seen and not reached())",
             ),
@@ -464,7 +472,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if current_life ~= life then"),), _RESTARTED, 9
     ),
     "nobody is asked what it remembers": Sabotage(
-        (Python(memory.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
+        (Python(gathering.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
     ),
     "what a silent writer remembers is not kept": Sabotage(
         (Python(memory.Memory._settle_closed, "await self.late(partition, epoch, late)", "reached()"),), _UNHEARD, 1
@@ -576,7 +584,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "what no replica has is said to be replicated": Sabotage(
         (
             Python(
-                replicas.Replicated.reached,
+                confirming.Replicated.reached,
                 "if acknowledged >= needed else",
                 "if acknowledged >= needed or not reached() else",
             ),
@@ -653,7 +661,7 @@ SABOTAGES: dict[str, Sabotage] = {
                 "reached() or self._expect(self.text, taken.epoch, taken.version)",
             ),
         ),
-        _LOCKED_AND_EVICTED,
+        _HELD,
         37,
     ),
     # The archive
@@ -697,7 +705,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "a subscription is kept at the node that its slot has left": Sabotage(
         (
             Python(
-                node_link.NodeLink._hear,
+                link.NodeLink._hear,
                 'return self._gone(self.channels.ended, channel, "its slot has moved")',
                 "reached()",
             ),
@@ -771,7 +779,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "a lease waits for those on other nodes to be renewed": Sabotage(
         (
             Python(
-                renewal.Renewal._server_of,
+                lease.Renewal._server_of,
                 "return self._port.node_of(kept.lock.names.lock)",
                 'return "" if not reached() else ""',
             ),

@@ -15,8 +15,7 @@ from controls import sabotage
 
 from distributed_state import Event
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
-from distributed_state.warm.consumer import RESYNC, Subscription
-from distributed_state.warm.heard_events import HeardEvents
+from distributed_state.warm.consumers import RESYNC, RecentEvents, Subscription
 from tests.simulation.listening import Got, Listener, Listening
 from tests.simulation.plan import SHAPES, Plan
 from tests.simulation.run import Run
@@ -106,7 +105,7 @@ CONTROLS: dict[str, tuple[str, int, Control]] = {
     "an event is written again without a look": ("G3", 5, _emit("from, count = '+', 1", "from, count = nil, 1")),
     "an event does not tell which was before it": ("G6", 2, _emit("types_of .. '@' .. before", "types_of .. '@0'")),
     "what was lost and written again is not known": (
-        "G6", 44, lambda: mock.patch.object(HeardEvents, "until", return_value=frozenset()),
+        "G6", 44, lambda: mock.patch.object(RecentEvents, "until", return_value=frozenset()),
     ),
     "a group notes what its members have yet to handle": (
         "group: nobody was done", 1, lambda: mock.patch.object(Subscription, "delivered", Subscription.taken),

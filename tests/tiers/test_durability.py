@@ -13,8 +13,8 @@ from distributed_state import ColdUnavailable, ConfigurationError, DurabilityUnk
 from distributed_state.settings import Settings
 from distributed_state.store.doctor import Finding
 from distributed_state.values.levels import EVERY, MEMORY, level_of
-from distributed_state.warm import fsync
-from distributed_state.warm.fsync import believed
+from distributed_state.warm import confirming
+from distributed_state.warm.confirming import believed
 
 single = pytest.mark.only(face=("asyncio", "blocking"), warm="single", cold=("sqlite", "postgres"))
 
@@ -257,7 +257,7 @@ async def test_negative_control_a_policy_that_nobody_looks_at_is_noticed(
     with own_server(opener, "--appendonly", "yes", "--appendfsync", "always") as server:
         store = await quiet(opener, url=server.url, durability="fsynced")
         await store.session("s").set("a", 1)
-        monkeypatch.setattr(fsync, "_lacking", lambda answer: "")
+        monkeypatch.setattr(confirming, "_lacking", lambda answer: "")
         with pytest.raises(pytest.fail.Exception):
             await noticed(store.session("s"), server)
 
@@ -275,7 +275,7 @@ def test_waitaof_is_believed_of_redis_from_7_2_on() -> None:
 @pytest.mark.brief("servers")
 async def test_waitaof_is_waited_for_where_it_is_believed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Valkey's stands in for Redis' 7.2, which says the same a little later."""
-    monkeypatch.setattr(fsync, "believed", lambda info: True)
+    monkeypatch.setattr(confirming, "believed", lambda info: True)
     with own_server(opener, "--appendonly", "yes", "--appendfsync", "everysec") as server:
         store = await quiet(opener, url=server.url, durability="fsynced", timeout=20.0)
         assert await store.session("s").set("a", 1) == 1

@@ -13,8 +13,8 @@ from faces import core
 
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver as archiving
-from distributed_state.tiers.archive_pass import RestingJournals
-from distributed_state.warm.rounds import Rounds
+from distributed_state.tiers.resting_journals import RestingJournals
+from distributed_state.warm.clock import Rounds
 
 pytestmark = [pytest.mark.only(warm="real"), pytest.mark.brief("servers")]
 PARTITIONS = 4
@@ -25,7 +25,7 @@ TELLS = "if alone then call('SPUBLISH', journal, '') end"
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is at rest looks again in an hour."""
     monkeypatch.setattr(Rounds, "left", 3600.0)
-    monkeypatch.setattr(archiving, "SECONDS", 3600.0)
+    monkeypatch.setattr(archiving, "ROUND_SECONDS", 3600.0)
     monkeypatch.setattr(reaper, "_SECONDS", 3600.0)
 
 

@@ -506,7 +506,7 @@ async def test_without_the_queue_in_the_script_a_newcomer_passes(store: Any) -> 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine, nobody is taken for dead."""
-    monkeypatch.setattr("distributed_state.warm.waiters.GRACE_MS", 60_000)
+    monkeypatch.setattr("distributed_state.warm.lock._GRACE_MS", 60_000)
 
 
 async def in_order(store: Any, session: Any, waiters: int) -> None:

@@ -17,7 +17,6 @@ from deploy.load.curves.small_sessions import STATE, bytes_of_sessions
 from distributed_state import StateError, StateStore
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
-from distributed_state.warm import scanning
 from distributed_state.warm.answers import Committed, Draft
 from distributed_state.warm.op_ids import OpId, Unsure
 from distributed_state.warm.scripts import COMMIT
@@ -268,5 +267,5 @@ async def test_when_a_record_was_last_written_is_found_in_any_piece(opener: Any)
             keys.record, b"#ops", b"aaaaaaaaaaaa 1 100 1:1:ffffffff:0,;bbbbbbbbbbbb 2 100 2:2:fffff".ljust(64, b"f")
         )
         client.hset(keys.record, b"#ops1", b":0,;cccccccccccc 3 300 3:3:ffffffff:0,")
-    found = await scanning.states(tiers(stores[0]).warm, "", [keys])
+    found = await tiers(stores[0]).warm.partitions.loaded("", [keys])
     assert found[keys.ref.text].time_ms == 300_000

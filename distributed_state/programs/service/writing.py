@@ -43,7 +43,7 @@ from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
 from distributed_state.values.model import NEXT
 from distributed_state.warm.answers import Draft
-from distributed_state.warm.carried_lease import CarriedLease
+from distributed_state.warm.lease import CarriedLease
 
 _VERSION_TAG = re.compile(r'"([0-9]{1,18})"')
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from distributed_state.programs.service.resources import records, search
 from distributed_state.programs.service.routes import LEASE, Answer, Asked, Body, Limit, Name, Query
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Scope
-from distributed_state.warm.carried_lease import CarriedLease
+from distributed_state.warm.lease import CarriedLease
 
 _Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends, if it is not renewed.")]
 _Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for whoever holds it.")]

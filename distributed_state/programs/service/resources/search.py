@@ -22,7 +22,7 @@ from distributed_state.programs.service.scheduling import searching
 from distributed_state.records.context import context_of
 from distributed_state.values.model import MAX_PHASE, Scope
 from distributed_state.values.search import KINDS, Kind, SearchHit
-from distributed_state.warm import held
+from distributed_state.warm.held_leases import seconds_left
 
 _LOOKED_AT = 500  # records of which it is asked whether they are held
 _TAGS = 32  # of one query: SQL takes some hundreds, and is said to be away for more
@@ -115,7 +115,7 @@ async def listing(scope: Scope, asked: Asked) -> Response:
     rows: list[dict[str, Any]] = [asdict(each) for each in page]
     if given.held:
         keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
-        left = await held.seconds(asked.store.tiers().warm, keys)
+        left = await seconds_left(asked.store.tiers().warm, keys)
         rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
     more = requests.next_page(asked.request, after=after) if after is not None else None
     return answer({f"{records.NAMES[scope]}s": rows, "after": after}, headers=more)

@@ -1,7 +1,7 @@
 --[[
   Whether a record that is not here is surely new: SQL had none of that name when the epoch began, and none was begun or
   brought in since. Names are kept in 16 fields of meta by a number of seven digits: the last one says in which, the
-  others stand for the name. What is found may be another one's; what is not found is nobody's. As in warm/names.py.
+  others stand for the name. What is found may be another one's; what is not found is nobody's. As in warm/partitions.py.
   Expects  meta, text, current, and these declared
   Defines  place, mark   the field, and what stands for the name
            listed        what the field holds

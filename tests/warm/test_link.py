@@ -17,10 +17,9 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.port.shared import LoopJob
 from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
-from distributed_state.warm import node_channels, node_link
-from distributed_state.warm.node_channels import NodeChannels
-from distributed_state.warm.rounds import Rounds
-from distributed_state.warm.subscription import Link
+from distributed_state.warm import link
+from distributed_state.warm.clock import Rounds
+from distributed_state.warm.link import Link, NodeChannels
 
 pytestmark = pytest.mark.unit
 
@@ -504,7 +503,7 @@ async def test_a_loop_that_stood_still_keeps_a_sound_link(cluster: Cluster) -> N
 
 
 async def test_if_that_counted_as_silence_it_would_be_lost(cluster: Cluster, monkeypatch: Any) -> None:
-    monkeypatch.setattr(node_link, "_ROUND", 1e9)
+    monkeypatch.setattr(link, "_ROUND", 1e9)
     assert await stood_still(cluster) > 1
 
 
@@ -564,7 +563,7 @@ async def test_the_name_that_commits_say_is_another_one_when_a_channel_named_wit
 
 
 def test_a_request_is_confirmed_by_the_last_answer_only() -> None:
-    requests = node_channels.Requests()
+    requests = link.Requests()
     for kind in (b"SSUBSCRIBE", b"SUNSUBSCRIBE", b"SSUBSCRIBE"):
         requests.ask(kind, b"c")
     assert not requests.confirmed(b"c")
@@ -659,7 +658,7 @@ async def test_it_would_be_taken_for_silent_as_soon_as_another(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control."""
-    monkeypatch.setattr(node_link, "SECONDS", 9.0)
+    monkeypatch.setattr(link, "ROUND_SECONDS", 9.0)
     with pytest.raises(AssertionError):
         await rests_in_a_large_fleet(cluster)
 
@@ -682,6 +681,6 @@ async def test_a_link_that_rests_is_proved_at_once_when_something_is_to_be_kept(
 async def test_it_would_wait_for_the_next_round_if_nobody_woke_the_probe(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_link.NodeLink, "watch", lambda self, *channel: self.channels.watch(*channel))
+    monkeypatch.setattr(link.NodeLink, "watch", lambda self, *channel: self.channels.watch(*channel))
     with pytest.raises(AssertionError):
         await begins_to_keep(cluster)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_state.warm import event_relay
-from distributed_state.warm.event_relay import BATCH, batches, messages
+from distributed_state.warm import event_channels
+from distributed_state.warm.event_channels import BATCH, batches, messages
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +20,7 @@ def test_what_goes_into_a_batch_comes_out_of_it_whatever_bytes_it_has() -> None:
 
 
 def test_a_batch_that_would_be_large_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_relay, "_BATCH_BYTES", 20)
+    monkeypatch.setattr(event_channels, "_BATCH_BYTES", 20)
     found = list(batches(HEARD * 5))
     assert len(found) > 5
     assert [each for batch in found for each in messages(batch)] == HEARD * 5

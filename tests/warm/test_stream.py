@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_state.warm.heard_events import HeardEvents
-from distributed_state.warm.positions import BEGINNING, Head, Position
-from distributed_state.warm.stream import StreamEvent
+from distributed_state.warm.consumers import RecentEvents
+from distributed_state.warm.stream import BEGINNING, Head, Position, StreamEvent
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +46,7 @@ def events(*offsets: int, life: str = "a") -> list[StreamEvent]:
 
 
 def test_what_was_taken_last_is_known_by_its_id_up_to_a_position() -> None:
-    heard = HeardEvents()
+    heard = RecentEvents()
     heard.note(0, "1-a", events(1, 2, 3))
     heard.note(0, "1-a", events(2))  # by a slower consumer
     heard.note(1, "1-a", events(1, life="other"))
@@ -61,7 +60,7 @@ def test_what_was_taken_last_is_known_by_its_id_up_to_a_position() -> None:
 
 
 def test_it_is_known_in_whatever_order_it_was_taken_and_bounded() -> None:
-    heard = HeardEvents()
+    heard = RecentEvents()
     heard.note(0, "1-a", events(6))  # heard
     heard.note(0, "1-a", events(*range(1, 6)))  # read, by who was behind
     assert len(heard.until(0, Position("1-a", 6))) == 6
