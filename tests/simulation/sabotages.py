@@ -250,7 +250,9 @@ _RESTARTED_NODES = _shape(
     settings=_SPREAD, **_NODES,
 )  # fmt: skip
 _MOVED_AND_LOST = SHAPES["moved"]
-_HELD = _shape("locked 3, set 2", "evict 60, slow messages 8, silence 8", ttl=1.0, pace=0.08, operations=120)
+_LOCKED_AND_EVICTED = _shape(
+    "locked 3, set 2", "evict 60, slow messages 8, silence 8", ttl=1.0, pace=0.08, operations=120
+)
 _ONE_OF_THREE = _shape(
     "turn 3, locked 3, set", "server stands still 2, server away 1", operations=80, pace=0.1, ttl=0.5,
     settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
@@ -661,7 +663,7 @@ SABOTAGES: dict[str, Sabotage] = {
                 "reached() or self._expect(self.text, taken.epoch, taken.version)",
             ),
         ),
-        _HELD,
+        _LOCKED_AND_EVICTED,
         37,
     ),
     # The archive
