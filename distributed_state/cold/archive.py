@@ -58,7 +58,8 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     # By what it was, too: whoever compared the journal with it must have seen all that is archived.
     if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
         return None
-    new = Cursor(partition, f"{ordinal + 1}-{chance.token_hex(4)}", ordinal + 1, 0, "")
+    ended = epochs.last_event(connection, namespace, partition, after.epoch) if after else 0
+    new = Cursor(partition, f"{ordinal + 1}-{chance.token_hex(4)}", ordinal + 1, 0, "", ended)
     row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
     # Not the one that somebody may have minted since our look: its insert below is what shows us.
     connection.execute(update(tables.cursors).where(here, c.ordinal <= ordinal).values(closed=True))

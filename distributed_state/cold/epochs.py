@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, update
 
-from distributed_state.cold.tables import cursors
+from distributed_state.cold.tables import cursors, events
 from distributed_state.cold.values import Cursor, Minted
 
 REPAIRED = -1  # instead of when an epoch was minted: a repair brought SQL all of it, and the next one begins
@@ -41,6 +41,23 @@ def last_begun(connection: Connection, namespace: str, partition: int, epoch: st
         if row.offset:
             break
     return None
+
+
+def last_events(connection: Connection, namespace: str) -> dict[int, tuple[int, int | None]]:
+    """How many epochs of each partition were used, and the last lifecycle event of the last one, if it is open."""
+    c, e = cursors.c, events.c
+    last = select(func.max(e.offset)).where(e.namespace == c.namespace, e.partition == c.partition, e.epoch == c.epoch)
+    query = select(c.partition, c.ordinal, c.offset, last.scalar_subquery())
+    rows = connection.execute(query.where(c.namespace == namespace, c.closed.is_(False))).all()
+    # One that nothing was archived of may have been minted just now, and yet begin: the one before is closed.
+    return {at: (ordinal, last or 0) if offset else (ordinal - 1, None) for at, ordinal, offset, last in rows}
+
+
+def last_event(connection: Connection, namespace: str, partition: int, epoch: str) -> int:
+    """The number of the last lifecycle event of an epoch, 0 if it has none."""
+    e = events.c
+    query = select(func.max(e.offset)).where(e.namespace == namespace, e.partition == partition, e.epoch == epoch)
+    return connection.execute(query).scalar() or 0
 
 
 def is_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> bool:

@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from distributed_state.cold import blocks, record_index
 from distributed_state.cold.bulk import chunks, listed
+from distributed_state.cold.epochs import last_event
 from distributed_state.cold.tables import TEXT, change_blocks, changes, events, quarantine, records
 from distributed_state.cold.values import Archived, Commits
 from distributed_state.values.journal import JournalEntry, unpack
@@ -54,12 +55,10 @@ def known(
     connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry]
 ) -> Commits:
     """What SQL has of these entries of an epoch, and of their records."""
-    e = events.c
-    last = select(func.max(e.offset)).where(e.namespace == namespace, e.partition == partition, e.epoch == epoch)
     return Commits(
         lacking(connection, namespace, partition, epoch, entries),
         heads(connection, namespace, [entry.record for entry in entries if entry.record]),
-        connection.execute(last).scalar() or 0,
+        last_event(connection, namespace, partition, epoch),
     )
 
 

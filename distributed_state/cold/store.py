@@ -177,6 +177,11 @@ class ColdStore:
         with self._database.read() as connection:
             return epochs.last_begun(connection, self.namespace, partition, epoch)
 
+    def last_events(self) -> dict[int, tuple[int, int | None]]:
+        """How many epochs of each partition were used, and the last lifecycle event of the last one, if it is open."""
+        with self._database.read() as connection:
+            return epochs.last_events(connection, self.namespace)
+
     def is_repaired(self, partition: int, epoch: str) -> bool:
         """Whether a repair brought SQL all of an epoch, which was to end then."""
         with self._database.read() as connection:

@@ -13,13 +13,17 @@ from distributed_state.values.journal import JournalEntry, KeptItems, Loaded, Se
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a partition's journal was archived: the offset and event id of its last archived entry."""
+    """How far a partition's journal was archived: the offset and event id of its last archived entry.
+
+    `ended`: of an epoch that is minted, the number of the last lifecycle event of the one before.
+    """
 
     partition: int
     epoch: str
     ordinal: int
     offset: int
     event: str
+    ended: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

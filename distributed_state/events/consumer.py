@@ -210,14 +210,16 @@ class Group:
         tiers = self._tiers
         if tiers.settings.url is None:
             return {}  # an embedded server begins empty, and all members with it
-        over = {at: count(position.epoch) for at, position in begin.items() if position.waits}
+        over = {at: position for at, position in begin.items() if position.waits}
         await tiers.clock.know()
         since_ms = int((tiers.clock.now() - _NOTED_AGAIN) * 1000)
         begun = await tiers.stream.begun_since([tiers.keys.partition(at) for at in begin], since_ms)
         # Where all are the first of their partition, the namespace is new, and so is the group.
-        if not any(over.values()) and all(count(head.epoch) == 1 for head in begun.values()):
+        if not any(count(each.epoch) for each in over.values()) and all(
+            count(head.epoch) == 1 for head in begun.values()
+        ):
             return {}
-        lost = {at: Position.missed(epochs) for at, epochs in over.items() if epochs}
+        lost = {at: Position.missed(epochs, each.known) for at, each in over.items() if (epochs := count(each.epoch))}
         return lost | {at: head.beginning for at, head in begun.items()}
 
     async def _run(self) -> None:

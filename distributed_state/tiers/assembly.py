@@ -43,7 +43,7 @@ from distributed_state.warm.event_channels import EventRelay
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.link import Link
 from distributed_state.warm.presence import Figures, Presence
-from distributed_state.warm.stream import BackgroundEvents, Stream
+from distributed_state.warm.stream import BackgroundEvents, Position, Stream
 
 log = logging.getLogger(__name__)
 _SILENCE = 1.0  # seconds without a word after which a replica is not there
@@ -203,14 +203,13 @@ class Tiers:
         """The epoch last seen of a partition."""
         return self._epochs.get(partition, "")
 
-    async def _epochs_over(self) -> dict[int, int]:
-        """How many epochs of each partition are over if Redis holds none of it, as SQL knows."""
+    async def _epochs_over(self) -> dict[int, Position]:
+        """Behind how many epochs of each partition a consumer is if Redis holds none of it, as SQL knows."""
         try:
-            cursors = await self.port.sql(self.cold.cursors)
+            over = await self.port.sql(self.cold.last_events)
         except ColdUnavailable:
             return {}  # as if none were: at worst a consumer is told to resync, and has missed nothing
-        # One that nothing was archived of may have been minted just now, and yet begin.
-        return {at: cursor.ordinal if cursor.offset else cursor.ordinal - 1 for at, cursor in cursors.items()}
+        return {at: Position.behind(epochs, known) for at, (epochs, known) in over.items()}
 
     def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
         """A lease on a record, not taken yet."""

@@ -35,6 +35,7 @@ from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
+from distributed_state.warm.partitions import Beginning
 from distributed_state.warm.stream import count
 
 log = logging.getLogger(__name__)
@@ -304,7 +305,8 @@ class Recovery:
         if not self._embedded:
             begin = self._cold.begin_repaired if repaired else self._cold.begin
             await self._port.sql(begin, partition, minted.epoch)
-        word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor, texts=texts)
+        new = Beginning(minted.epoch, continued=fits, ended=minted.ended, floor=floor, texts=texts)
+        word = await self._partitions.install(keys, token, seen, new)
         lost = had and not repaired  # an embedded one begins empty at each start
         if word != "ok":
             await self._take_back(minted)

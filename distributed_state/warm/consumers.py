@@ -68,14 +68,14 @@ class Consumers:
         keys: Keys,
         link: Link,
         relay: EventRelay,
-        epochs: Callable[[], Awaitable[dict[int, int]]],
+        over: Callable[[], Awaitable[dict[int, Position]]],
     ) -> None:
         self._port = port
         self._stream = stream
         self._keys = keys
         self._channels = EventChannels(port, keys, link, lambda *heard: self._hear(*heard))
         self._relay = relay
-        self._epochs = epochs  # how many each partition has had, as SQL knows
+        self._over = over  # behind the epochs that each partition has had, as SQL knows
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
         self._behind: set[int] = set()
@@ -118,15 +118,15 @@ class Consumers:
             return {at: given.get(at, BEGINNING) for at in wanted}
         partitions = [self._keys.partition(each) for each in wanted]
         heads = await self._stream.heads(partitions)
-        over = dict[int, int]()
+        over = dict[int, Position]()
         if not all(head.epoch for head in heads):
-            # SQL first, then Redis: an epoch that SQL knew, and Redis does not hold then, is over.
-            over = await self._epochs()
+            # SQL first, then Redis: an epoch that SQL knew, and Redis does not hold then, is over there.
+            over = await self._over()
             heads = await self._stream.heads(partitions)
         return {
             at: Position(head.epoch, head.floor if since else head.offset)
             if head.epoch
-            else Position.behind(over.get(at, 0))
+            else over.get(at, Position.behind(0))
             for at, head in zip(wanted, heads, strict=True)
         }
 
@@ -446,6 +446,8 @@ class Subscription:
                 return True
             if not stored.head or not at.leads_to(epoch) or at.offset < before or not self.room:
                 return False
+            if at.waits and at.known is not None:
+                return False  # only the stream's head says whether the epoch before went on unheard
             self._take(partition, epoch, stored)
         self.ready.set()
         return True

@@ -16,6 +16,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from distributed_state.errors import StateError
@@ -51,6 +52,20 @@ _FACTOR = 65599
 _PRIME = 268435399
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How an epoch begins. `continued`: the stream of events goes on; else SQL has those of the last up to `ended`.
+
+    Fencing tokens are above `floor`. `texts`: of all records that SQL has, None if that is not known.
+    """
+
+    epoch: str
+    continued: bool
+    ended: int
+    floor: int
+    texts: Sequence[str] | None
+
+
 class Partitions:
     """The partitions, as seen by one replica."""
 
@@ -82,21 +97,22 @@ class Partitions:
             except StateError as error:
                 log.debug("partition %d: the right to start it was not renewed: %s", keys.partition, error)
 
-    async def install(
-        self, keys: PartitionKeys, token: str, seen: str, epoch: str, *,
-        continued: bool, floor: int, texts: Sequence[str] | None,
-    ) -> str:  # fmt: skip
-        """Start a partition under an epoch: 'ok', 'live' or 'lost'.
-
-        `seen` is the epoch before. `continued`: the stream of events goes on. Fencing tokens are above `floor`.
-        `texts`: of all records that SQL has of it, None if that is not known.
-        """
-        known = None if texts is None else _listed(texts)
+    async def install(self, keys: PartitionKeys, token: str, seen: str, new: Beginning) -> str:
+        """Start a partition under an epoch: 'ok', 'live' or 'lost'. `seen` is the epoch before."""
+        known = None if new.texts is None else _listed(new.texts)
         names = [keys.meta, keys.journal, keys.events]
-        arguments: list[Any] = [token, seen, epoch, int(continued), floor, int(known is not None)]
+        arguments: list[Any] = [
+            token,
+            seen,
+            new.epoch,
+            int(new.continued),
+            new.ended,
+            new.floor,
+            int(known is not None),
+        ]
         answer = await self._client.script(INSTALL, names, arguments + (known or []))
         # Asked again because the answer was lost: the epoch that is live is ours.
-        return "ok" if answer[1:] == [epoch.encode()] else _word(answer)
+        return "ok" if answer[1:] == [new.epoch.encode()] else _word(answer)
 
     async def reserve(self, names: RecordKeys, epoch: str) -> bool:
         """Note that a record is about to be brought into SQL; False if the partition is not under this epoch."""

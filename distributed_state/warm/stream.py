@@ -38,6 +38,7 @@ _STARTS = 20
 _MOST_WAITING = 1000
 _CLOSING_SECONDS = 1.0
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
+_OVER = re.compile(r"\d{1,18}-(?:(\d{1,18})-)?(?:lost)?", re.ASCII)
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
 
@@ -47,26 +48,36 @@ _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 class Position(NamedTuple):
     """How far a consumer is in a partition. Epoch "3-": behind the third, from the beginning of the next that comes.
 
-    Epoch "" is what others wrote that did not know of this: from the beginning of whichever epoch comes.
+    "3-17-" is the same where the third may go on: Redis shows no epoch, but SQL has 17 events of the third, and a
+    server that was replaced may add some. Epoch "" is what others wrote that did not know of this: from the beginning
+    of whichever epoch comes.
     """
 
     epoch: str
     offset: int
 
     @classmethod
-    def behind(cls, epochs: int) -> Position:
-        """Where so many epochs are over, and no other has begun."""
-        return cls(f"{epochs}-", 0)
+    def behind(cls, epochs: int, known: int | None = None) -> Position:
+        """Where so many epochs are over, and no other has begun. `known`: events of the last, if there may be more."""
+        return cls(f"{epochs}-" if known is None else f"{epochs}-{known}-", 0)
 
     @classmethod
-    def missed(cls, epochs: int) -> Position:
+    def missed(cls, epochs: int, known: int | None = None) -> Position:
         """Somewhere in an epoch of which nothing is known, the last of so many: a resync follows."""
-        return cls(f"{epochs}-lost", 0)
+        return cls(f"{cls.behind(epochs, known).epoch}lost", 0)
 
     @property
     def waits(self) -> bool:
         """Whether the epoch whose events come next has yet to begin."""
         return not self.epoch or self.epoch.endswith("-")
+
+    @property
+    def known(self) -> int | None:
+        """How many events of the epoch that seemed over are known here; None if there can be no others."""
+        found = _OVER.fullmatch(self.epoch)
+        if found is None:
+            return self.offset if self.epoch else None
+        return int(found[1]) if found[1] else None
 
     def leads_to(self, epoch: str) -> bool:
         """Whether no event lies between this and the beginning of an epoch, or a later place in it."""
@@ -112,7 +123,8 @@ class Head(NamedTuple):
     """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing.
 
     `continues` names the epochs before whose events the stream has as well, with where each ended: "3-a@17 2-b@5".
-    `interests` has the types that some hear alone, with their newest event: "turn.ended,conversation.*@12 ".
+    `interests` has the types that some hear alone, with their newest event: "turn.ended,conversation.*@12 ". `ended` is
+    the last event of the epoch before, if the stream does not continue it.
     """
 
     epoch: str
@@ -120,6 +132,7 @@ class Head(NamedTuple):
     floor: int
     continues: str = ""
     interests: str = ""
+    ended: int = 0
 
     def last_of(self, types: str) -> int | None:
         """The offset of the newest event of these types; None if nobody asked for them."""
@@ -150,7 +163,8 @@ class Head(NamedTuple):
         if at.waits and not self.epoch:
             return ""
         at = self.seen_from(at)
-        if not at.leads_to(self.epoch):
+        # Behind an epoch that seemed over, a server that had been replaced may have written more.
+        if not at.leads_to(self.epoch) or (at.waits and at.known is not None and self.ended > at.known):
             return "epoch"
         return "trimmed" if at.offset < self.floor else "rewound" if at.offset > self.offset else ""
 
@@ -163,7 +177,7 @@ class Head(NamedTuple):
     def next(self, at: Position) -> Position:
         """Where a consumer goes on for which something is lost."""
         if not self.epoch:
-            return Position.behind(count(at.epoch))
+            return Position.behind(count(at.epoch), at.known)
         if self.lost(at) == "rewound":
             return Position(self.epoch, self.offset)
         # If the stream goes on from before where the consumer was, it has heard all up to there.
@@ -416,7 +430,7 @@ def _id(warm: Warm, op: OpId) -> str:
 
 
 def _asked(keys: PartitionKeys) -> Words:
-    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor", b"continues", b"interests")
+    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor", b"continues", b"interests", b"ended")
 
 
 def _page_asked(keys: PartitionKeys, after: int, count: int) -> list[Words]:
@@ -431,8 +445,9 @@ def _page(answers: Sequence[Any]) -> tuple[Head, Head, list[StreamEvent]]:
 
 
 def _head(answer: Any) -> Head:
-    epoch, offset, floor, continues, interests = (each or b"" for each in answer)
-    return Head(epoch.decode(), int(offset or 0), int(floor or 0), continues.decode(), interests.decode())
+    epoch, offset, floor, continues, interests, ended = (each or b"" for each in answer)
+    numbers = int(offset or 0), int(floor or 0)
+    return Head(epoch.decode(), *numbers, continues.decode(), interests.decode(), int(ended or 0))
 
 
 # Events whose writers cannot wait

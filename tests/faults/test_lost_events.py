@@ -21,6 +21,8 @@ from faces import in_thread
 from proxy import Proxy
 
 from distributed_state import Event, WarmUnavailable
+from distributed_state.cold.values import Batch
+from distributed_state.values.journal import JournalEntry, pack
 from distributed_state.warm import consumers
 from distributed_state.warm.consumers import RESYNC, Consumers, RecentEvents, Subscription
 from distributed_state.warm.scripts import EMIT
@@ -191,6 +193,56 @@ async def test_a_restart_that_keeps_the_data_misses_nothing(opener: Any) -> None
         await until(lambda: all(len(each.heard) >= 1500 for each in listeners), 30)
         assert [each.resyncs for each in listeners] == [0, 0, 0]
         assert all(by_partition(each.told()) == expected for each in listeners)
+
+
+async def an_epoch_that_went_on_elsewhere(opener: Any, *, joins_before: bool) -> list[str]:
+    """Return what a listener receives of a partition that Redis lost while a former primary still wrote there."""
+    with own_server(opener) as server, redis.Redis.from_url(server.url) as client:
+        store = await opener(url=server.url, partitions=1)
+        other = await opener(url=server.url, partitions=1, archiver=False)
+        listener = Listener(other) if joins_before else None
+        await other.ready()
+        await store.emit("life.first", {}, subject="s")
+        await until(lambda: listener is None or len(listener.heard) == 1)
+        await store.archive()
+        client.flushall()
+        listener = listener or Listener(other)
+        await other.ready()
+        await until(lambda: listener.resyncs == joins_before)
+        assert all(at.waits for at in tiers(other).consumers._subscriptions[0].taken().values())
+        # A former primary took this one, and its worker archived it.
+        cold = tiers(store).cold
+        cursor = await tiers(store).port.sql(cold.cursor, 0)
+        event = pack([(b"e", b"2 life.elsewhere s", b"{}")])
+        entry = JournalEntry(cursor.offset + 1, "former.1.emit", "", 0, now_ms(), "emit", "", 0, event, 0)
+        await tiers(store).port.sql(cold.archive, [Batch(0, cursor.epoch, cursor.offset, [entry], cursor.event)])
+        await store.emit("life.second", {}, subject="s")
+        await until(lambda: "life.second" in [event.type for event in listener.heard])
+        types = [event.type for event in listener.heard]
+        await store.close()
+        return types
+
+
+def now_ms() -> int:
+    """The time of an event that is written now."""
+    return int(time.time() * 1000)
+
+
+@single
+@pytest.mark.only(face="asyncio")
+@pytest.mark.parametrize("joins_before", [False, True])
+async def test_an_epoch_that_goes_on_at_a_former_primary_is_a_resync(opener: Any, joins_before: bool) -> None:
+    types = await an_epoch_that_went_on_elsewhere(opener, joins_before=joins_before)
+    assert types == [*(["life.first", RESYNC] if joins_before else []), RESYNC, "life.second"]
+
+
+@single
+@pytest.mark.only(face="asyncio")
+async def test_a_position_that_knows_no_events_would_not_show_it(opener: Any, monkeypatch: Any) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr(Position, "known", None)
+    types = await an_epoch_that_went_on_elsewhere(opener, joins_before=False)
+    assert types == ["life.second"]
 
 
 @pytest.mark.wide
@@ -538,7 +590,7 @@ async def test_a_life_of_redis_that_began_and_ended_unheard_is_told_of(opener: A
 @pytest.mark.only(face="blocking")
 async def test_a_position_that_knows_no_epochs_would_not_show_a_life_unheard_of(opener: Any, monkeypatch: Any) -> None:
     """Negative control of the test above."""
-    monkeypatch.setattr(Position, "behind", classmethod(lambda cls, epochs: cls("", 0)))
+    monkeypatch.setattr(Position, "behind", classmethod(lambda cls, epochs, known=None: cls("", 0)))
     with pytest.raises(AssertionError):
         await a_life_that_nobody_heard_of(opener)
 

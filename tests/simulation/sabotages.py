@@ -523,7 +523,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (Lua("install", "redis.call('DEL', journal)", "reached()"),), _RESTARTED, 1
     ),
     "names that SQL has are not noted as a partition starts": Sabotage(
-        (Lua("install", "'names', epoch, unpack(ARGV, 8))", "'names', epoch, 'none', tostring(reached()))"),),
+        (Lua("install", "'names', epoch, unpack(ARGV, 9))", "'names', epoch, 'none', tostring(reached()))"),),
         _shape(
             "set, increment", "restart server 3, crash replica 2", records=8, replicas=4, pace=0.1, persistence="none"
         ),

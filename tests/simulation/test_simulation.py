@@ -30,6 +30,7 @@ FOUND = {
     "commits put back for a server stood for all of the history that the next one still had": ("sentinel", 30071),
     "a simulated replica never followed a primary again that stood still when its cut ended": ("failover", 30045),
     "a simulated member did not join again after a server had closed its connection": ("events", 40006),
+    "an event that a former primary took after a listener had joined at the new one was missed": ("sentinel", 52007),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distributed_state.warm.consumers import RecentEvents
-from distributed_state.warm.stream import BEGINNING, Head, Position, StreamEvent
+from distributed_state.warm.stream import BEGINNING, Head, Position, StreamEvent, parsed, shown
 
 pytestmark = pytest.mark.unit
 
@@ -26,6 +26,7 @@ NOW = Head("4-d", 30, 5, "3-c@20 2-b@9")
         (Position("2-a", 3), "epoch", Position("4-d", 5)),
         (Position.behind(3), "trimmed", Position("4-d", 5)),
         (Position.behind(2), "epoch", Position("4-d", 5)),
+        (Position.behind(3, 7), "trimmed", Position("4-d", 5)),
         (BEGINNING, "trimmed", Position("4-d", 5)),
     ],
 )
@@ -39,6 +40,20 @@ def test_a_consumer_goes_on_where_it_was_or_is_told(at: Position, lost: str, nex
 def test_an_epoch_that_the_stream_does_not_continue_has_no_end_there(continues: str) -> None:
     assert NOW._replace(continues=continues).end_of("2-b") == -1
     assert NOW._replace(continues=continues).lost(Position("2-b", 9)) == "epoch"
+
+
+def test_behind_an_epoch_that_seemed_over_a_consumer_is_told_of_events_that_it_did_not_know() -> None:
+    nothing, new = Head("", 0, 0), Head("4-d", 2, 0, ended=7)
+    for at, lost in ((Position.behind(3, 7), ""), (Position.behind(3, 6), "epoch"), (Position.behind(3), "")):
+        assert nothing.lost(at) == ""
+        assert new.lost(at) == lost
+        assert new.next(at) == Position("4-d", 0)
+        assert Position.parse(str(at).encode()) == at == parsed(shown({0: at}), 1)[0]
+    for at in (Position("3-c", 6), Position.missed(3, 6)):
+        assert nothing.lost(at) == "epoch"
+        assert nothing.next(at) == Position.behind(3, 6)
+    assert nothing.next(Position.missed(3)) == Position.behind(3)
+    assert Head("4-d", 9, 0, "3-c@7").lost(Position.behind(3, 6)) == "", "the stream continues it"
 
 
 def events(*offsets: int, life: str = "a") -> list[StreamEvent]:

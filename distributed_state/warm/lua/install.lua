@@ -7,12 +7,13 @@
         seen       the epoch before, as it was when the right was given; '' = none
         epoch
         continued  '1' = the stream of events lacks nothing of the epoch before, and goes on
+        ended      the last event that SQL has of the epoch before
         floor      fencing tokens are greater than this
         known      '1' = the names of all records of SQL follow: field, names, ... as in new_name.lua
   Returns {'ok'} | {'live', epoch} | {'lost'}
 ]]
 local meta, journal, events = KEYS[1], KEYS[2], KEYS[3]
-local life, token, seen, epoch, continued, floor, known = unpack(ARGV, 1, 7)
+local life, token, seen, epoch, continued, ended, floor, known = unpack(ARGV, 1, 8)
 -- @include epoch
 if current then return {'live', current} end
 -- @include mint_right
@@ -30,6 +31,8 @@ end
 if continued ~= '1' or seen == '' then
   redis.call('DEL', events)
   event, event_floor, floor_ms, continues = '0', '0', format('%d', now_ms), ''
+else
+  ended = '0' -- the stream has them
 end
 -- Every lease of before is over, and every holder of one has a smaller token than who comes now.
 floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
@@ -38,8 +41,8 @@ redis.call('HDEL', meta, 'mint', 'lifetimes', 'names', 'k0', 'k1', 'k2', 'k3', '
   'ka', 'kb', 'kc', 'kd', 'ke', 'kf')
 redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life .. ' 0', 'token', floor,
   'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continues', continues,
-  'fresh', format('%d', now_ms))
+  'ended', ended, 'fresh', format('%d', now_ms))
 -- Who asks for some types knows nothing of what came before; without memory for that they ask anew.
 if before[6] then redis.call('HSET', meta, 'interests', (string.gsub(before[6], '@%d+', '@' .. event))) end
-if known == '1' then redis.call('HSET', meta, 'names', epoch, unpack(ARGV, 8)) end
+if known == '1' then redis.call('HSET', meta, 'names', epoch, unpack(ARGV, 9)) end
 return {'ok'}
