@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="the seed of the first run (default: 1)")
     parser.add_argument("--runs", type=int, default=1, help="how many runs, each with the next seed (default: 1)")
     parser.add_argument("--operations", type=int, help="operations of each run")
+    parser.add_argument("--dense", action="store_true", help="three times the operations in the same simulated time")
     parser.add_argument("--trace", action="store_true", help="print the story of each run: who sent what to whom, when")
     parser.add_argument("--no-shrink", action="store_true", help="show a failure as it was found")
     parser.add_argument("--sabotage", metavar="NAME", help="search a seed that finds a sabotage: its name, or `all`")
@@ -45,7 +46,7 @@ def main() -> int:
         if not names:
             parser.error(f"--sabotage is `all` or one of: {'; '.join(SABOTAGES)}")
         return _search(names, given)
-    shape = SHAPES[given.shape]
+    shape = SHAPES[given.shape].dense if given.dense else SHAPES[given.shape]
     if given.operations:
         shape = replace(shape, operations=given.operations)
     began, operations, simulated, broken = time.perf_counter(), 0, 0.0, 0
@@ -107,7 +108,8 @@ def _report(given: argparse.Namespace, result: Result) -> None:
     if not given.no_shrink:
         short = shrink(result, lambda text: print(f"\r{text}   ", end="", file=sys.stderr))
         print(f"\nthe shortest found that breaks it, too: {short.broken}", *shown(short.plan), sep="\n  ", flush=True)
-    print(f"replay: python -m tests.simulation --shape {given.shape} --seed {seed} --trace", flush=True)
+    density = " --dense" if given.dense else ""
+    print(f"replay: python -m tests.simulation --shape {given.shape}{density} --seed {seed} --trace", flush=True)
 
 
 if __name__ == "__main__":

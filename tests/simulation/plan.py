@@ -45,6 +45,15 @@ class Shape:
         ("timeout", 1.0),
     )
 
+    @property
+    def dense(self) -> Shape:
+        """Three times the operations in the same simulated time, with the same faults.
+
+        Clients repeat any of their turns, so a record remembers as many requests as that takes.
+        """
+        settings = tuple((dict(self.settings) | {"remembered_requests": 200}).items())
+        return replace(self, operations=3 * self.operations, pace=self.pace / 3, settings=settings)
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
