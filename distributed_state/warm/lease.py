@@ -62,7 +62,7 @@ class Leases:
         self.start = start
         self._on_lost = on_lost
         self.waiters = Waiters(port, link)
-        self._renewal = Renewal(port, self._lose)
+        self.renewal = Renewal(port, self._lose)
         self._count = itertools.count(1)
         self.lost = self.timeouts = 0
         port.when_a_loop_ends(self._loop_ended)
@@ -71,7 +71,7 @@ class Leases:
     @property
     def held(self) -> int:
         """How many are held."""
-        return len(self._renewal.leases)
+        return len(self.renewal.leases)
 
     def of(self, text: str) -> AsyncLease | None:
         """The lease under which the running task or thread writes: its own, or that of the task that started it."""
@@ -95,15 +95,11 @@ class Leases:
         """Make a name for a holder, never used before."""
         return f"{self.warm.replica}.{next(self._count)}"
 
-    def expect(self, lease: AsyncLease, lock: Lock) -> None:
-        """Know of it before it is asked for: whatever becomes of who asks, it is given back if nobody holds it."""
-        self._renewal.keep(lease, lock)
-
     def keep(self, lease: AsyncLease) -> None:
         """It is held: renew it from now on."""
         self.hold_here(lease)
         lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
-        self._renewal.watch(lease)
+        self.renewal.watch(lease)
 
     def hold_here(self, lease: AsyncLease) -> None:
         """Write under it in this context, too: who leaves a `with` may have another than who entered it."""
@@ -124,10 +120,6 @@ class Leases:
         self.end_span(lease, "lost" if lease.lost else "ok")
         _held.set(_others(lease))
 
-    def forget(self, lease: AsyncLease) -> bool:
-        """It was given back; whether it was its holder who did so."""
-        return self._renewal.drop(lease.holder)
-
     def end_span(self, lease: AsyncLease, outcome: str) -> None:
         """Record that it is held no more."""
         self.warm.telemetry.finish(lease.span, outcome)
@@ -135,19 +127,19 @@ class Leases:
 
     def seized(self, lock_value: str) -> None:
         """Another request took a turn over, or an operator whatever it was."""
-        for lease in self._renewal.leases:
+        for lease in self.renewal.leases:
             if lease.lock_value == lock_value:
                 lease.seized = True
                 self._lose(lease, "was taken over")
 
     def _loop_ended(self, loop: object) -> None:
         """Nobody can give back what its tasks have left held."""
-        for lease in self._renewal.leases:
+        for lease in self.renewal.leases:
             if self.port.loop_of(lease.owner) is loop:
                 self._lose(lease, "was held by a task of an event loop that has ended")
 
     def _lose(self, lease: AsyncLease, why: str) -> None:
-        if self._renewal.drop(lease.holder) and not lease.lost:
+        if self.renewal.drop(lease.holder) and not lease.lost:
             about = lease.text[:200]
             log.warning("lease of %s with token %d lost: it %s", about, lease.token, why, extra={"record": about})
             lease.lose()
@@ -175,7 +167,7 @@ class Leases:
 
     async def close(self) -> None:
         """Stop renewing; what is still held expires by itself."""
-        await self._renewal.close()
+        await self.renewal.close()
 
 
 def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
@@ -318,7 +310,7 @@ class AsyncLease:
             return None
         self._begin()
         try:
-            self._leases.expect(self, self._lock)
+            self._leases.renewal.keep(self, self._lock)
             began = self._leases.port.monotonic()
             taken = await self._lock.take(trailing_call)
             self.waited = taken.sent - began
@@ -329,7 +321,7 @@ class AsyncLease:
                 self._leases.timeouts += 1
             await self._leases.port.shield(self._lock.give_back(self.deadline))
             self.released = True
-            self._leases.forget(self)
+            self._leases.renewal.drop(self.holder)
             raise
         return taken.trailing
 
@@ -372,7 +364,7 @@ class AsyncLease:
         """Read the answer to that call: if the server kept the record for us, `release` gives it back."""
         if isinstance(answer, list) and answer[0] != b"kept":
             self.released = True
-            self._leases.forget(self)
+            self._leases.renewal.drop(self.holder)
 
     async def release(self) -> None:
         """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
@@ -387,7 +379,7 @@ class AsyncLease:
         if self._leases.abandoned:
             return
         ours = await self._leases.port.shield(self._lock.give_back(self.deadline))
-        if self._leases.forget(self) and not ours and not self._released_with_commit:
+        if self._leases.renewal.drop(self.holder) and not ours and not self._released_with_commit:
             self._leases.report_loss(self)  # it expired, and nothing noticed until now
 
     async def __aenter__(self) -> Self:

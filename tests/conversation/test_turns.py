@@ -451,7 +451,7 @@ async def test_whoever_is_interrupted_is_told_at_once(opener: Any) -> None:
     await began.wait()
     async with two.session("s").turn(busy="interrupt", wait=0.1) as turn:
         turn["n"] = 2
-    lease = next(iter(core(one).tiers().leases._renewal.leases), None)
+    lease = next(iter(core(one).tiers().leases.renewal.leases), None)
     await until(lambda: lease is None or lease.lost, 5)
     end.set()
     with pytest.raises(Interrupted):

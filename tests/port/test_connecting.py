@@ -243,7 +243,7 @@ async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(f
         lease = session.lock(ttl=60.0, wait=0)
         await lease.acquire()
         assert await session.get("n") == 1
-        link, archiver, renewal = tiers(store).link, tiers(store).archiver, tiers(store).leases._renewal
+        link, archiver, renewal = tiers(store).link, tiers(store).archiver, tiers(store).leases.renewal
         (held,) = renewal.leases
         await until(lambda: link.up and archiver.archived)
         breaks, archived, deadline = link.breaks, archiver.archived, held.deadline

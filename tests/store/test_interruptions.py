@@ -67,7 +67,7 @@ def is_held(store: StateStore, id: str) -> bool:
     """Whether anybody holds it at the server, or it is looked after, once the next rounds of renewing are over."""
     with callers.blocking():
         home = tiers(store.aio)
-        renewal = home.leases._renewal
+        renewal = home.leases.renewal
         for _ in range(3):
             for kept in list(renewal._held.values()):
                 kept._again_at = 0.0

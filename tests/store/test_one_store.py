@@ -372,7 +372,7 @@ async def test_a_loop_that_ends_leaves_nothing_behind(store: Any) -> None:
         assert await aio.session("t").lock(wait=0).acquire()
         assert left.lost, "else it would be renewed for ever"
         assert not mine.lost
-        assert left not in tiers(store).leases._renewal.leases
+        assert left not in tiers(store).leases.renewal.leases
         assert tiers(store).consumers._subscriptions == [core(events)._subscription]
     await left.release()
     assert await aio.session("s").lock(wait=0).acquire()

@@ -22,7 +22,7 @@ from distributed_state.warm.scripts import ACQUIRE
 
 async def stop_renewing(store: Any) -> None:
     """What happens to a process that is paused: its lease runs out and nothing tells it."""
-    for job in tiers(store).leases._renewal._jobs:
+    for job in tiers(store).leases.renewal._jobs:
         await job.stop()
 
 
@@ -299,7 +299,7 @@ async def test_a_foreign_cancellation_is_not_swallowed(store: Any, lost_too: boo
     task = asyncio.create_task(body())
     await inside.wait()
     if lost_too:
-        lease = next(iter(tiers(store).leases._renewal.leases))
+        lease = next(iter(tiers(store).leases.renewal.leases))
         lease.lose()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -354,7 +354,7 @@ async def test_a_lease_after_a_quiet_time_is_renewed(store: Any) -> None:
     """The renewer sleeps long while nothing is held; a lease taken just as it goes to sleep must wake it."""
     await in_task(store.session("first"))
     leases, session = tiers(store).leases, store.session("s")
-    idle, go_on, clear = threading.Event(), threading.Event(), leases._renewal._kept.clear
+    idle, go_on, clear = threading.Event(), threading.Event(), leases.renewal._kept.clear
 
     def clear_late() -> None:
         if threading.current_thread() is not threading.main_thread() and not idle.is_set():
@@ -362,8 +362,8 @@ async def test_a_lease_after_a_quiet_time_is_renewed(store: Any) -> None:
             go_on.wait(5)
         clear()
 
-    leases._renewal._kept.clear = clear_late
-    leases._renewal._kept.set()
+    leases.renewal._kept.clear = clear_late
+    leases.renewal._kept.set()
     if isinstance(store, Blocking):
         await until(idle.is_set)
     lease = session.lock(ttl=0.3)
@@ -378,7 +378,7 @@ async def test_a_lease_after_a_quiet_time_is_renewed(store: Any) -> None:
 
 async def test_a_lease_wakes_nobody_who_will_wake_in_time(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two jobs look after all leases; waking them for each would cost more than the lease itself."""
-    renewal = tiers(store).leases._renewal
+    renewal = tiers(store).leases.renewal
     now = tiers(store).port.monotonic
     async with store.session("first").lock(ttl=30):
         await until(lambda: now() < renewal._renews_at < now() + 11 and now() < renewal._watches_at < now() + 28)
@@ -415,7 +415,7 @@ async def test_renewal_survives_threads_that_come_and_go(store: Any) -> None:
             before = client.get(names(store, "kept").lock)
             assert sum(await asyncio.gather(*(churn(f"c{n}") for n in range(6)))) > 20
             assert client.get(names(store, "kept").lock) == before
-    jobs: list[Any] = tiers(store).leases._renewal._jobs
+    jobs: list[Any] = tiers(store).leases.renewal._jobs
     assert jobs
     assert all(job._thread.is_alive() for job in jobs)
 
