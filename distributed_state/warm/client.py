@@ -1,6 +1,6 @@
-"""The scripts about records: commit, read, hydrate. Law: a write has an op id, so that sending it again is harmless.
+"""The scripts about records: commit, read, hydrate, items. Law: a write has an op id, so that it may be sent again.
 
-How that holds when the record leaves Redis meanwhile, see `op_ids`. Partitions have their own client, `partitions`.
+`op_ids` explains how that holds when the record leaves Redis meanwhile. Partitions have their own client, `partitions`.
 
 Design: section 4.
 """
