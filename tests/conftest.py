@@ -36,7 +36,7 @@ from migrated import Replayed
 from no_waiting import refused
 from sqlalchemy import Engine, event
 
-from distributed_state.cold import dialects, engine, schema
+from distributed_state.cold import engine, opening
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import (
     PostgresServer,
@@ -360,8 +360,8 @@ def no_waiting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def replayed_migrations() -> Iterator[Replayed]:
     """Alembic migrates the first empty database of each dialect; the others get the statements it executed."""
     with pytest.MonkeyPatch.context() as patched:
-        replayed = Replayed(schema._upgrade)
-        patched.setattr(schema, "_upgrade", replayed)
+        replayed = Replayed(opening._upgrade)
+        patched.setattr(opening, "_upgrade", replayed)
         yield replayed
 
 
@@ -389,21 +389,21 @@ def short_openings() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def unsynced_sqlite() -> Iterator[None]:
     """SQLite does not wait for the disk, which takes most of a commit: tests end processes, and no machine."""
-    prepare = dialects.prepare_sqlite
+    prepare = engine.prepare_sqlite
 
     def prepared(engine: Engine, seconds: float) -> None:
         prepare(engine, seconds)
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(dialects, "prepare_sqlite", prepared)
+        patched.setattr(engine, "prepare_sqlite", prepared)
         yield
 
 
 @pytest.fixture
 def real_migrations(replayed_migrations: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each database that this test opens is migrated by Alembic."""
-    monkeypatch.setattr(schema, "_upgrade", replayed_migrations.upgrade)
+    monkeypatch.setattr(opening, "_upgrade", replayed_migrations.upgrade)
 
 
 @pytest.fixture(scope="session")

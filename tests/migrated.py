@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event
 
-from distributed_state.cold import schema
+from distributed_state.cold import opening
 
 Upgrade = Callable[[Connection], None]
 
@@ -24,7 +24,7 @@ class Replayed:
 
     def __call__(self, connection: Connection) -> None:
         dialect = connection.dialect.name
-        if schema.revision(connection) is not None:
+        if opening.revision(connection) is not None:
             self.upgrade(connection)
         elif dialect in self._executed:
             # Through the driver: there are fifty, and SQLAlchemy takes as long for each as the database does.

@@ -10,71 +10,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, delete, exc, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, insert, select, update
 
-from distributed_state.cold import bulk, epochs, erasure, item_rows, layers, record_index, refusals, tables, tagging
+from distributed_state.cold import bulk, erasure, item_rows, layers, record_index, refusals, tables
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.handing_down import inherit
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.refusals import Fault
 from distributed_state.cold.setting_aside import set_aside
-from distributed_state.cold.values import Batch, Cursor
+from distributed_state.cold.values import Batch
 from distributed_state.errors import CorruptState
-from distributed_state.values import chance, message_ranges
+from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, State, fold
 from distributed_state.values.model import REPAIR, log_fields
 
 log = logging.getLogger(__name__)
-_KEPT = 16  # epochs of a partition that are over
-
-
-def newest(connection: Connection, namespace: str, partition: int | None = None) -> dict[int, Cursor]:
-    """The newest cursor of every partition that has one, or of this one."""
-    rows = connection.execute(_cursors(partition is None), {"namespace": namespace, "partition": partition})
-    return {row.partition: Cursor(*row) for row in rows}
-
-
-@cache
-def _cursors(every: bool) -> Select[Any]:
-    """Build the query once: that takes longer than executing it, and each read of the history needs it first."""
-    c = tables.cursors.c
-    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == bindparam("namespace"))
-    if not every:
-        query = query.where(c.partition == bindparam("partition"))
-    # In this order the newest of a partition comes last, and stays in the dict.
-    return query.order_by(c.ordinal)
-
-
-def mint(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> Cursor | None:
-    """Start a new epoch and close the older ones, if the newest is still that of `after`."""
-    c = tables.cursors.c
-    here = and_(c.namespace == namespace, c.partition == partition)
-    # The lock waits for an archive() under way; a later one finds its epoch closed.
-    found = connection.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
-    ordinal, *at = max(found) if found else (0, None, 0, "")
-    # By what it was, too: whoever compared the journal with it must have seen all that is archived.
-    if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
-        return None
-    ended = epochs.last_event(connection, namespace, partition, after.epoch) if after else 0
-    new = Cursor(partition, f"{ordinal + 1}-{chance.token_hex(4)}", ordinal + 1, 0, "", ended)
-    row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
-    # Not the one that somebody may have minted since our look: its insert below is what shows us.
-    connection.execute(update(tables.cursors).where(here, c.ordinal <= ordinal).values(closed=True))
-    # A store that is embedded begins one with each start. Redis may still show one that is over: the last that archived
-    # anything, if whoever began the next ones did not come to tell it.
-    used = max((row.ordinal for row in found if row.offset), default=0)
-    connection.execute(delete(tables.cursors).where(here, c.ordinal <= ordinal - _KEPT, c.ordinal != used))
-    try:
-        with connection.begin_nested():
-            row |= {"offset": 0, "event": "", "closed": False, "minted_ms": epochs.now_ms(connection), "begun": False}
-            connection.execute(insert(tables.cursors), row)
-    except exc.IntegrityError:
-        # Somebody minted between our look and now, and closed the same rows.
-        return None
-    return new
 
 
 def archive(
@@ -199,7 +151,7 @@ class Intake:
         self._insert_events(parsed)
         inherit(self.connection, changes, keys)
         self._note_layers(changes, keys)
-        tagging.note(self.connection, self.namespace, changes)
+        record_index.note_tags(self.connection, self.namespace, changes)
         erasure.note_late(self.connection, self.namespace, changes, existing)
         self._snapshot(changes, existing, keys, every)
 
@@ -264,7 +216,7 @@ class Intake:
         log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, version, extra={"record": record})
         set_aside(self.connection, row, version, f"replaced by {item.epoch}")
         before = states(self.connection, self.namespace, {record: version - 1}).get(record)
-        tagging.replace(self.connection, self.namespace, record, before.fields if before else {})
+        record_index.replace_tags(self.connection, self.namespace, record, before.fields if before else {})
         return {**row, **record_index.about(before)}
 
     def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, select
 
 from distributed_state.cold import (
-    backfill_items,
     blocks,
     branches,
     bulk,
@@ -30,13 +29,22 @@ from distributed_state.cold import (
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.entries import LARGEST
-from distributed_state.cold.epochs import clock_us
+from distributed_state.cold.epochs import clock_us, is_at
 from distributed_state.cold.history import states
-from distributed_state.cold.recovery import is_at
 from distributed_state.cold.tables import events
 from distributed_state.cold.values import RESOLVED, Archived, Backfilled, Batch, Cursor, Held
 from distributed_state.values import codec, field_ttl, message_ranges
-from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack
+from distributed_state.values.journal import (
+    Happened,
+    JournalEntry,
+    KeptItems,
+    Loaded,
+    Segment,
+    State,
+    Step,
+    pack,
+    unpack,
+)
 from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START
 
 _REPAIRED = "conversation.repaired"
@@ -295,7 +303,7 @@ class _Plan:
             return []
         # The newest one that has its version: where it was hydrated from SQL since, an older one may have it, too.
         same = next((entry for entry in reversed(entries) if entry.version == newer.state.version), None)
-        line = backfill_items.line(newer.state.version, entries)
+        line = commits_of(newer.state.version, entries)
         aside = [entry for entry in entries if entry is not same and any(entry is each for each in line)]
         others = [entry for entry in entries if not any(entry is each for each in line)]
         self.aside += aside
@@ -306,7 +314,7 @@ class _Plan:
         self._note |= {"version": newer.state.version, "aside": len(aside)}
         carried: list[JournalEntry] = []
         known = version if before else 0
-        items, missing = backfill_items.steps(self._held.items.get(name), known, newer, entries)
+        items, missing = item_steps(self._held.items.get(name), known, newer, entries)
         if missing:
             self.done.lost_items.append(name)
             self._note["items"] = True
@@ -320,13 +328,13 @@ class _Plan:
             if number >= first or (number in sources and not kept & {(name, number), (sources[number], number)})
         }
         steps = [*items, *((b"m", b"%d" % number, data) for number, data in messages.items())]
-        newer = replace(newer, state=backfill_items.layered(newer.state, known))
+        newer = replace(newer, state=layered(newer.state, known))
         self._change(name, newer, before.fields if before else {}, carried, steps, same)
         return carried
 
     def _inherit(self, name: str, fields: Mapping[bytes, bytes]) -> None:
         """Note whose items a record shows that begins with these fields."""
-        if place := backfill_items.inherited(fields):
+        if place := inherited_items(fields):
             self.forks[name] = place
 
     def _change(
@@ -445,3 +453,58 @@ def add_events(connection: Connection, namespace: str, happened: Sequence[Happen
         ]
         bulk.add(connection, events, rows)
     return len(lacking)
+
+
+# What a record that comes whole from Redis says of its items. What may be missing is said, never passed over: Redis has
+# all items that are not archived, and of the others the newest; the journal may have more of them.
+
+
+def item_steps(
+    kept: KeptItems | None, known: int, newer: Loaded, entries: Sequence[JournalEntry]
+) -> tuple[list[Step], bool]:
+    """What became of items since the version that SQL knows, as steps; and whether some of that may be lost."""
+    since, below = _layer(newer.state)
+    if newer.state.deleted or not since:
+        return [], False
+    kept = kept or KeptItems({}, newer.state.version)
+    found: dict[bytes, bytes] = {}
+    reached = known
+    for entry in commits_of(newer.state.version, entries):
+        reached += entry.version == reached + 1
+        if entry.version >= since:
+            found |= {op.name: op.value for op in unpack(entry.data) if op.kind in (b"p", b"q")}
+    # The window has them as they are at the end.
+    found |= {item: frame for item, (at, frame) in kept.items.items() if known < at <= newer.state.version}
+    missing = kept.missing > reached or since > known < below
+    return [(b"p" if frame else b"q", item, frame) for item, frame in sorted(found.items())], missing
+
+
+def inherited_items(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
+    """The record whose items a fork with these fields shows, and as of which version; None if there are none."""
+    if PARENT not in fields or fields.get(ITEMS) != b"1":
+        return None
+    source, _, version = fields[PARENT].decode().rpartition("@")
+    return source, int(version)
+
+
+def commits_of(version: int, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
+    """Those that led to a version: of several of one version, as it was hydrated from the older SQL since, the last."""
+    line: list[JournalEntry] = []
+    for entry in reversed(entries):
+        if entry.version < (line[-1].version if line else version + 1):
+            line.append(entry)
+    return line[::-1]
+
+
+def layered(state: State, known: int) -> State:
+    """A state that comes whole: what began behind the version that SQL knows begins with it."""
+    since, separator, below = state.fields.get(ITEMS, b"").partition(b" ")
+    if int(since or b"0") <= known:
+        return state
+    return replace(state, fields={**state.fields, ITEMS: b"%d" % state.version + separator + below})
+
+
+def _layer(state: State) -> tuple[int, int]:
+    """Since which version a state shows its items so, and those of which version lie below; 0: none."""
+    since, _, below = state.fields.get(ITEMS, b"").partition(b" ")
+    return int(since or b"0"), int(below or b"0")

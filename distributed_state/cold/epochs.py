@@ -1,33 +1,112 @@
-"""Which epochs of a partition SQL knows, when they were minted, and which of them began. Law: it only reads and notes.
+"""The epochs of a partition: which SQL knows, how far each is archived, and which of them began.
 
-Minting is in SQL first. Whoever dies before Redis is told leaves an epoch that never began: under it nobody can have
-been acknowledged anything, so that its end is no loss. That it begins is in SQL before Redis is told, too: noted behind
-that, a worker that dies in between, or SQL that is away, would make a silent loss of all that was acknowledged since.
+Law: minting is in SQL first. Whoever dies before Redis is told leaves an epoch that never began: under it nobody can
+have been acknowledged anything, so that its end is no loss. That an epoch begins is in SQL before Redis is told, too:
+noted after that, a worker that dies in between, or SQL that is down, would make a silent loss of all that was
+acknowledged since.
 
 Design: section 14.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, update
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from distributed_state.cold.tables import cursors, events
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    exc,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from distributed_state.cold.record_index import ERASED, LISTED_MS, hashed
+from distributed_state.cold.tables import cursors, erasures, events, records
 from distributed_state.cold.values import Cursor, Minted
+from distributed_state.values import chance
+from distributed_state.values.model import SCOPES
 
 REPAIRED = -1  # instead of when an epoch was minted: a repair brought SQL all of it, and the next one begins
+_KEPT = 16  # epochs of a partition that are over
 
 
-def clock_us(connection: Connection) -> int:
-    """The database's clock, in microseconds since 1970."""
-    if connection.dialect.name == "postgresql":
-        return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
-    julian = connection.execute(select(func.julianday("now"))).scalar_one()
-    return int((julian - 2440587.5) * 86_400_000_000)
+def newest(connection: Connection, namespace: str, partition: int | None = None) -> dict[int, Cursor]:
+    """The newest cursor of every partition that has one, or of this one."""
+    rows = connection.execute(_cursors(partition is None), {"namespace": namespace, "partition": partition})
+    return {row.partition: Cursor(*row) for row in rows}
 
 
-def now_ms(connection: Connection) -> int:
-    """The same, in milliseconds."""
-    return clock_us(connection) // 1000
+@cache
+def _cursors(every: bool) -> Select[Any]:
+    """Build the query once: that takes longer than executing it, and each read of the history needs it first."""
+    c = cursors.c
+    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == bindparam("namespace"))
+    if not every:
+        query = query.where(c.partition == bindparam("partition"))
+    # In this order the newest of a partition comes last, and stays in the dict.
+    return query.order_by(c.ordinal)
+
+
+def mint(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> Cursor | None:
+    """Start a new epoch and close the older ones, if the newest is still that of `after`."""
+    c = cursors.c
+    here = and_(c.namespace == namespace, c.partition == partition)
+    # The lock waits for an archive() under way; a later one finds its epoch closed.
+    found = connection.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
+    ordinal, *at = max(found) if found else (0, None, 0, "")
+    # By what it was, too: whoever compared the journal with it must have seen all that is archived.
+    if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
+        return None
+    ended = last_event(connection, namespace, partition, after.epoch) if after else 0
+    new = Cursor(partition, f"{ordinal + 1}-{chance.token_hex(4)}", ordinal + 1, 0, "", ended)
+    row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
+    # Not the one that somebody may have minted since our look: its insert below is what shows us.
+    connection.execute(update(cursors).where(here, c.ordinal <= ordinal).values(closed=True))
+    # A store that is embedded begins one with each start. Redis may still show one that is over: the last that archived
+    # anything, if whoever began the next ones did not come to tell it.
+    used = max((row.ordinal for row in found if row.offset), default=0)
+    connection.execute(delete(cursors).where(here, c.ordinal <= ordinal - _KEPT, c.ordinal != used))
+    try:
+        with connection.begin_nested():
+            row |= {"offset": 0, "event": "", "closed": False, "minted_ms": now_ms(connection), "begun": False}
+            connection.execute(insert(cursors), row)
+    except exc.IntegrityError:
+        # Somebody minted between our look and now, and closed the same rows.
+        return None
+    return new
+
+
+def begin(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+    """Note that Redis is told of an epoch now."""
+    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True))
+
+
+def begin_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+    """As `begin`, for an epoch that a repair of SQL begins: Redis lost nothing, so `minted_since` leaves it out."""
+    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True, minted_ms=None))
+
+
+def never_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+    """Note that Redis did not take it."""
+    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=False))
+
+
+def any_begun(connection: Connection, namespace: str, partition: int) -> bool:
+    """Whether an epoch of the partition began, as far as anybody noted: one of an older release may have."""
+    c = cursors.c
+    began = or_(c.begun.is_not(False), c.offset > 0)
+    query = select(c.ordinal).where(c.namespace == namespace, c.partition == partition, began).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def last_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> Cursor | None:
@@ -66,34 +145,6 @@ def is_repaired(connection: Connection, namespace: str, partition: int, epoch: s
     return connection.execute(query).first() is not None
 
 
-def begin(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
-    """Note that Redis is told of an epoch now."""
-    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True))
-
-
-def begin_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
-    """As `begin`, for an epoch that a repair of SQL begins: Redis lost nothing, so `minted_since` leaves it out."""
-    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True, minted_ms=None))
-
-
-def never_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
-    """Note that Redis did not take it."""
-    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=False))
-
-
-def _here(namespace: str, partition: int, epoch: str) -> ColumnElement[bool]:
-    c = cursors.c
-    return and_(c.namespace == namespace, c.partition == partition, c.epoch == epoch)
-
-
-def any_begun(connection: Connection, namespace: str, partition: int) -> bool:
-    """Whether an epoch of the partition began, as far as anybody noted: one of an older release may have."""
-    c = cursors.c
-    began = or_(c.begun.is_not(False), c.offset > 0)
-    query = select(c.ordinal).where(c.namespace == namespace, c.partition == partition, began).limit(1)
-    return connection.execute(query).first() is not None
-
-
 def minted_since(connection: Connection, namespace: str, seconds: float) -> Minted:
     """The partitions that began another epoch within the last seconds, behind one that had begun, but for repairs.
 
@@ -113,3 +164,78 @@ def minted_since(connection: Connection, namespace: str, seconds: float) -> Mint
         select(func.count(c.partition.distinct()), func.max(c.minted_ms)).where(late)
     ).one()
     return Minted(int(partitions), max(0.0, (now - last) / 1000) if last is not None else 0.0)
+
+
+def _here(namespace: str, partition: int, epoch: str) -> ColumnElement[bool]:
+    c = cursors.c
+    return and_(c.namespace == namespace, c.partition == partition, c.epoch == epoch)
+
+
+# When Redis comes back with other data: what changed since, and how far a repair brought SQL
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Records of a partition that changed, and what those that were erased are called now (`record_index.hashed`)."""
+
+    records: list[str]
+    erased: set[str]
+
+
+def changed_since(connection: Connection, namespace: str, partition: int, since_ms: int) -> Changed:
+    """The records of a partition that changed since then, by the clocks of Redis, and what was erased."""
+    r = records.c
+
+    def found(scope: str) -> list[str]:
+        rows: list[str] = []
+        for deleted in (False, True):  # as the index has it
+            here: list[ColumnElement[Any]] = [r.namespace == namespace, r.scope == scope, r.deleted.is_(deleted)]
+            here += [r.listed_ms > since_ms - LISTED_MS, r.updated_ms >= since_ms, r.partition == partition]
+            rows += connection.execute(select(r.record).where(*here)).scalars()
+        return rows
+
+    pending = select(erasures.c.record).where(erasures.c.namespace == namespace, erasures.c.partition == partition)
+    erased = {hashed(namespace, record) for record in connection.execute(pending).scalars()}
+    return Changed([record for scope in SCOPES for record in found(scope)], erased | set(found(ERASED)))
+
+
+def reach(connection: Connection, namespace: str, after: Cursor | None, to: Cursor) -> bool:
+    """Note that a repair brought SQL all up to there, if SQL still is where it was `after`."""
+    if not is_at(connection, namespace, to.partition, after):
+        return False
+    c = cursors.c
+    here = and_(c.namespace == namespace, c.partition == to.partition)
+    if after is not None and after.epoch == to.epoch:
+        at = update(cursors).where(here, c.epoch == to.epoch)
+        connection.execute(at.values(offset=to.offset, event=to.event, minted_ms=REPAIRED))
+        return True
+    connection.execute(update(cursors).where(here).values(closed=True))
+    row = {"namespace": namespace, "partition": to.partition, "ordinal": to.ordinal, "epoch": to.epoch}
+    row |= {"offset": to.offset, "event": to.event, "closed": False, "minted_ms": REPAIRED, "begun": True}
+    connection.execute(insert(cursors), row)
+    return True
+
+
+def is_at(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> bool:
+    """Whether SQL has a partition up to there and no further; held until the transaction ends."""
+    c = cursors.c
+    here = and_(c.namespace == namespace, c.partition == partition)
+    query = select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()
+    newest = max(connection.execute(query).all(), default=None)
+    return newest == ((after.ordinal, after.epoch, after.offset, after.event) if after else None)
+
+
+# The database's clock
+
+
+def clock_us(connection: Connection) -> int:
+    """The database's clock, in microseconds since 1970."""
+    if connection.dialect.name == "postgresql":
+        return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
+    julian = connection.execute(select(func.julianday("now"))).scalar_one()
+    return int((julian - 2440587.5) * 86_400_000_000)
+
+
+def now_ms(connection: Connection) -> int:
+    """The same, in milliseconds."""
+    return clock_us(connection) // 1000

@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal, or_, select
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, func, literal, or_, select
 
 from distributed_state.cold import blocks
 from distributed_state.cold.bulk import Row, chunks, listed
@@ -25,17 +25,92 @@ from distributed_state.cold.values import RESOLVED
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Loaded, Segment, State, fold, pack, unpack
-from distributed_state.values.model import DELETED
+from distributed_state.values.model import DELETED, RESTORED
 
 log = logging.getLogger(__name__)
 _PAGE = 200
 _GONE = {DELETED: b"1"}
+_STILL = ("checkpoint", "switch", "lifetime")  # kinds of commits that change nothing of what a rollback restores
 
 
 def snapshot_row(key: int, state: State) -> Row:
     """The row of `snapshots` that keeps a state of the record with this number."""
     data = pack((b"s", name, value) for name, value in state.fields.items())
     return (key, state.version, state.epoch, data)
+
+
+# A record's head, and its state at a version
+
+
+def load(connection: Connection, namespace: str, record: str, window: int) -> Loaded | None:
+    """The head of a record with its last messages, in three statements."""
+    head = _head_with_snapshot(connection, namespace, record)
+    if head is None:
+        return None
+    if head["scope"] == ERASED:
+        return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [])
+    base = head["base"] or 0
+    fields = _fields(head["data"] or b"")
+    c, b = changes.c, change_blocks.c
+    at = base
+    key, last = head["key"], head["version"]
+    rows = select(c.epoch, c.version, c.data).where(c.record == key, c.version > base, c.version <= last)
+    packed = select(literal(""), b.last, b.data).where(b.record == key, b.last > base)
+    for _, version, data in sorted(blocks.steps(connection, rows, packed), key=lambda row: int(row[1])):
+        if version <= base:
+            continue
+        _warn_of_gap(record, at, version)
+        at = version
+        fold(fields, unpack(data))
+    if not at and head["deleted"]:
+        fields = dict(_GONE)
+    runs = message_ranges.last(message_ranges.segments(record, fields), window)
+    shown = sorted(messages_of(connection, namespace, record, runs, key=head["key"]).items())
+    return Loaded(State(head["epoch"], head["version"], fields), shown, head["updated_ms"])
+
+
+def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
+    wanted = {"wanted_namespace": namespace, "wanted": record, "names": [record, hashed(namespace, record)]}
+    rows = {row["record"]: row for row in connection.execute(_head(), wanted).mappings()}
+    return rows.get(record) or next(iter(rows.values()), None)
+
+
+@cache
+def _head() -> Select[Any]:
+    """Made once: this is what a new session waits for, and making it takes as long as executing it."""
+    r = records.c
+    s = snapshots.c
+    namespace = bindparam("wanted_namespace", type_=TEXT)
+    # The key does not depend on the row found: PostgreSQL looks the snapshot up by it, and could else hash them all.
+    named = records.alias("named").c
+    wanted = and_(named.namespace == namespace, named.record == bindparam("wanted", type_=TEXT))
+    same = s.record == select(named.key).where(wanted).scalar_subquery()
+    latest = select(func.max(s.version)).where(same).scalar_subquery()
+    head = (r.key, r.record, r.scope, r.epoch, r.version, r.deleted, r.updated_ms)
+    query = select(*head, s.version.label("base"), s.data)
+    query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
+    return query.where(r.namespace == namespace, r.record.in_(bindparam("names", expanding=True, type_=TEXT)))
+
+
+def _warn_of_gap(record: str, before: int, version: int) -> None:
+    if before and version != before + 1:
+        text = "%s: versions %d to %d are missing; see the quarantine"
+        log.warning(text, record, before + 1, version - 1, extra={"record": record})
+
+
+def state_at(connection: Connection, namespace: str, record: str, version: int) -> State:
+    """The state of a record at a version. Raises NotFound saying which versions there are."""
+    head = find(connection, namespace, record)
+    if head is None:
+        raise NotFound(f"{record} is not in the archive")
+    state = states(connection, namespace, {record: version}).get(record)
+    if version == head["version"]:
+        fields = state.fields if state else dict(_GONE) if head["deleted"] else {}
+        return State(head["epoch"], version, fields)
+    if not state or state.version != version or version > head["version"]:
+        first = oldest(connection, namespace, record)
+        raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
+    return state
 
 
 def states(connection: Connection, namespace: str, targets: Mapping[str, int]) -> dict[str, State]:
@@ -84,31 +159,11 @@ def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row],
             found[record] = State(epoch, version, fields)
 
 
-def load(connection: Connection, namespace: str, record: str, window: int) -> Loaded | None:
-    """The head of a record with its last messages, in three statements."""
-    head = _head_with_snapshot(connection, namespace, record)
-    if head is None:
-        return None
-    if head["scope"] == ERASED:
-        return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [])
-    base = head["base"] or 0
-    fields = _fields(head["data"] or b"")
-    c, b = changes.c, change_blocks.c
-    at = base
-    key, last = head["key"], head["version"]
-    rows = select(c.epoch, c.version, c.data).where(c.record == key, c.version > base, c.version <= last)
-    packed = select(literal(""), b.last, b.data).where(b.record == key, b.last > base)
-    for _, version, data in sorted(blocks.steps(connection, rows, packed), key=lambda row: int(row[1])):
-        if version <= base:
-            continue
-        _warn_of_gap(record, at, version)
-        at = version
-        fold(fields, unpack(data))
-    if not at and head["deleted"]:
-        fields = dict(_GONE)
-    runs = message_ranges.last(message_ranges.segments(record, fields), window)
-    shown = sorted(messages_of(connection, namespace, record, runs, key=head["key"]).items())
-    return Loaded(State(head["epoch"], head["version"], fields), shown, head["updated_ms"])
+def _fields(snapshot: bytes) -> dict[bytes, bytes]:
+    return {op.name: op.value for op in unpack(snapshot)}
+
+
+# Which versions there are
 
 
 def applied(connection: Connection, namespace: str, record: str, event: str, since_ms: int) -> int:
@@ -138,54 +193,6 @@ def _first(connection: Connection, key: blocks.Key) -> tuple[int, int] | None:
     return min((tuple(row) for row in found), default=None)
 
 
-def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
-    wanted = {"wanted_namespace": namespace, "wanted": record, "names": [record, hashed(namespace, record)]}
-    rows = {row["record"]: row for row in connection.execute(_head(), wanted).mappings()}
-    return rows.get(record) or next(iter(rows.values()), None)
-
-
-@cache
-def _head() -> Select[Any]:
-    """Made once: this is what a new session waits for, and making it takes as long as executing it."""
-    r = records.c
-    s = snapshots.c
-    namespace = bindparam("wanted_namespace", type_=TEXT)
-    # The key does not depend on the row found: PostgreSQL looks the snapshot up by it, and could else hash them all.
-    named = records.alias("named").c
-    wanted = and_(named.namespace == namespace, named.record == bindparam("wanted", type_=TEXT))
-    same = s.record == select(named.key).where(wanted).scalar_subquery()
-    latest = select(func.max(s.version)).where(same).scalar_subquery()
-    head = (r.key, r.record, r.scope, r.epoch, r.version, r.deleted, r.updated_ms)
-    query = select(*head, s.version.label("base"), s.data)
-    query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
-    return query.where(r.namespace == namespace, r.record.in_(bindparam("names", expanding=True, type_=TEXT)))
-
-
-def _fields(snapshot: bytes) -> dict[bytes, bytes]:
-    return {op.name: op.value for op in unpack(snapshot)}
-
-
-def _warn_of_gap(record: str, before: int, version: int) -> None:
-    if before and version != before + 1:
-        text = "%s: versions %d to %d are missing; see the quarantine"
-        log.warning(text, record, before + 1, version - 1, extra={"record": record})
-
-
-def state_at(connection: Connection, namespace: str, record: str, version: int) -> State:
-    """The state of a record at a version. Raises NotFound saying which versions there are."""
-    head = find(connection, namespace, record)
-    if head is None:
-        raise NotFound(f"{record} is not in the archive")
-    state = states(connection, namespace, {record: version}).get(record)
-    if version == head["version"]:
-        fields = state.fields if state else dict(_GONE) if head["deleted"] else {}
-        return State(head["epoch"], version, fields)
-    if not state or state.version != version or version > head["version"]:
-        first = oldest(connection, namespace, record)
-        raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
-    return state
-
-
 def has_version(connection: Connection, namespace: str, record: str, version: int) -> bool:
     """Whether SQL has a record's version, or had it and purged or erased it, or has a later one that came whole."""
     head = find(connection, namespace, record)
@@ -211,6 +218,63 @@ def oldest(connection: Connection, namespace: str, record: str) -> int:
     if head is None:
         raise NotFound(f"{record} is not in the archive")
     return int(head["version"])
+
+
+# Steps back. A rollback is not a step, so the changes that it took back are not met again
+
+
+def step_back(connection: Connection, namespace: str, record: str, version: int, steps: int) -> int:
+    """The version whose state is `steps` before that of `version`, on the way on which it came about.
+
+    A rollback is no step: from it the way leads on from the version whose state it is, so what it took back is not met
+    again. Nor is a commit that changes no state. Read are as many rows as steps, however long the history is.
+    """
+    at = version
+    left = steps
+    while left:
+        # One more than steps: the first is where we stand.
+        way = _way(connection, key_of(namespace, record), at, left + 1)
+        back = next(((passed, source) for passed, row in enumerate(way) if (source := _source(*row))), None)
+        if back is not None:
+            left = left - back[0]
+            at = back[1]
+            continue
+        found = [version for version, _ in way]
+        if len(found) <= left and (first := oldest(connection, namespace, record)) <= at and first not in found:
+            found.append(first)  # what a purge or an import left of the way here
+        if len(found) <= left:
+            there = steps - left + max(len(found) - 1, 0)
+            raise NotFound(f"{record[:200]}: {steps} steps back from version {version} there is nothing, only {there}")
+        return found[left]
+    return at
+
+
+def _way(connection: Connection, key: blocks.Key, last: int, count: int) -> list[tuple[int, bytes | None]]:
+    """The newest changes of state up to a version, and of those that are rollbacks what they did."""
+    c = changes.c
+    kept = and_(c.record == key, c.version <= last, or_(c.kind.not_in(_STILL), c.version == 1))
+    query = select(c.version, case((c.kind == "rollback", c.data)).label("data")).where(kept)
+    found = [(int(row.version), row.data) for row in connection.execute(query.order_by(c.version.desc()).limit(count))]
+    for rows in blocks.downwards(connection, key, last):
+        if len(found) == count and found[-1][0] > rows[-1].version:
+            break
+        found += [
+            (row.version, row.data if row.kind == "rollback" else None)
+            for row in rows
+            if row.kind not in _STILL or row.version == 1
+        ]
+        found = sorted(found, key=lambda each: -each[0])[:count]
+    return found
+
+
+def _source(version: int, data: bytes | None) -> int:
+    """The version whose state a rollback is, 0 if this is none. A file that was imported may say anything."""
+    marks = [op.value for op in unpack(data or b"") if op.name == RESTORED and op.value.isdigit()]
+    source = int(marks[-1][:19]) if marks else 0
+    return source if source < version else 0
+
+
+# Messages
 
 
 def messages_of(

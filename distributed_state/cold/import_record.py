@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict
 
 from sqlalchemy import Connection, exc, select
 
-from distributed_state.cold import bulk, item_export, tables, tagging
+from distributed_state.cold import bulk, item_export, record_index, tables
 from distributed_state.cold.archive import insert_parsed
 from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.entries import Parsed, parent_record, parse, phase_text
@@ -64,7 +64,7 @@ def adopt(
             insert_parsed(connection, namespace, parsed, {record: key})
             item_export.bring(connection, namespace, record, key, items, parsed)
             _share(connection, namespace, record, base)
-            tagging.replace(connection, namespace, record, kept[-1].fields)
+            record_index.replace_tags(connection, namespace, record, kept[-1].fields)
     except exc.IntegrityError as error:
         raise Conflict(f"{record}: a part of it is already in the archive") from error
     _refuse_newer_epoch(connection, namespace, partition, epoch)

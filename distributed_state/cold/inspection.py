@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Table, func, select
 
-from distributed_state.cold import change_reading, epochs, schema
+from distributed_state.cold import change_reading, epochs, opening
 from distributed_state.cold.tables import branches, cursors, erasures, quarantine, records
 from distributed_state.cold.values import RESOLVED, Quarantined
 from distributed_state.values.journal import unpack
@@ -86,7 +86,7 @@ def facts(connection: Connection, namespace: str) -> dict[str, str]:
     version = connection.dialect.server_version_info or ()
     found = {
         "server version": ".".join(str(part) for part in version),
-        "revision": str(schema.revision(connection)),
+        "revision": str(opening.revision(connection)),
     }
     found |= {name: str(count(connection, namespace, table)) for name, table in _COUNTED.items()}
     found["quarantined"] = str(count_quarantined(connection, namespace))

@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, tuple_
 
-from distributed_state.cold import branch_reading, record_index, tagging
+from distributed_state.cold import branch_reading, record_index
 from distributed_state.cold.bulk import among, chunks
 from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
@@ -219,7 +219,7 @@ def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _
         if is_new:
             new.append(item)
     late = _Late({**record_index.heads(namespace, new, existing)})
-    late.tags = tagging.held(connection, namespace, late.heads)
+    late.tags = record_index.tags_held(connection, namespace, late.heads)
     for item in new:
         mine = late.tags.setdefault(item.entry.record, set())
         for tag, there in item.tags:

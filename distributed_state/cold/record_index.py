@@ -1,6 +1,7 @@
 """The rows of `records`: one per record, how it stands at its head, and the number that names it in other tables.
 
-Law: who changes a record locks its row first.
+Law: who changes a record locks its row first. The rows of `tags` are the tags of the record's head, in order of its
+text.
 
 Design: section 9.
 """
@@ -30,9 +31,10 @@ from sqlalchemy import (
 from distributed_state.cold import bulk
 from distributed_state.cold.bulk import Row
 from distributed_state.cold.entries import Parsed, parse
-from distributed_state.cold.tables import TEXT, quarantine, records
+from distributed_state.cold.tables import TEXT, quarantine, records, tags
 from distributed_state.values.journal import JournalEntry, State, pack
-from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, PHASE
+from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, PHASE, TAG
+from distributed_state.values.tags import tag_of
 
 NOWHERE = -1  # the partition of rows that are about no record
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
@@ -154,6 +156,34 @@ def heads(namespace: str, changes: Iterable[Parsed], existing: Mapping[str, Head
     return found
 
 
+def _new(namespace: str, item: Parsed) -> dict[str, Any]:
+    record = item.entry.record
+    head: dict[str, Any] = {"namespace": namespace, "record": record, "scope": record.partition(":")[0]}
+    head |= {"created_ms": item.entry.time_ms, "deleted": False, "size": None}
+    return head | dict.fromkeys(ABOUT)
+
+
+def _follow(head: dict[str, Any], item: Parsed) -> None:
+    at = item.entry.time_ms
+    head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
+    head["size"] = (head["size"] or 0) + len(item.entry.data)
+    # Where the indexes change all the same it costs nothing.
+    turned = DELETED in item.touched and item.deleted != head["deleted"]  # who revives says so with each write
+    if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
+        head["listed_ms"] = at
+    if item.touched:
+        if OWNER in item.touched:
+            head["owner"] = item.owner
+        if DELETED in item.touched:
+            head["deleted"] = item.deleted
+        if PARENT in item.touched:
+            head["parent"] = item.parent
+        if LIFETIME in item.touched:
+            head["lifetime"] = item.lifetime
+        if PHASE in item.touched:
+            head["phase"] = item.phase
+
+
 def about(state: State | None) -> dict[str, Any]:
     """The columns of a row that follow from a record's state."""
     fields = state.fields.items() if state else ()
@@ -196,29 +226,45 @@ def remove(connection: Connection, some: Iterable[int]) -> None:
         connection.execute(delete(records).where(bulk.among(connection, records.c.key, chunk)))
 
 
-def _new(namespace: str, item: Parsed) -> dict[str, Any]:
-    record = item.entry.record
-    head: dict[str, Any] = {"namespace": namespace, "record": record, "scope": record.partition(":")[0]}
-    head |= {"created_ms": item.entry.time_ms, "deleted": False, "size": None}
-    return head | dict.fromkeys(ABOUT)
+# The tags by which records are found
 
 
-def _follow(head: dict[str, Any], item: Parsed) -> None:
-    at = item.entry.time_ms
-    head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
-    head["size"] = (head["size"] or 0) + len(item.entry.data)
-    # Where the indexes change all the same it costs nothing.
-    turned = DELETED in item.touched and item.deleted != head["deleted"]  # who revives says so with each write
-    if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
-        head["listed_ms"] = at
-    if item.touched:
-        if OWNER in item.touched:
-            head["owner"] = item.owner
-        if DELETED in item.touched:
-            head["deleted"] = item.deleted
-        if PARENT in item.touched:
-            head["parent"] = item.parent
-        if LIFETIME in item.touched:
-            head["lifetime"] = item.lifetime
-        if PHASE in item.touched:
-            head["phase"] = item.phase
+def note_tags(connection: Connection, namespace: str, accepted: Iterable[Parsed]) -> None:
+    """Follow what these entries do to the tags of their records, whose rows are locked."""
+    last: dict[tuple[str, str], bool] = {}
+    cleared: set[str] = set()
+    for item in accepted:
+        record = item.entry.record
+        for tag, there in item.tags:
+            if tag:
+                last[record, tag] = there
+            else:
+                cleared.add(record)
+                last = {place: there for place, there in last.items() if place[0] != record}
+    t = tags.c
+    gone = [{"r": record} for record in sorted(cleared)]
+    bulk.remove(connection, tags, gone, lambda row: and_(t.namespace == namespace, t.record == row.r))
+    # Those that are set, too: whether they were there before nobody has asked.
+    touched = [{"r": record, "g": tag} for record, tag in sorted(last)]
+    bulk.remove(
+        connection, tags, touched, lambda row: and_(t.namespace == namespace, t.tag == row.g, t.record == row.r)
+    )
+    kept = sorted((tag, record) for (record, tag), there in last.items() if there)
+    bulk.add(connection, tags, [(namespace, *place) for place in kept])
+
+
+def replace_tags(connection: Connection, namespace: str, record: str, fields: Mapping[bytes, bytes]) -> None:
+    """Let the record have the tags of this state, and no others."""
+    connection.execute(delete(tags).where(tags.c.namespace == namespace, tags.c.record == record))
+    found = sorted(tag_of(name) for name in fields if name[: len(TAG)] == TAG)
+    bulk.add(connection, tags, [(namespace, tag, record) for tag in found])
+
+
+def tags_held(connection: Connection, namespace: str, names: Iterable[str]) -> dict[str, set[str]]:
+    """The tags of these records."""
+    found: dict[str, set[str]] = {}
+    for chunk in bulk.chunks(sorted(names), 5000):
+        mine = and_(tags.c.namespace == namespace, bulk.among(connection, tags.c.record, chunk))
+        for record, tag in connection.execute(select(tags.c.record, tags.c.tag).where(mine)):
+            found.setdefault(record, set()).add(tag)
+    return found

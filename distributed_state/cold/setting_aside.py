@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, and_, delete, insert, select, update
 
-from distributed_state.cold import blocks, change_reading, record_index, tagging
+from distributed_state.cold import blocks, change_reading, record_index
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import Head
 from distributed_state.cold.tables import changes, items, layers, messages, quarantine, shares, snapshots
@@ -41,7 +41,7 @@ def undo(connection: Connection, namespace: str, record: str, first: int, before
     blocks.expand(connection, [head["key"]])
     _remove(connection, head, first)
     record_index.put(connection, [{**head, "version": first - 1, **record_index.about(before)}])
-    tagging.replace(connection, namespace, record, before.fields if before else {})
+    record_index.replace_tags(connection, namespace, record, before.fields if before else {})
 
 
 def unresolve(connection: Connection, namespace: str, events: Collection[str]) -> None:

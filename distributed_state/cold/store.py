@@ -17,11 +17,10 @@ from distributed_state.cold import (
     archive,
     auditing,
     backfill,
+    blocks,
     change_reading,
-    compaction,
     epochs,
     erasure,
-    exclusive,
     history,
     import_record,
     inspection,
@@ -29,14 +28,11 @@ from distributed_state.cold import (
     item_reading,
     item_rows,
     listing,
+    opening,
     purging,
     record_index,
-    recovery,
     reencrypt,
-    registration,
     remembered,
-    rewinding,
-    schema,
 )
 from distributed_state.cold.access_tokens import AccessTokenStore
 from distributed_state.cold.branches import BranchStore
@@ -44,7 +40,7 @@ from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.item_reading import FoundItems, FoundPage, Range
-from distributed_state.cold.registration import Known
+from distributed_state.cold.opening import Known
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.values import (
     Backfilled,
@@ -101,12 +97,12 @@ class ColdStore:
             raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")
         with ExitStack() as stack:
             if alone:
-                stack.enter_context(exclusive.file(url))
+                stack.enter_context(opening.file_alone(url))
             database = Database(url, timeout)
             stack.callback(database.close)
-            schema.ready(database, migrate)
+            opening.ready(database, migrate)
             if alone:
-                stack.enter_context(exclusive.namespace(database, namespace))
+                stack.enter_context(opening.namespace_alone(database, namespace))
             database.opened = True
             return cls(database, namespace, snapshot_every, stack.pop_all())
 
@@ -122,8 +118,8 @@ class ColdStore:
         database = Database(url, timeout)
 
         def prove() -> None:
-            schema.ready(database, migrate)
-            registration.require(database, known)
+            opening.ready(database, migrate)
+            opening.require_known(database, known)
 
         database.open_later(prove)
         stack = ExitStack()
@@ -137,12 +133,12 @@ class ColdStore:
 
     def register(self, partitions: int) -> tuple[str, int]:
         """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
-        return registration.register(self._database, self.namespace, partitions)
+        return opening.register(self._database, self.namespace, partitions)
 
     def cursor(self, partition: int) -> Cursor | None:
         """How far a partition was archived, in its newest epoch; None if it has none yet."""
         with self._database.read() as connection:
-            return archive.newest(connection, self.namespace, partition).get(partition)
+            return epochs.newest(connection, self.namespace, partition).get(partition)
 
     def read_if(
         self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T], *, long: bool
@@ -157,7 +153,7 @@ class ColdStore:
     def cursors(self) -> dict[int, Cursor]:
         """How far each partition was archived, in its newest epoch."""
         with self._database.read() as connection:
-            return archive.newest(connection, self.namespace)
+            return epochs.newest(connection, self.namespace)
 
     def mint(self, partition: int, after: Cursor | None) -> Cursor | None:
         """Start a new epoch if the archive still is at `after`, else return None.
@@ -165,7 +161,7 @@ class ColdStore:
         From then on nothing is archived under an older epoch.
         """
         with self._database.write() as connection:
-            return archive.mint(connection, self.namespace, partition, after)
+            return epochs.mint(connection, self.namespace, partition, after)
 
     def known_names(self, partition: int) -> list[str] | None:
         """The texts of all records of a partition; None if that is not known, or would take long."""
@@ -212,10 +208,10 @@ class ColdStore:
         with self._database.read() as connection:
             return epochs.minted_since(connection, self.namespace, seconds)
 
-    def changed_since(self, partition: int, since_ms: int) -> recovery.Changed:
+    def changed_since(self, partition: int, since_ms: int) -> epochs.Changed:
         """Which records of a partition changed since then, and which were erased."""
         with self._database.read() as connection:
-            return recovery.changed_since(connection, self.namespace, partition, since_ms)
+            return epochs.changed_since(connection, self.namespace, partition, since_ms)
 
     def clock_us(self) -> int:
         """The database's clock, in microseconds since 1970."""
@@ -278,7 +274,7 @@ class ColdStore:
     def reach(self, after: Cursor | None, to: Cursor) -> bool:
         """Note that SQL has all of a partition up to there, if its cursor still is `after`."""
         with self._database.write() as connection:
-            return recovery.reach(connection, self.namespace, after, to)
+            return epochs.reach(connection, self.namespace, after, to)
 
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived: at its offset there may be another one, or it is in quarantine."""
@@ -309,7 +305,7 @@ class ColdStore:
     def step_back(self, record: str, version: int, steps: int) -> int:
         """The version whose state is this many before that of `version`. Raises NotFound if there are not so many."""
         with self._database.read() as connection:
-            return rewinding.step_back(connection, self.namespace, record, version, steps)
+            return history.step_back(connection, self.namespace, record, version, steps)
 
     def messages(self, record: str, runs: Sequence[Segment], parent: str | None = None) -> dict[int, bytes]:
         """The messages of these runs, by sequence number; `parent` is what the record was forked from."""
@@ -536,7 +532,7 @@ class ColdStore:
 
         Returns how much, and what `after` is for the next ones; None: those were the last.
         """
-        return compaction.compact_page(self._database, self.namespace, before_ms, after)
+        return blocks.compact_page(self._database, self.namespace, before_ms, after)
 
     def adopt(self, record: str, **imported: Unpack[import_record.Imported]) -> None:
         """Import a record with its history: `base` and its messages, then the changes after it.

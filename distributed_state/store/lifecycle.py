@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import orjson
 
-from distributed_state.cold.registration import Known
+from distributed_state.cold.opening import Known
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.urls import parse_url
 from distributed_state.errors import ColdUnavailable, ConfigurationError

@@ -22,7 +22,7 @@ from sqlalchemy import event, func, select, text, update
 
 from distributed_state.cold import tables
 from distributed_state.cold.engine import Database
-from distributed_state.cold.registration import Known
+from distributed_state.cold.opening import Known
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import ColdUnavailable, ConfigurationError
 from distributed_state.programs.servers import free_port

@@ -25,7 +25,7 @@ from controls import sabotage
 from rewinding import Rewound, rewindable
 
 from distributed_state import AsyncStateStore, ColdUnavailable, Fenced, StateError, StateStore, WarmUnavailable
-from distributed_state.cold import recovery as cold_recovery
+from distributed_state.cold import epochs as cold_recovery
 from distributed_state.cold.tables import cursors
 from distributed_state.port import Script
 from distributed_state.port.blocking import finish

@@ -17,7 +17,7 @@ import pytest
 from below import ROOT
 
 from distributed_state import StateStore
-from distributed_state.cold import dialects, forking
+from distributed_state.cold import engine
 from distributed_state.cold.engine import Database
 from distributed_state.port import Script, commands
 from distributed_state.programs.servers import redis_server
@@ -141,7 +141,7 @@ def written_in_a_child(archive: Path, seconds: float = 60.0) -> None:
         with database.write() as connection:
             connection.exec_driver_sql("INSERT INTO t VALUES (1)")
             begun.set()
-            while not forking.GATE.forks and not over.wait(0.01):
+            while not engine.GATE.forks and not over.wait(0.01):
                 pass
 
     def write_too() -> None:
@@ -178,9 +178,9 @@ def test_a_child_inherits_no_open_sqlite_database_and_no_transaction(tmp_path: P
 def test_a_fork_that_waited_for_no_transaction_would_leave_the_child_a_locked_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_PATIENCE", 0.0)
-    prepare = dialects.prepare_sqlite
-    monkeypatch.setattr(dialects, "prepare_sqlite", lambda engine, seconds: prepare(engine, 0.1))
+    monkeypatch.setattr(engine, "_FORK_SECONDS", 0.0)
+    prepare = engine.prepare_sqlite
+    monkeypatch.setattr(engine, "prepare_sqlite", lambda engine, seconds: prepare(engine, 0.1))
     with pytest.raises(AssertionError):
         written_in_a_child(tmp_path / "a.db")
 

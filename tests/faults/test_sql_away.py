@@ -16,7 +16,7 @@ from below import names, redis_of, tiers, until
 from faces import core
 
 from distributed_state import ColdUnavailable, ConfigurationError
-from distributed_state.cold import dialects, patience
+from distributed_state.cold import engine, patience
 from distributed_state.programs.servers import PostgresServer, postgres_server
 from distributed_state.tiers.absence import Absence
 
@@ -301,8 +301,8 @@ async def test_a_worker_that_is_stopped_in_a_transaction_holds_nobody_up(
     opener.archive = postgres_url
     monkeypatch.setattr(patience.Attempt, "end", lambda self, why: None)  # a stopped worker's watch does not run either
     if not limited:
-        short = dialects._limits
-        monkeypatch.setattr(dialects, "_limits", lambda *s: short(*s) | {"idle_in_transaction_session_timeout": 0})
+        short = engine._limits
+        monkeypatch.setattr(engine, "_limits", lambda *s: short(*s) | {"idle_in_transaction_session_timeout": 0})
     store = await begun(opener, sql_timeout=3.0, archiver=False)
     stopped = tiers(store).cold._database.write()
     connection = stopped.__enter__()

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import event, select
 
-from distributed_state.cold import schema
+from distributed_state.cold import opening
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.tables import branches, changes, metadata, quarantine, records
@@ -42,7 +42,7 @@ class SimulatedSql:
         if SimulatedSql._database is None:
             SimulatedSql._database = Database("memory")
             event.listen(SimulatedSql._database._engine, "connect", _with_this_clock)
-            schema.ready(SimulatedSql._database, True)
+            opening.ready(SimulatedSql._database, True)
             SimulatedSql._database.opened = True
             SimulatedSql._empty = self.photograph()
         self.database = SimulatedSql._database

@@ -27,7 +27,7 @@ from migrated import Replayed
 from sqlalchemy import create_engine, inspect, text
 
 from distributed_state import AsyncStateStore, ColdUnavailable, ConfigurationError, StateStore, WarmUnavailable
-from distributed_state.cold import schema
+from distributed_state.cold import opening
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.tables import HEAD, metadata
@@ -102,7 +102,7 @@ def test_a_database_that_a_test_opens_has_the_tables_that_alembic_makes(
     """For the tests alone Alembic's statements are executed again: each column, index and constraint is there."""
     layouts = []
     for upgrade in (replayed_migrations.upgrade, replayed_migrations, replayed_migrations):
-        monkeypatch.setattr(schema, "_upgrade", upgrade)
+        monkeypatch.setattr(opening, "_upgrade", upgrade)
         archive = servers.database() if cold == "postgres" else f"sqlite:///{tmp_path}/{len(layouts)}.db"
         ColdStore.open(archive, "n").close()
         assert complete(archive)
@@ -141,7 +141,7 @@ async def test_one_store_that_two_tasks_open_at_once_is_open_once(servers: Any, 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_forked_while_another_thread_opens_may_open_too(tmp_path: Path, real_migrations: None) -> None:
     """It inherits no lock that nobody is there to give back."""
-    with schema._alembic:
+    with opening._alembic:
         child = os.fork()
         if child == 0:
             with suppress(BaseException):
@@ -213,7 +213,7 @@ def until_ended(child: int) -> None:
 def slowly(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """The first opening of an archive tells when it has a connection, and goes on when it is told to."""
     begun, go_on = threading.Event(), threading.Event()
-    migrate = schema.migrate
+    migrate = opening.migrate
 
     def waiting(database: Any) -> None:
         migrate(database)
@@ -221,7 +221,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, t
             begun.set()
             assert go_on.wait(20)
 
-    monkeypatch.setattr(schema, "migrate", waiting)
+    monkeypatch.setattr(opening, "migrate", waiting)
     yield begun, go_on
     go_on.set()
 

@@ -194,7 +194,7 @@ def _opened_or_archive(context: typer.Context, opening: AbstractContextManager[A
 
 def _require_namespace(context: typer.Context) -> None:
     """Raise NotFound if SQL answers and does not have the namespace. While SQL is unavailable Redis knows."""
-    from distributed_state.cold import registration
+    from distributed_state.cold import opening
     from distributed_state.cold.urls import display_name, parse_url
 
     settings = distributed_state.Settings.of(**context.obj)
@@ -202,7 +202,7 @@ def _require_namespace(context: typer.Context) -> None:
     if archive is None or archive == "memory":
         return
     try:
-        there = registration.is_there(archive, settings.namespace, min(settings.sql_timeout, _PEEK))
+        there = opening.is_there(archive, settings.namespace, min(settings.sql_timeout, _PEEK))
     except ColdUnavailable:
         return
     if not there:
