@@ -12,19 +12,18 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, select, update
 
-from distributed_state.cold import bulk, erasure, item_rows, layers, record_index, refusals, tables
-from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
-from distributed_state.cold.handing_down import inherit
+from distributed_state.cold import bulk, erasure, quarantine, record_index, record_items, tables
+from distributed_state.cold.entries import Parsed, parse, refuse_long
+from distributed_state.cold.erasure import inherit
 from distributed_state.cold.history import snapshot_row, states
-from distributed_state.cold.refusals import Fault
-from distributed_state.cold.setting_aside import set_aside
+from distributed_state.cold.quarantine import Fault, set_aside
 from distributed_state.cold.values import Batch
 from distributed_state.errors import CorruptState
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, State, fold
-from distributed_state.values.model import REPAIR, log_fields
+from distributed_state.values.model import REPAIR
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +53,14 @@ def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> 
     moved = [
         batch
         for batch in batches
-        if at.get((batch.partition, batch.epoch)) == (batch.from_offset, _storable(batch.from_event))
+        if at.get((batch.partition, batch.epoch)) == (batch.from_offset, quarantine.storable(batch.from_event))
     ]
     if moved:
         change = update(tables.cursors).where(
             c.namespace == namespace, c.partition == bindparam("p"), c.epoch == bindparam("e")
         )
         rows = [
-            {"p": batch.partition, "e": batch.epoch, "o": last.offset, "id": _storable(last.event)}
+            {"p": batch.partition, "e": batch.epoch, "o": last.offset, "id": quarantine.storable(last.event)}
             for batch in moved
             for last in batch.entries[-1:]
         ]
@@ -82,7 +81,7 @@ class Intake:
         """Insert all that these batches hold. Raises Stopped where SQL does not take an entry for now."""
         self._insert([item for batch in batches for item in self._parse(batch)], snapshot_every)
         if self._stopped:
-            raise refusals.Stopped(self._stopped)
+            raise quarantine.Stopped(self._stopped)
 
     def _parse(self, batch: Batch) -> list[Parsed]:
         parsed = []
@@ -110,12 +109,12 @@ class Intake:
                 self._carry(parsed, every)
             return
         except Exception as error:
-            fault = refusals.fault_of(self.connection, error)
+            fault = quarantine.fault_of(self.connection, error)
             if fault is None:
                 raise
             if len(parsed) == 1:
                 (blamed,) = parsed
-                if refusals.is_collision(self.connection, error) and self._make_way(blamed):
+                if quarantine.is_collision(self.connection, error) and self._make_way(blamed):
                     self._insert(parsed, every)
                 elif fault is Fault.ROW:
                     self._refuse(blamed.entry, blamed.partition, blamed.epoch, error, blamed)
@@ -169,10 +168,10 @@ class Intake:
         """Put an entry into quarantine."""
         try:
             with self.connection.begin_nested():
-                quarantine(self.connection, self.namespace, entry, partition, epoch, error)
+                quarantine.keep_refused(self.connection, self.namespace, entry, partition, epoch, error)
             self.quarantined.add(entry.event)
         except Exception as again:
-            if refusals.fault_of(self.connection, again) is None:
+            if quarantine.fault_of(self.connection, again) is None:
                 raise
             self._stop(entry, partition, again)
         if item is not None and item.entry.record:
@@ -181,7 +180,7 @@ class Intake:
                     self._use_up(item)
             except Exception as again:
                 # SQL may refuse the record's row itself. Then it keeps the row of the version before.
-                if refusals.fault_of(self.connection, again) is None:
+                if quarantine.fault_of(self.connection, again) is None:
                     raise
 
     def _use_up(self, item: Parsed) -> None:
@@ -195,7 +194,7 @@ class Intake:
         """Note that SQL does not take an entry for now."""
         text = f"SQL does not take entry {entry.offset}"
         text += f" ({entry.record[:200]} version {entry.version})" if entry.record else ""
-        why = f"{text}: {refusals.reason_of(error)}; it is tried again until SQL does"
+        why = f"{text}: {quarantine.reason_of(error)}; it is tried again until SQL does"
         self._stopped.setdefault(partition, (entry.offset, why))
 
     def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: dict[str, record_index.Head]) -> None:
@@ -221,10 +220,10 @@ class Intake:
 
     def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:
         """Note which items forks show of what they were made from, and of what that was made from; rollbacks, too."""
-        made = [item for item in changes if layers.source_of(item) in keys]
+        made = [item for item in changes if record_items.source_of(item) in keys]
         if made:
-            have = item_rows.with_items(self.connection, {keys[layers.source_of(item)] for item in made})
-            layers.note(self.connection, self.namespace, made, keys, have)
+            have = record_items.with_items(self.connection, {keys[record_items.source_of(item)] for item in made})
+            record_items.note_layers(self.connection, self.namespace, made, keys, have)
 
     def _insert_events(self, parsed: Iterable[Parsed]) -> None:
         """The events of these entries. Not so for an imported record: nothing happens then, it happened elsewhere."""
@@ -257,51 +256,6 @@ class Intake:
                 fold(fields, item.ops)
             rows.append(snapshot_row(keys[record], State(items[-1].epoch, items[-1].entry.version, fields)))
         bulk.add(self.connection, tables.snapshots, rows)
-
-
-def refuse_long(item: Parsed) -> None:
-    """Raise ValueError for a text that is longer than an index holds; whoever wrote it was to be refused."""
-    _within("record", item.entry.record)
-    _within("event", item.entry.event)
-    _within("owner", item.owner)
-    _within("parent", item.parent)
-    _within("phase", item.phase)
-    for event in item.events:
-        _within("type", event.type)
-        _within("subject", event.subject)
-    for run in item.runs:
-        _within("source", run.source)
-
-
-def _within(column: str, text: str | None) -> None:
-    most = tables.LONGEST[column]
-    # Most are so short that their bytes need not be counted.
-    if text and len(text) * 4 > most and len(text.encode()) > most:
-        raise ValueError(f"{column}: {len(text.encode())} bytes are more than the {most} that an index holds")
-
-
-def quarantine(
-    connection: Connection, namespace: str, entry: JournalEntry, partition: int, epoch: str, error: Exception
-) -> None:
-    """Set an entry aside, with the reason."""
-    reason = refusals.reason_of(error)
-    who = entry.record or entry.event
-    text = "%s version %d at offset %d is quarantined: %s"
-    log.error(text, who, entry.version, entry.offset, reason, extra=log_fields(entry.record))
-    row = {"namespace": namespace, "partition": partition, "epoch": epoch, "data": entry.data}
-    # An event that was written alone is kept under what it is about, so that erasing that takes it too.
-    texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
-    numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
-    row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
-    try:
-        with connection.begin_nested():
-            connection.execute(insert(tables.quarantine), row | {each: _storable(text) for each, text in texts.items()})
-    except Exception as refused:
-        if refusals.fault_of(connection, refused) is not Fault.ROW:
-            raise
-        # A letter that the database's encoding lacks may be why the entry is here at all.
-        plain = {each: _storable(text).encode("ascii", "backslashreplace").decode() for each, text in texts.items()}
-        connection.execute(insert(tables.quarantine), row | plain)
 
 
 def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed], keys: Mapping[str, int]) -> None:
@@ -374,7 +328,3 @@ def _is_due(items: Sequence[Parsed], every: int) -> bool:
     return (first - 1) // every != last // every or any(
         item.label is not None or item.entry.kind == REPAIR for item in items
     )
-
-
-def _storable(text: str) -> str:
-    return text.replace("\0", "%00").encode("utf-8", "backslashreplace").decode()

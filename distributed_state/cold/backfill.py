@@ -16,16 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
-from distributed_state.cold import (
-    blocks,
-    branches,
-    bulk,
-    erasure,
-    handing_down,
-    record_index,
-    remembered,
-    setting_aside,
-)
+from distributed_state.cold import blocks, branches, bulk, commits, erasure, quarantine, record_index
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.entries import LARGEST
@@ -58,7 +49,7 @@ def backfill(
     if not keep and not is_at(connection, namespace, held.partition, after):
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
-    heads = remembered.heads(connection, namespace, names)
+    heads = commits.heads(connection, namespace, names)
     # Changes of a repair that was broken off before they were in Redis.
     unseen = {name: head for name, head in heads.items() if _is_unseen(held, name, head)}
     undone = {name: head.version for name, head in unseen.items() if _is_passed(held, name, head)}
@@ -72,23 +63,23 @@ def backfill(
         plan.lose_items(name, known.get(name, 0))
     alone = held.entries.get("", ())
     left = [*alone, *plan.aside, *plan.beside]
-    lacking = remembered.lacking(connection, namespace, held.partition, held.epoch, left)
+    lacking = commits.lacking(connection, namespace, held.partition, held.epoch, left)
     carried = plan.carried + [entry for entry in alone if entry.event in lacking]
     plan.done.aside = sum(entry.event in lacking for entry in plan.aside)
     beside = [entry for entry in plan.beside if entry.event in lacking]
     plan.done.branched = len(beside)
     if not keep:
         for name in sorted(undone):
-            setting_aside.undo(connection, namespace, name, undone[name], before.get(name))
+            quarantine.undo(connection, namespace, name, undone[name], before.get(name))
         batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=plan.place))
         # First these: behind a record that came whole they would be taken for purged.
-        remembered.set_aside(connection, namespace, held.partition, held.epoch, plan.aside, RESOLVED)
+        quarantine.set_aside_lacking(connection, namespace, held.partition, held.epoch, plan.aside, RESOLVED)
         branches.keep(connection, namespace, held.partition, held.epoch, beside, _BESIDE)
         erasure.erase(connection, namespace, plan.erased)
         intake = Intake(connection, namespace)
         intake.take([batch], snapshot_every)
-        setting_aside.unresolve(connection, namespace, plan.refuse(intake.quarantined))
-        handing_down.hand(connection, namespace, plan.borrowed)
+        quarantine.unresolve(connection, namespace, plan.refuse(intake.quarantined))
+        erasure.hand(connection, namespace, plan.borrowed)
         _note(connection, namespace, held, plan.notes)
     return plan.done
 

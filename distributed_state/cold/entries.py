@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from distributed_state.cold.tables import LONGEST
 from distributed_state.errors import CorruptState, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, item_of, pack, unpack
@@ -218,3 +219,24 @@ def _text(value: bytes) -> str:
     if b"\0" in value:
         raise ValueError("a NUL in a reserved field or an event")
     return value.decode()
+
+
+def refuse_long(item: Parsed) -> None:
+    """Raise ValueError for a text that is longer than an index holds; whoever wrote it was to be refused."""
+    _within("record", item.entry.record)
+    _within("event", item.entry.event)
+    _within("owner", item.owner)
+    _within("parent", item.parent)
+    _within("phase", item.phase)
+    for event in item.events:
+        _within("type", event.type)
+        _within("subject", event.subject)
+    for run in item.runs:
+        _within("source", run.source)
+
+
+def _within(column: str, text: str | None) -> None:
+    most = LONGEST[column]
+    # Most are so short that their bytes need not be counted.
+    if text and len(text) * 4 > most and len(text.encode()) > most:
+        raise ValueError(f"{column}: {len(text.encode())} bytes are more than the {most} that an index holds")

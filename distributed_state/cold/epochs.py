@@ -239,3 +239,9 @@ def clock_us(connection: Connection) -> int:
 def now_ms(connection: Connection) -> int:
     """The same, in milliseconds."""
     return clock_us(connection) // 1000
+
+
+def ordinal(epoch: str) -> int:
+    """Which of its partition an epoch is: its name begins with it."""
+    number = epoch.partition("-")[0]
+    return int(number) if number.isdecimal() else 0

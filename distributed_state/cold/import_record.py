@@ -11,13 +11,13 @@ from typing import Any, NotRequired, TypedDict
 
 from sqlalchemy import Connection, exc, select
 
-from distributed_state.cold import bulk, item_export, record_index, tables
+from distributed_state.cold import bulk, record_index, record_items, tables
 from distributed_state.cold.archive import insert_parsed
-from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.entries import Parsed, parent_record, parse, phase_text
+from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.history import snapshot_row
-from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.record_index import hashed, keys, lock, put
+from distributed_state.cold.record_items import OlderItem
 from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, fold
@@ -62,7 +62,7 @@ def adopt(
             bulk.add(connection, tables.snapshots, [snapshot_row(key, state) for state in kept])
             bulk.add(connection, tables.messages, [(key, seq, first, data) for seq, data in base_messages])
             insert_parsed(connection, namespace, parsed, {record: key})
-            item_export.bring(connection, namespace, record, key, items, parsed)
+            record_items.bring(connection, namespace, record, key, items, parsed)
             _share(connection, namespace, record, base)
             record_index.replace_tags(connection, namespace, record, kept[-1].fields)
     except exc.IntegrityError as error:

@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, tuple_
 
-from distributed_state.cold import branch_reading, record_index
+from distributed_state.cold import branches, epochs, record_index
 from distributed_state.cold.bulk import among, chunks
 from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
@@ -214,7 +214,7 @@ def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _
         if row is None:
             is_new = item.entry.version > erased.get(item.entry.record, 0)
         else:
-            life = branch_reading.ordinal(item.epoch) - branch_reading.ordinal(row["epoch"])
+            life = epochs.ordinal(item.epoch) - epochs.ordinal(row["epoch"])
             is_new = life > 0 or (life == 0 and item.entry.version > row["version"])
         if is_new:
             new.append(item)
@@ -282,7 +282,7 @@ def owned(connection: Connection, namespace: str, user: str) -> list[str]:
     """All records of a user, deleted ones too, and every record forked from one of them, however far."""
     r = records.c
     # Two statements, because SQLite answers an OR of them by reading the whole namespace.
-    found = branch_reading.owned(connection, namespace, user)
+    found = branches.owned(connection, namespace, user)
     for condition in (r.owner == user, r.record == f"user:{user}"):
         found.update(connection.execute(select(r.record).where(r.namespace == namespace, condition)).scalars())
     new = found

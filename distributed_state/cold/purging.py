@@ -27,22 +27,24 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import auditing, blocks, branch_reading, bulk, item_rows, layers, setting_aside
+from distributed_state.cold import blocks, branches, bulk, record_items
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST
-from distributed_state.cold.handing_down import hand_down, hand_down_all, let_go
+from distributed_state.cold.erasure import hand_down, hand_down_all, let_go
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.record_index import following, lock
 from distributed_state.cold.tables import (
     OF_A_RECORD,
     change_blocks,
     changes,
+    events,
     message_blocks,
     messages,
+    quarantine,
     shares,
     snapshots,
 )
-from distributed_state.cold.values import Purged
+from distributed_state.cold.values import RESOLVED, Purged
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment, State
 from distributed_state.values.model import NEXT, SEGMENTS
@@ -66,9 +68,9 @@ def purge_all(
     """
     branches_before = before_ms if branches_before_ms is None else branches_before_ms
     # First: what a branch continues stays until the branch is old.
-    cut = partial(branch_reading.purge, namespace=namespace, before_ms=branches_before, limit=CHUNK)
+    cut = partial(branches.purge, namespace=namespace, before_ms=branches_before, limit=CHUNK)
     total = Purged(0, _by_batches(database, cut), 0)
-    cut = partial(setting_aside.purge, namespace=namespace, before_ms=before_ms)
+    cut = partial(purge_quarantine, namespace=namespace, before_ms=before_ms)
     total += Purged(0, _by_batches(database, cut), 0)
     after: int | None = 0
     while after is not None:
@@ -80,7 +82,7 @@ def purge_all(
         if progress:
             progress(total.records)
     events_before = before_ms if events_before_ms is None else events_before_ms
-    cut = partial(auditing.purge, namespace=namespace, before_ms=events_before)
+    cut = partial(purge_events, namespace=namespace, before_ms=events_before)
     return total + Purged(0, 0, 0, _by_batches(database, cut))
 
 
@@ -129,7 +131,7 @@ def purge(
     """Purge these records in one transaction."""
     # Locked first: archive() locks the rows of its records too, so neither sees the other's work half done.
     rows = lock(connection, namespace, names)
-    held = branch_reading.bases(connection, namespace, rows)
+    held = branches.bases(connection, namespace, rows)
     old = (record for record, row in rows.items() if row["deleted"] and row["updated_ms"] < before_ms)
     gone = {record: rows[record]["key"] for record in old if record not in held}
     living = {record: row["key"] for record, row in rows.items() if record not in gone}
@@ -247,15 +249,15 @@ def _purge_live(
 
 def _thin_items(connection: Connection, namespace: str, bases: Mapping[str, int], keys: Mapping[str, int]) -> None:
     """Leave of items what these records show from their bases on, and what forks show of them."""
-    have = item_rows.with_items(connection, [keys[record] for record in bases])
+    have = record_items.with_items(connection, [keys[record] for record in bases])
     if here := {record: base for record, base in bases.items() if keys[record] in have}:
-        layers.needless(connection, namespace, here)
+        record_items.needless(connection, namespace, here)
         numbers = {keys[record]: base for record, base in here.items()}
-        item_rows.thin(connection, numbers, layers.ends(connection, namespace, list(here)))
-        for record, shown in layers.spans(connection, namespace, here).items():
-            item_rows.drop_hidden(connection, keys[record], here[record], shown)
-        alone = here.keys() - layers.layered(connection, namespace, list(here))
-        item_rows.forget_deleted(connection, {keys[record]: here[record] for record in alone})
+        record_items.thin(connection, numbers, record_items.layer_ends(connection, namespace, list(here)))
+        for record, shown in record_items.layer_spans(connection, namespace, here).items():
+            record_items.drop_hidden(connection, keys[record], here[record], shown)
+        alone = here.keys() - record_items.layered(connection, namespace, list(here))
+        record_items.forget_deleted(connection, {keys[record]: here[record] for record in alone})
 
 
 def _hidden(
@@ -298,3 +300,24 @@ def _upto(number: Column[Any], base: Any) -> ColumnElement[bool]:
 def _packed(connection: Connection, table: Table, which: ColumnElement[bool]) -> int:
     """How many rows are in blocks."""
     return connection.execute(select(func.sum(table.c.count)).where(which)).scalar() or 0
+
+
+_TOGETHER = 10_000  # events, or rows of the quarantine, that are removed in one transaction
+
+
+def purge_events(connection: Connection, namespace: str, before_ms: int) -> int:
+    """Remove the oldest events that are older than the cutoff, some thousands at most; how many those were."""
+    e = events.c
+    old = and_(e.namespace == namespace, e.time_ms < before_ms)
+    last = connection.execute(select(e.time_ms).where(old).order_by(e.time_ms).offset(_TOGETHER - 1).limit(1)).scalar()
+    # All of the last one's millisecond go too: a cut between them would not be one by time.
+    some = old if last is None else and_(e.namespace == namespace, e.time_ms <= last)
+    return connection.execute(delete(events).where(some)).rowcount
+
+
+def purge_quarantine(connection: Connection, namespace: str, before_ms: int) -> int:
+    """Remove the oldest rows of the quarantine of which nothing is lost, some thousands at most; how many."""
+    q = quarantine.c
+    old = and_(q.namespace == namespace, q.reason == RESOLVED, q.time_ms < before_ms)
+    some = select(q.id).where(old).order_by(q.id).limit(_TOGETHER).scalar_subquery()
+    return connection.execute(delete(quarantine).where(q.id.in_(some))).rowcount

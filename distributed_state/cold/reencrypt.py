@@ -12,7 +12,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, select, tuple_, update
 
-from distributed_state.cold import blocks, branch_reading
+from distributed_state.cold import blocks
+from distributed_state.cold.branches import records_with
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import ERASED, lock
 from distributed_state.cold.tables import (
@@ -42,7 +43,7 @@ def names(connection: Connection, namespace: str, after: str) -> list[str]:
     """The next records in order of their texts."""
     query = select(records.c.record).where(records.c.namespace == namespace, records.c.record > after)
     query = query.where(records.c.scope != ERASED).order_by(records.c.record).limit(PAGE)
-    branched = branch_reading.records_with(connection, namespace, after, PAGE)
+    branched = records_with(connection, namespace, after, PAGE)
     return sorted({*connection.execute(query).scalars(), *branched}, key=str.encode)[:PAGE]
 
 

@@ -31,8 +31,8 @@ from sqlalchemy import (
     update,
 )
 
-from distributed_state.cold import bulk, change_reading, history, item_rows, layers, record_index
-from distributed_state.cold.layers import Layer
+from distributed_state.cold import bulk, commits, history, record_index, record_items
+from distributed_state.cold.record_items import Layer
 from distributed_state.cold.search_due import Due
 from distributed_state.cold.search_tables import documents, due, heads, partitions
 from distributed_state.cold.tables import items, records
@@ -143,7 +143,7 @@ def changed(connection: Connection, one: Due) -> Changed | None:
     pieces: dict[Name, Piece] = {}
     at, size = one.known[1], 0
     while at < one.version and size < _BYTES:
-        found = change_reading.whole(connection, one.key, one.record, at, one.version + 1, _ENTRIES)
+        found = commits.whole(connection, one.key, one.record, at, one.version + 1, _ENTRIES)
         if not found:
             return None
         for epoch, entry in found:
@@ -187,8 +187,8 @@ def whole(connection: Connection, namespace: str, one: Due) -> Whole:
         first, rest = messages(connection, namespace, one, runs[0])
         shown += first
         runs[:1] = [rest] if rest else []
-    places = layers.of(connection, namespace, one.record, one.version)
-    if not item_rows.with_items(connection, [one.key]):
+    places = record_items.layers_of(connection, namespace, one.record, one.version)
+    if not record_items.with_items(connection, [one.key]):
         places = places[1:]
     # The lowest first: what lies above replaces it.
     return Whole(shown, runs, [layer._replace(last=min(layer.last, one.version)) for layer in places[::-1]], existing)
@@ -210,7 +210,7 @@ def items_page(connection: Connection, namespace: str, layer: Layer, after: tupl
     """The next items that a layer has behind this collection and key, with those that it says are deleted."""
     i = items.c
     key = record_index.keys(connection, namespace, [layer.source]).get(layer.source, -1)
-    here = and_(i.record == key, i.version.between(layer.first, layer.last), ~item_rows.newer(layer.last))
+    here = and_(i.record == key, i.version.between(layer.first, layer.last), ~record_items.newer(layer.last))
     name = tuple_(i.collection, i.key)
     sizes = select(i.collection, i.key, func.length(i.data)).where(here, name > after)
     last, size = after, 0

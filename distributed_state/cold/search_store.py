@@ -13,8 +13,8 @@ from sqlalchemy import Connection, delete, exc, func, insert, select, text, upda
 from distributed_state.cold import search_due, search_feed, search_query
 from distributed_state.cold import search_tables as tables
 from distributed_state.cold.engine import Database
-from distributed_state.cold.layers import Layer
 from distributed_state.cold.record_index import ERASED
+from distributed_state.cold.record_items import Layer
 from distributed_state.cold.search_due import Due
 from distributed_state.cold.tables import namespaces, records
 from distributed_state.errors import ConfigurationError

@@ -15,32 +15,28 @@ from sqlalchemy.engine import URL
 
 from distributed_state.cold import (
     archive,
-    auditing,
     backfill,
     blocks,
-    change_reading,
+    commits,
     epochs,
     erasure,
     history,
     import_record,
     inspection,
-    item_export,
-    item_reading,
-    item_rows,
     listing,
     opening,
     purging,
+    quarantine,
     record_index,
+    record_items,
     reencrypt,
-    remembered,
 )
 from distributed_state.cold.access_tokens import AccessTokenStore
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.item_export import OlderItem
-from distributed_state.cold.item_reading import FoundItems, FoundPage, Range
 from distributed_state.cold.opening import Known
+from distributed_state.cold.record_items import FoundItems, FoundPage, OlderItem, Range
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.values import (
     Backfilled,
@@ -230,7 +226,7 @@ class ColdStore:
     def holds(self, record: str, version: int, event: str) -> bool:
         """Whether this very change was archived: at its version there may be another one, or it is in quarantine."""
         with self._database.read() as connection:
-            return change_reading.holds(connection, self.namespace, record, version, event)
+            return commits.holds(connection, self.namespace, record, version, event)
 
     def has_version(self, record: str, version: int) -> bool:
         """Whether SQL has a record's version, or had it and purged or erased it, or has a later one that came whole."""
@@ -240,23 +236,23 @@ class ColdStore:
     def refusal(self, event: str) -> str:
         """Why the entry of this event is in quarantine; "" if it is not."""
         with self._database.read() as connection:
-            return inspection.refusal(connection, self.namespace, event)
+            return quarantine.refusal(connection, self.namespace, event)
 
     def lacking(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
         """The events of those entries that are held nowhere, without those of records that were erased since."""
         with self._database.read() as connection:
-            return remembered.lacking(connection, self.namespace, partition, epoch, entries)
+            return commits.lacking(connection, self.namespace, partition, epoch, entries)
 
     def known(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> Commits:
         """What SQL has of these entries of an epoch, and of their records."""
         with self._database.read() as connection:
-            return remembered.known(connection, self.namespace, partition, epoch, entries)
+            return commits.known_commits(connection, self.namespace, partition, epoch, entries)
 
     def set_aside(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
         """Put into quarantine those of the entries that are held nowhere; how many that are."""
         reason = f"acknowledged under epoch {epoch}, which ended before it was archived"
         with self._database.write() as connection:
-            return remembered.set_aside(connection, self.namespace, partition, epoch, entries, reason)
+            return quarantine.set_aside_lacking(connection, self.namespace, partition, epoch, entries, reason)
 
     def backfill(self, held: Held, after: Cursor | None, *, keep: bool) -> Backfilled | None:
         """Bring to SQL what Redis has of these records and SQL lacks, if a partition's cursor still is `after`.
@@ -279,7 +275,7 @@ class ColdStore:
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived: at its offset there may be another one, or it is in quarantine."""
         with self._database.read() as connection:
-            return auditing.event_archived(connection, self.namespace, partition, epoch, offset, id)
+            return inspection.event_archived(connection, self.namespace, partition, epoch, offset, id)
 
     def load(self, record: str, *, window: int) -> Loaded | None:
         """The head of a record and its last `window` visible messages.
@@ -333,7 +329,7 @@ class ColdStore:
     ) -> FoundItems | None:
         """Items of a record, by collection, NUL and key, as of a version, None: its head; see `item_reading.found`."""
         with self._database.read() as connection:
-            return item_reading.found(connection, self.namespace, record, version, names, collections, exact=exact)
+            return record_items.found(connection, self.namespace, record, version, names, collections, exact=exact)
 
     def list_items(
         self,
@@ -349,17 +345,17 @@ class ColdStore:
         """A page of a collection, without the keys that are known; see `item_reading.page`."""
         with self._database.read() as connection:
             given = (record, version, wanted, limit, size, known)
-            return item_reading.page(connection, self.namespace, *given, exact=exact)
+            return record_items.page(connection, self.namespace, *given, exact=exact)
 
     def older_items(self, record: str, base: int, rollbacks: Mapping[int, int]) -> list[OlderItem]:
         """The items that an exported record needs beside its changes behind a version; see `item_export.older`."""
         with self._database.long_read() as connection:
-            return item_export.older(connection, self.namespace, record, base, rollbacks)
+            return record_items.older(connection, self.namespace, record, base, rollbacks)
 
     def items_changed_since(self, record: str, version: int) -> bool:
         """Whether a record put or deleted any item after a version."""
         with self._database.read() as connection:
-            return item_rows.changed_since(connection, self.namespace, record, version)
+            return record_items.changed_since(connection, self.namespace, record, version)
 
     def history(
         self,
@@ -375,7 +371,7 @@ class ColdStore:
         With `most` they are about that many bytes together, but at least one change.
         """
         with self._database.long_read() as connection:
-            return change_reading.entries(connection, self.namespace, record, after, before, limit, most)
+            return commits.entries(connection, self.namespace, record, after, before, limit, most)
 
     def outlines(
         self,
@@ -388,7 +384,7 @@ class ColdStore:
     ) -> list[JournalEntry]:
         """The same without what their messages and items say."""
         with self._database.long_read() as connection:
-            return change_reading.outlines(connection, self.namespace, record, after, before, limit, most)
+            return commits.outlines(connection, self.namespace, record, after, before, limit, most)
 
     def version(self, record: str) -> int | None:
         """The archived head version; None if the record was never archived."""
@@ -406,7 +402,7 @@ class ColdStore:
     ) -> list[tuple[str, int, int]]:
         """Labels with their versions and times in milliseconds, between two versions (exclusive), in this order."""
         with self._database.read() as connection:
-            return change_reading.checkpoints(connection, self.namespace, record, after, before, limit, order)
+            return commits.checkpoints(connection, self.namespace, record, after, before, limit, order)
 
     def listing(self, wanted: Wanted, late: Sequence[Parsed] = ()) -> list[Listed]:
         """A page of records, with what these changes did to them, which were read before.
@@ -439,12 +435,12 @@ class ColdStore:
     def audit(self, sought: Sought) -> list[Happened]:
         """The events asked for, oldest first."""
         with self._database.read() as connection:
-            return auditing.audit(connection, self.namespace, sought)
+            return inspection.audit(connection, self.namespace, sought)
 
     def event(self, partition: int, id: str, since_ms: int) -> Happened | None:
         """An event by its id, among those of a partition from a time on."""
         with self._database.read() as connection:
-            return auditing.one(connection, self.namespace, partition, id, since_ms)
+            return inspection.event(connection, self.namespace, partition, id, since_ms)
 
     def owned(self, user: str) -> list[str]:
         """The records of a user in any scope, deleted ones too, and transitively all their forks."""
@@ -545,17 +541,17 @@ class ColdStore:
     def quarantined(self) -> list[Quarantined]:
         """The entries that could not be archived, or that a newer epoch replaced, oldest first."""
         with self._database.read() as connection:
-            return inspection.quarantined(connection, self.namespace)
+            return quarantine.quarantined(connection, self.namespace)
 
     def newest_quarantined(self) -> tuple[str, int, str] | None:
         """The entry that came into quarantine last: its record, version and the reason."""
         with self._database.read() as connection:
-            return inspection.newest_quarantined(connection, self.namespace)
+            return quarantine.newest_quarantined(connection, self.namespace)
 
     def count_quarantined(self) -> int:
         """How many entries are in quarantine, without those of which nothing is lost."""
         with self._database.read() as connection:
-            return inspection.count_quarantined(connection, self.namespace)
+            return quarantine.count_quarantined(connection, self.namespace)
 
     def check(self) -> dict[str, str]:
         """Facts about the database, for a doctor."""

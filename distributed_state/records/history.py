@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from distributed_state.cold.item_reading import ItemRow
+from distributed_state.cold.record_items import ItemRow
 from distributed_state.errors import InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited

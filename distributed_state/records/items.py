@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from distributed_state.cold.item_reading import ItemRow, Range
+from distributed_state.cold.record_items import ItemRow, Range
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.port.waited import bounded
 from distributed_state.records.access import ITEMS

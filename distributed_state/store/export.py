@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any
 
 from distributed_state.cold.bulk import chunks
-from distributed_state.cold.item_export import OlderItem
+from distributed_state.cold.record_items import OlderItem
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import NotFound, StateError
 from distributed_state.tiers import commit as write_path

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from distributed_state.cold.item_export import OlderItem
+from distributed_state.cold.record_items import OlderItem
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, TooLarge, WarmUnavailable
 from distributed_state.settings import Settings
 from distributed_state.store.export import FORMAT

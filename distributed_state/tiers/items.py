@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from distributed_state.cold.item_reading import FoundItems, FoundPage, ItemRow, Range
+from distributed_state.cold.record_items import FoundItems, FoundPage, ItemRow, Range
 from distributed_state.errors import WarmUnavailable
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.read import ROUNDS, reach

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from distributed_state.cold.branch_reading import gaps, ordinal
-from distributed_state.cold.branches import _Line
+from distributed_state.cold.branches import _Line, gaps
+from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.values import BranchState
 from distributed_state.errors import InvalidValue
 from distributed_state.records.branches import between, checked, messages_of

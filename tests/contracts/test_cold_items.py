@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from distributed_state.cold import erasure, handing_down, item_reading, layers, tables
+from distributed_state.cold import erasure, record_items, tables
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import InvalidValue, UnknownStep
 from distributed_state.values import codec
@@ -45,8 +45,8 @@ def read(store: ColdStore, record: str, version: int, collection: bytes = b"x", 
 
 
 def read_in(connection: Any, store: ColdStore, record: str, version: int, collection: bytes, prefix: bytes) -> Any:
-    wanted = item_reading.Range(collection, prefix)
-    found = item_reading.page(connection, store.namespace, record, version, wanted, 1000, 10**9)
+    wanted = record_items.Range(collection, prefix)
+    found = record_items.page(connection, store.namespace, record, version, wanted, 1000, 10**9)
     assert found is not None
     return {key: row.frame for key, row in found.rows}
 
@@ -365,7 +365,7 @@ def test_what_was_deleted_is_passed_over_in_few_statements(model: Model) -> None
     model.commit(A, put_item(b"l", b"frame"))
     model.journal.flush()
     with statements() as asked:
-        found = model.journal.store.list_items(A, None, item_reading.Range(b"x"), 1, 1000)
+        found = model.journal.store.list_items(A, None, record_items.Range(b"x"), 1, 1000)
     assert [key for key, _ in found.rows] == [b"l"]
     assert len(asked) < 20
 
@@ -406,7 +406,7 @@ def test_a_purge_leaves_what_a_fork_shows(model: Model) -> None:
 
 
 def test_without_the_ends_of_forks_a_purge_takes_what_they_show(model: Model, monkeypatch: Any) -> None:
-    monkeypatch.setattr(layers, "ends", lambda *_: {})
+    monkeypatch.setattr(record_items, "layer_ends", lambda *_: {})
     with pytest.raises(AssertionError):
         test_a_purge_leaves_what_a_fork_shows(model)
     with pytest.raises(AssertionError):
@@ -485,7 +485,7 @@ def test_a_fork_of_a_fork_keeps_what_it_shows_whichever_goes_first(model: Model,
 
 
 def test_a_fork_that_is_handed_nothing_loses_its_items(model: Model, monkeypatch: Any) -> None:
-    monkeypatch.setattr(handing_down, "_hand_down_items", lambda *_: None)
+    monkeypatch.setattr(erasure, "_hand_down_items", lambda *_: None)
     fill(model)
     model.fork(A, B, 2)
     model.journal.flush()
@@ -508,7 +508,7 @@ def test_that_an_item_was_deleted_is_kept_where_something_lies_below(model: Mode
 
     run()
     model.check()
-    monkeypatch.setattr(layers, "layered", lambda *_: set())
+    monkeypatch.setattr(record_items, "layered", lambda *_: set())
     model.commit(B, put("k", "2"))
     model.journal.flush()
     model.journal.store.purge(LATER)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.cold import auditing, erasure, record_index, tables
+from distributed_state.cold import erasure, purging, record_index, tables
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
@@ -27,7 +27,7 @@ Opener = Callable[..., ColdStore]
 def test_a_purge_of_events_goes_by_time_in_steps(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "_TOGETHER", 10)
+    monkeypatch.setattr(purging, "_TOGETHER", 10)
     for n in range(1, 101):
         journal.tell(b"%d a b" % n, time_ms=1000 + n // 7)
     journal.flush()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import FromClause, Join, and_, event, join
 
-from distributed_state.cold import listing, purging, remembered, tables
-from distributed_state.cold.item_reading import Range
+from distributed_state.cold import commits, listing, purging, tables
+from distributed_state.cold.record_items import Range
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
 from distributed_state.values.model import ITEMS
@@ -163,6 +163,6 @@ def test_without_its_order_a_join_looks_at_everything(
         named = join(wanted, tables.records, and_(r.namespace == namespace, r.record == wanted.c.record))
         return named.join(tables.changes, and_(c.record == r.key, c.version == wanted.c.version))
 
-    monkeypatch.setattr(remembered, "_changes", inner)
+    monkeypatch.setattr(commits, "_changes", inner)
     few, many = asked(opened, tmp_path, "lacking")
     assert many > 2 * few

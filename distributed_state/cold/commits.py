@@ -1,11 +1,12 @@
-"""What SQL has of commits that writers remember. Law: a commit is known by its event, not by record and version.
+"""Reads commits back as they were written, and says which of some commits SQL has.
 
-Design: section 14.
+Design: sections 9, 14.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from sqlalchemy import (
     BigInteger,
@@ -15,19 +16,144 @@ from sqlalchemy import (
     LargeBinary,
     and_,
     func,
-    insert,
     literal,
     outerjoin,
     select,
     union_all,
 )
 
-from distributed_state.cold import blocks, record_index
+from distributed_state.cold import blocks, record_index, record_items
 from distributed_state.cold.bulk import chunks, listed
 from distributed_state.cold.epochs import last_event
+from distributed_state.cold.record_index import key_of, keys
 from distributed_state.cold.tables import TEXT, change_blocks, changes, events, quarantine, records
-from distributed_state.cold.values import Archived, Commits
-from distributed_state.values.journal import JournalEntry, unpack
+from distributed_state.cold.values import RESOLVED, Archived, Commits
+from distributed_state.values.journal import JournalEntry, Op, item_of, pack, unpack
+from distributed_state.values.model import unescape
+
+
+def entries(
+    connection: Connection,
+    namespace: str,
+    record: str,
+    after: int,
+    before: int | None,
+    limit: int | None,
+    most: int | None = None,
+) -> list[JournalEntry]:
+    """The changes between two versions, both exclusive, ascending, of about `most` bytes together, but at least one."""
+    key = keys(connection, namespace, [record]).get(record)
+    if key is None:
+        return []
+    return [entry for _, entry in whole(connection, key, record, after, before, limit, most)]
+
+
+def outlines(
+    connection: Connection,
+    namespace: str,
+    record: str,
+    after: int,
+    before: int | None,
+    limit: int | None,
+    most: int | None = None,
+) -> list[JournalEntry]:
+    """The same without what their messages and items say."""
+    key = keys(connection, namespace, [record]).get(record)
+    rows = [] if key is None else blocks.changes_between(connection, key, after, before, limit, most)
+    return [_entry(record, row, row.data) for row in rows]
+
+
+def _entry(record: str, row: blocks.ChangeRow, steps: bytes) -> JournalEntry:
+    return JournalEntry(
+        row.offset, row.event, record, row.version, row.time_ms, row.kind, row.actor, row.token, steps, total_bytes=0
+    )
+
+
+def whole(
+    connection: Connection,
+    key: int,
+    record: str,
+    after: int,
+    before: int | None = None,
+    limit: int | None = None,
+    most: int | None = None,
+) -> list[tuple[str, JournalEntry]]:
+    """The changes of a record between two versions as they were committed, with what was kept apart, and their epochs.
+
+    What a purge removed is empty.
+    """
+    found = []
+    rows = blocks.changes_between(connection, key, after, before, limit, most)
+    if most is not None:
+        rows = _first(connection, key, rows, most)
+    for chunk in chunks(rows, 500):
+        apart = [(row.version, op) for row in chunk for op in _apart(row.data)]
+        said = blocks.bodies(connection, key, [int(op.name) for _, op in apart if op.kind == b"m"])
+        put = record_items.bodies(connection, key, [(*item_of(op.name), at) for at, op in apart if op.kind == b"p"])
+        found += [(row.epoch, _entry(record, row, _together(row.version, row.data, said, put))) for row in chunk]
+    return found
+
+
+def _first(connection: Connection, key: int, rows: list[blocks.ChangeRow], most: int) -> list[blocks.ChangeRow]:
+    """The first of these changes: `most` bytes together with what is kept apart, or one."""
+    apart = [_apart(row.data) for row in rows]
+    numbers = [int(op.name) for ops in apart for op in ops if op.kind == b"m"]
+    said = blocks.lengths(connection, [key], min(numbers), max(numbers) + 1) if numbers else {}
+    named = [
+        [(*item_of(op.name), row.version) for op in ops if op.kind == b"p"]
+        for row, ops in zip(rows, apart, strict=True)
+    ]
+    put = record_items.lengths(connection, key, chain.from_iterable(named))
+    size = 0
+    for at, (row, ops, names) in enumerate(zip(rows, apart, named, strict=True)):
+        length = len(row.data) + sum(put.get(name, 0) for name in names)
+        length += sum(said.get(int(op.name), 0) for op in ops if op.kind == b"m")
+        if size and size + length > most:
+            return rows[:at]
+        size += length
+    return rows
+
+
+def _apart(data: bytes) -> list[Op]:
+    """The steps whose values another table has."""
+    steps = unpack(data) if b"m" in data or b"p" in data else []
+    return [op for op in steps if op.kind in (b"m", b"p") and not op.value]
+
+
+def _together(version: int, data: bytes, said: Mapping[int, bytes], put: Mapping[record_items.Name, bytes]) -> bytes:
+    if not _apart(data):
+        return data
+
+    def whole(op: Op) -> bytes:
+        if op.kind == b"m":
+            return op.value or said.get(int(op.name), b"")
+        return op.value or put.get((*item_of(op.name), version), b"") if op.kind == b"p" else op.value
+
+    return pack(op._replace(value=whole(op)) for op in unpack(data))
+
+
+def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:
+    """Whether this very change was archived, or what it did was, with a later version."""
+    q = quarantine.c
+    kept = blocks.changes_between(connection, key_of(namespace, record), version - 1, version + 1, None)
+    if event in {row.event for row in kept}:
+        return True
+    resolved = select(q.id).where(q.namespace == namespace, q.event == event, q.reason == RESOLVED)
+    return connection.execute(resolved).first() is not None
+
+
+def checkpoints(
+    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None, order: str
+) -> list[tuple[str, int, int]]:
+    """The labels of a record with their versions and times: between two versions (exclusive), in this order."""
+    c = changes.c
+    query = select(c.label, c.version, c.time_ms).where(c.record == key_of(namespace, record), c.label.is_not(None))
+    if after:
+        query = query.where(c.version > after)
+    if before is not None:
+        query = query.where(c.version < before)
+    rows = connection.execute(query.order_by(c.version if order == "asc" else c.version.desc()).limit(limit))
+    return [(unescape(label), version, time_ms) for label, version, time_ms in rows]
 
 
 def heads(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Archived]:
@@ -51,7 +177,7 @@ def heads(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict
     return found
 
 
-def known(
+def known_commits(
     connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry]
 ) -> Commits:
     """What SQL has of these entries of an epoch, and of their records."""
@@ -125,27 +251,6 @@ def _alone(
         found = connection.execute(select(e.id).where(here)).scalars()
         held.update(alone[id].event for id in found if id in alone)
     return held
-
-
-def set_aside(
-    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str
-) -> int:
-    """Put entries that SQL lacks into quarantine, with the reason; how many those are."""
-    # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
-    named = {entry.record for entry in entries}
-    record_index.lock(connection, namespace, named | {record_index.hashed(namespace, each) for each in named})
-    lost = lacking(connection, namespace, partition, epoch, entries)
-    rows = [
-        {
-            "namespace": namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
-            "event": entry.event, "record": entry.record, "version": entry.version, "reason": reason,
-            "data": entry.data, "time_ms": entry.time_ms,
-        }
-        for entry in entries if entry.event in lost
-    ]  # fmt: skip
-    if rows:
-        connection.execute(insert(quarantine), rows)
-    return len(rows)
 
 
 def _wanted(connection: Connection, pairs: Iterable[tuple[str, int]]) -> FromClause:

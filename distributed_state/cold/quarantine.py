@@ -1,0 +1,197 @@
+"""What is in no history: entries that SQL refuses, and commits that another one replaced, whole, each with the reason.
+
+Design: section 9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, exc, func, insert, select, update
+
+from distributed_state.cold import blocks, commits, record_index
+from distributed_state.cold.bulk import chunks
+from distributed_state.cold.entries import LARGEST, subject
+from distributed_state.cold.record_index import Head
+from distributed_state.cold.tables import changes, items, layers, messages, quarantine, shares, snapshots
+from distributed_state.cold.values import RESOLVED, UNRESOLVED, Quarantined
+from distributed_state.errors import ColdUnavailable, CorruptState
+from distributed_state.values.journal import JournalEntry, State
+from distributed_state.values.model import log_fields
+
+# a table's row is a line
+
+
+log = logging.getLogger(__name__)
+# data_exception, integrity_constraint_violation, with_check_option_violation, program_limit_exceeded, PL/pgSQL's RAISE
+_ROW = ("22", "23", "44", "54", "P0")
+# connection_exception, invalid_transaction_state, transaction_rollback, insufficient_resources,
+# object_not_in_prerequisite_state, operator_intervention; tables that are not there: a dump is being restored
+_AWAY = ("08", "25", "40", "53", "55", "57", "42P01", "3F000")
+_FULL = "53100"
+
+
+class Fault(Enum):
+    """The cause for which SQL refused rows."""
+
+    ROW = "row"
+    PLACE = "place"
+
+
+class Stopped(ColdUnavailable):
+    """SQL refuses an entry for now. `places` are its offset and the reason, by partition; nothing was archived."""
+
+    def __init__(self, places: Mapping[int, tuple[int, str]]) -> None:
+        super().__init__("; ".join(f"partition {each}: {why}" for each, (_, why) in places.items()))
+        self.places = places
+
+
+def fault_of(connection: Connection, error: Exception) -> Fault | None:
+    """Whose fault an error is; None if all that was sent may be taken later, or the error is a bug of ours."""
+    if isinstance(error, (ValueError, OverflowError, CorruptState)):
+        return Fault.ROW
+    driver: Any = connection.dialect.dbapi
+    original = error.orig if isinstance(error, exc.DBAPIError) else error
+    if not isinstance(original, driver.Error) or (isinstance(error, exc.DBAPIError) and error.connection_invalidated):
+        return None
+    if isinstance(original, (driver.DataError, driver.IntegrityError)):
+        return Fault.ROW
+    code = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    if code is None or (code.startswith(_AWAY) and code != _FULL):
+        return None
+    return Fault.ROW if code.startswith(_ROW) else Fault.PLACE
+
+
+def is_collision(connection: Connection, error: Exception) -> bool:
+    """Whether a row stands where another one was to be inserted, or a constraint refused it."""
+    driver: Any = connection.dialect.dbapi
+    return isinstance(error.orig if isinstance(error, exc.DBAPIError) else error, driver.IntegrityError)
+
+
+def reason_of(error: Exception) -> str:
+    """Why SQL refused something, in one line."""
+    return f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
+
+
+def keep_refused(
+    connection: Connection, namespace: str, entry: JournalEntry, partition: int, epoch: str, error: Exception
+) -> None:
+    """Set an entry aside, with the reason."""
+    reason = reason_of(error)
+    who = entry.record or entry.event
+    text = "%s version %d at offset %d is quarantined: %s"
+    log.error(text, who, entry.version, entry.offset, reason, extra=log_fields(entry.record))
+    row = {"namespace": namespace, "partition": partition, "epoch": epoch, "data": entry.data}
+    # An event that was written alone is kept under what it is about, so that erasing that takes it too.
+    texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
+    numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
+    row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(quarantine), row | {each: storable(text) for each, text in texts.items()})
+    except Exception as refused:
+        if fault_of(connection, refused) is not Fault.ROW:
+            raise
+        # A letter that the database's encoding lacks may be why the entry is here at all.
+        plain = {each: storable(text).encode("ascii", "backslashreplace").decode() for each, text in texts.items()}
+        connection.execute(insert(quarantine), row | plain)
+
+
+def storable(text: str) -> str:
+    """A text as every database can hold it."""
+    return text.replace("\0", "%00").encode("utf-8", "backslashreplace").decode()
+
+
+def set_aside_lacking(
+    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str
+) -> int:
+    """Put entries that SQL lacks into quarantine, with the reason; how many those are."""
+    # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
+    named = {entry.record for entry in entries}
+    record_index.lock(connection, namespace, named | {record_index.hashed(namespace, each) for each in named})
+    lost = commits.lacking(connection, namespace, partition, epoch, entries)
+    rows = [
+        {
+            "namespace": namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
+            "event": entry.event, "record": entry.record, "version": entry.version, "reason": reason,
+            "data": entry.data, "time_ms": entry.time_ms,
+        }
+        for entry in entries if entry.event in lost
+    ]  # fmt: skip
+    if rows:
+        connection.execute(insert(quarantine), rows)
+    return len(rows)
+
+
+def set_aside(connection: Connection, head: Head, first: int, reason: str) -> None:
+    """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
+    blocks.expand(connection, [head["key"]])
+    place = {"namespace": head["namespace"], "partition": head["partition"], "record": head["record"]}
+    rows = [
+        place | {
+            "epoch": epoch, "offset": entry.offset, "event": entry.event, "version": entry.version,
+            "data": entry.data, "time_ms": entry.time_ms, "reason": reason,
+        }
+        for epoch, entry in commits.whole(connection, head["key"], head["record"], first - 1)
+    ]  # fmt: skip
+    if rows:
+        connection.execute(insert(quarantine), rows)
+    _remove_from(connection, head, first)
+
+
+def undo(connection: Connection, namespace: str, record: str, first: int, before: State | None) -> None:
+    """Remove a record's changes from version `first` on, which nobody was acknowledged: it is as it was `before`."""
+    head = record_index.lock(connection, namespace, [record])[record]
+    blocks.expand(connection, [head["key"]])
+    _remove_from(connection, head, first)
+    record_index.put(connection, [{**head, "version": first - 1, **record_index.about(before)}])
+    record_index.replace_tags(connection, namespace, record, before.fields if before else {})
+
+
+def unresolve(connection: Connection, namespace: str, events: Collection[str]) -> None:
+    """Note of commits that were to come with a later version that SQL refused that: they are not archived."""
+    q = quarantine.c
+    for chunk in chunks(sorted(events), 500):
+        here = and_(q.namespace == namespace, q.event.in_(chunk), q.reason == RESOLVED)
+        connection.execute(update(quarantine).where(here).values(reason=UNRESOLVED))
+
+
+def _remove_from(connection: Connection, head: Head, first: int) -> None:
+    for table in (changes, messages, snapshots, items):
+        connection.execute(delete(table).where(table.c.record == head["key"], table.c.version >= first))
+    for table in (shares, layers):
+        mine = and_(table.c.namespace == head["namespace"], table.c.record == head["record"])
+        connection.execute(delete(table).where(mine, table.c.version >= first))
+
+
+def quarantined(connection: Connection, namespace: str) -> list[Quarantined]:
+    """The entries that could not be archived, or that a newer epoch replaced, oldest first."""
+    q = quarantine.c
+    names = [q.id, q.partition, q.epoch, q.offset, q.event, q.record, q.version, q.reason, q.data, q.time_ms]
+    rows = connection.execute(select(*names).where(q.namespace == namespace).order_by(q.id))
+    return [Quarantined(*row) for row in rows]
+
+
+def refusal(connection: Connection, namespace: str, event: str) -> str:
+    """Why the entry of this event is in quarantine; "" if it is not."""
+    q = quarantine.c
+    found = connection.execute(select(q.reason).where(q.namespace == namespace, q.event == event)).scalar()
+    return str(found or "")
+
+
+def newest_quarantined(connection: Connection, namespace: str) -> tuple[str, int, str] | None:
+    """The entry that came into quarantine last: its record, version and the reason."""
+    q = quarantine.c
+    query = select(q.record, q.version, q.reason).where(q.namespace == namespace).order_by(q.id.desc()).limit(1)
+    row = connection.execute(query).first()
+    return None if row is None else (row.record, row.version, row.reason)
+
+
+def count_quarantined(connection: Connection, namespace: str) -> int:
+    """How many entries are in quarantine, without those of which nothing is lost."""
+    q = quarantine.c
+    query = select(func.count()).where(q.namespace == namespace, q.reason != RESOLVED)
+    return int(connection.execute(query).scalar_one())
