@@ -21,7 +21,7 @@ from distributed_state.cold.archive import Intake
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.epochs import clock_us, is_at
-from distributed_state.cold.history import states
+from distributed_state.cold.record_history import states
 from distributed_state.cold.tables import events
 from distributed_state.cold.values import RESOLVED, Archived, Backfilled, Batch, Cursor, Held
 from distributed_state.values import codec, field_ttl, message_ranges

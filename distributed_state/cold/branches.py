@@ -1,10 +1,12 @@
-"""Keeps what diverged: acknowledged commits of a closed epoch that their record does not continue.
+"""Branches: acknowledged commits of a closed epoch that their record does not continue.
 
 Law: nothing is kept twice and nothing comes back that was erased. A commit is known by its event, never by its version:
-after a failover there may be another one of the same version, in the archive or in another branch.
+after a failover there may be another one of the same version, in the archive or in another branch. A state is folded
+from versions without a gap, and nothing in it is invented.
 
 A branch is named by its epoch, `3-9f2c01ab`. Where an epoch had two lines of a record (two servers took writes until
-one of them noticed), the second is `3-9f2c01ab.2`. The name is given when a commit is kept, and stays.
+one of them noticed), the second is `3-9f2c01ab.2`. The name is given when a commit is kept, and stays. A branch begins
+after the last version that its record had under the branch's epoch or one before it, as SQL has it.
 
 Design: section 14.
 """
@@ -22,11 +24,11 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from distributed_state.cold import blocks, quarantine, record_index
 from distributed_state.cold.bulk import Row, among, chunks, put
-from distributed_state.cold.engine import Database
+from distributed_state.cold.engine import Part, reads, writes
 from distributed_state.cold.entries import LARGEST, parse, refuse_long
 from distributed_state.cold.epochs import ordinal
-from distributed_state.cold.history import states
 from distributed_state.cold.quarantine import Fault
+from distributed_state.cold.record_history import states
 from distributed_state.cold.record_index import erased_unknown, forgotten, hashed, key_of
 from distributed_state.cold.tables import branches, changes, erasures, records, snapshots
 from distributed_state.cold.values import Branched, BranchState, Kept
@@ -36,6 +38,9 @@ from distributed_state.values.model import NEXT
 
 log = logging.getLogger(__name__)
 _CLOCKS_MS = 60_000  # how far the clocks of Redis and of who asked to forget may be apart
+
+
+# Keeping
 
 
 def keep(
@@ -230,59 +235,7 @@ class _Line:
         return max(sorted(free, key=lambda branch: (len(branch), branch)), key=nearness)
 
 
-class BranchStore:
-    """The branches of one namespace. Law as in `ColdStore`: every method is one transaction."""
-
-    def __init__(self, database: Database, namespace: str) -> None:
-        self._database = database
-        self._namespace = namespace
-
-    def keep(self, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
-        """Keep those of these commits, of a closed epoch, that SQL does not have; what was added."""
-        with self._database.write() as connection:
-            return keep(connection, self._namespace, partition, epoch, entries, cause)
-
-    def of(self, record: str) -> list[Branched]:
-        """The branches of a record, the oldest epoch first."""
-        with self._database.read() as connection:
-            return of_record(connection, self._namespace, record)
-
-    def one(self, record: str, branch: str) -> Branched:
-        """A branch by its id. Raises NotFound."""
-        with self._database.read() as connection:
-            return one(connection, self._namespace, record, branch)
-
-    def page(self, after: str, limit: int) -> list[Branched]:
-        """The branches of the next `limit` records that have any, in the order of their texts."""
-        with self._database.read() as connection:
-            records = records_with(connection, self._namespace, after, limit)
-            return [each for record in records for each in of_record(connection, self._namespace, record)]
-
-    def entries(self, record: str, branch: str) -> list[JournalEntry]:
-        """The commits of a branch, by version. Raises NotFound."""
-        with self._database.read() as connection:
-            one(connection, self._namespace, record, branch)
-            return entries(connection, self._namespace, record, branch)
-
-    def state_at(self, record: str, branch: str, version: int | None) -> BranchState:
-        """The state of a branch at a version, None: at the last that can be folded. Raises NotFound."""
-        with self._database.read() as connection:
-            return state_at(connection, self._namespace, record, branch, version)
-
-    def drop(self, record: str, branch: str) -> int:
-        """Remove a branch; how many commits it had. Raises NotFound."""
-        with self._database.write() as connection:
-            return drop(connection, self._namespace, record, branch)
-
-    def told(self, record: str, branch: str) -> None:
-        """Note that an event was published about a branch."""
-        with self._database.write() as connection:
-            told(connection, self._namespace, record, branch)
-
-    def survey(self, partitions: Sequence[int]) -> tuple[int, list[str]]:
-        """How many branches there are, and the records of these partitions of which no event told of them."""
-        with self._database.read() as connection:
-            return survey(connection, self._namespace, partitions)
+# Reading
 
 
 def of_record(connection: Connection, namespace: str, record: str) -> list[Branched]:
@@ -364,8 +317,19 @@ def records_with(connection: Connection, namespace: str, after: str, limit: int)
     return list(connection.execute(query.order_by(b.record).limit(limit)).scalars())
 
 
+def page(connection: Connection, namespace: str, after: str, limit: int) -> list[Branched]:
+    """The branches of the next `limit` records that have any, in the order of their texts."""
+    records = records_with(connection, namespace, after, limit)
+    return [each for record in records for each in of_record(connection, namespace, record)]
+
+
 def entries(connection: Connection, namespace: str, record: str, branch: str) -> list[JournalEntry]:
-    """The commits of a branch, by version."""
+    """The commits of a branch, by version. Raises NotFound."""
+    one(connection, namespace, record, branch)
+    return _entries(connection, namespace, record, branch)
+
+
+def _entries(connection: Connection, namespace: str, record: str, branch: str) -> list[JournalEntry]:
     b = branches.c
     names = (b.offset, b.event, b.record, b.version, b.time_ms, b.kind, b.actor, b.token, b.data)
     query = select(*names).where(b.namespace == namespace, b.record == record, b.branch == branch)
@@ -383,7 +347,7 @@ def state_at(connection: Connection, namespace: str, record: str, branch: str, v
     first_message = int(fields.get(NEXT, b"0"))
     messages: dict[int, bytes] = {}
     at = found.base
-    for entry in entries(connection, namespace, record, branch):
+    for entry in _entries(connection, namespace, record, branch):
         if entry.version != at + 1 or (version is not None and entry.version > version):
             break
         steps = unpack(entry.data)
@@ -422,6 +386,20 @@ def bases(connection: Connection, namespace: str, records: Iterable[str]) -> dic
     return {record: min(each.base for each in of_record(connection, namespace, record)) for record in some}
 
 
+def survey(connection: Connection, namespace: str, partitions: Iterable[int]) -> tuple[int, list[str]]:
+    """How many branches there are, and the records of these partitions about whose branches no event was published."""
+    b = branches.c
+    each = select(b.record, b.branch).where(b.namespace == namespace).distinct().subquery()
+    count = int(connection.execute(select(func.count()).select_from(each)).scalar_one())
+    if not count:
+        return 0, []
+    query = select(b.record).where(b.namespace == namespace, b.partition.in_(list(partitions)), b.told.is_(False))
+    return count, sorted(set(connection.execute(query).scalars()))
+
+
+# Removing
+
+
 def drop(connection: Connection, namespace: str, record: str, branch: str) -> int:
     """Remove a branch; how many commits it had. Raises NotFound."""
     found = one(connection, namespace, record, branch)
@@ -450,16 +428,19 @@ def told(connection: Connection, namespace: str, record: str, branch: str) -> No
     connection.execute(update(branches).where(_is(namespace, record, branch)).values(told=True))
 
 
-def survey(connection: Connection, namespace: str, partitions: Iterable[int]) -> tuple[int, list[str]]:
-    """How many branches there are, and the records of these partitions about whose branches no event was published."""
-    b = branches.c
-    each = select(b.record, b.branch).where(b.namespace == namespace).distinct().subquery()
-    count = int(connection.execute(select(func.count()).select_from(each)).scalar_one())
-    if not count:
-        return 0, []
-    query = select(b.record).where(b.namespace == namespace, b.partition.in_(list(partitions)), b.told.is_(False))
-    return count, sorted(set(connection.execute(query).scalars()))
-
-
 def _is(namespace: str, record: str, branch: str) -> Any:
     return and_(branches.c.namespace == namespace, branches.c.record == record, branches.c.branch == branch)
+
+
+class BranchStore(Part):
+    """The branches of one namespace."""
+
+    keep = writes(keep)
+    of = reads(of_record)
+    one = reads(one)
+    page = reads(page)
+    entries = reads(entries)
+    state_at = reads(state_at)
+    drop = writes(drop)
+    told = writes(told)
+    survey = reads(survey)

@@ -1,5 +1,8 @@
 """Reads commits back as they were written, and says which of some commits SQL has.
 
+Law: what messages and items said comes from where those are kept. A commit is known by its event, never by record and
+version.
+
 Design: sections 9, 14.
 """
 
@@ -31,14 +34,17 @@ from distributed_state.cold.values import RESOLVED, Archived, Commits
 from distributed_state.values.journal import JournalEntry, Op, item_of, pack, unpack
 from distributed_state.values.model import unescape
 
+# Reading
+
 
 def entries(
     connection: Connection,
     namespace: str,
     record: str,
-    after: int,
-    before: int | None,
-    limit: int | None,
+    *,
+    after: int = 0,
+    before: int | None = None,
+    limit: int | None = None,
     most: int | None = None,
 ) -> list[JournalEntry]:
     """The changes between two versions, both exclusive, ascending, of about `most` bytes together, but at least one."""
@@ -52,9 +58,10 @@ def outlines(
     connection: Connection,
     namespace: str,
     record: str,
-    after: int,
-    before: int | None,
-    limit: int | None,
+    *,
+    after: int = 0,
+    before: int | None = None,
+    limit: int | None = None,
     most: int | None = None,
 ) -> list[JournalEntry]:
     """The same without what their messages and items say."""
@@ -63,10 +70,24 @@ def outlines(
     return [_entry(record, row, row.data) for row in rows]
 
 
-def _entry(record: str, row: blocks.ChangeRow, steps: bytes) -> JournalEntry:
-    return JournalEntry(
-        row.offset, row.event, record, row.version, row.time_ms, row.kind, row.actor, row.token, steps, total_bytes=0
-    )
+def checkpoints(
+    connection: Connection,
+    namespace: str,
+    record: str,
+    after: int = 0,
+    before: int | None = None,
+    limit: int | None = None,
+    order: str = "asc",
+) -> list[tuple[str, int, int]]:
+    """The labels of a record with their versions and times: between two versions (exclusive), in this order."""
+    c = changes.c
+    query = select(c.label, c.version, c.time_ms).where(c.record == key_of(namespace, record), c.label.is_not(None))
+    if after:
+        query = query.where(c.version > after)
+    if before is not None:
+        query = query.where(c.version < before)
+    rows = connection.execute(query.order_by(c.version if order == "asc" else c.version.desc()).limit(limit))
+    return [(unescape(label), version, time_ms) for label, version, time_ms in rows]
 
 
 def whole(
@@ -92,6 +113,12 @@ def whole(
         put = record_items.bodies(connection, key, [(*item_of(op.name), at) for at, op in apart if op.kind == b"p"])
         found += [(row.epoch, _entry(record, row, _together(row.version, row.data, said, put))) for row in chunk]
     return found
+
+
+def _entry(record: str, row: blocks.ChangeRow, steps: bytes) -> JournalEntry:
+    return JournalEntry(
+        row.offset, row.event, record, row.version, row.time_ms, row.kind, row.actor, row.token, steps, total_bytes=0
+    )
 
 
 def _first(connection: Connection, key: int, rows: list[blocks.ChangeRow], most: int) -> list[blocks.ChangeRow]:
@@ -132,6 +159,9 @@ def _together(version: int, data: bytes, said: Mapping[int, bytes], put: Mapping
     return pack(op._replace(value=whole(op)) for op in unpack(data))
 
 
+# Which of some commits SQL has
+
+
 def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:
     """Whether this very change was archived, or what it did was, with a later version."""
     q = quarantine.c
@@ -142,18 +172,15 @@ def holds(connection: Connection, namespace: str, record: str, version: int, eve
     return connection.execute(resolved).first() is not None
 
 
-def checkpoints(
-    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None, order: str
-) -> list[tuple[str, int, int]]:
-    """The labels of a record with their versions and times: between two versions (exclusive), in this order."""
-    c = changes.c
-    query = select(c.label, c.version, c.time_ms).where(c.record == key_of(namespace, record), c.label.is_not(None))
-    if after:
-        query = query.where(c.version > after)
-    if before is not None:
-        query = query.where(c.version < before)
-    rows = connection.execute(query.order_by(c.version if order == "asc" else c.version.desc()).limit(limit))
-    return [(unescape(label), version, time_ms) for label, version, time_ms in rows]
+def known_commits(
+    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry]
+) -> Commits:
+    """What SQL has of these entries of an epoch, and of their records."""
+    return Commits(
+        lacking(connection, namespace, partition, epoch, entries),
+        heads(connection, namespace, [entry.record for entry in entries if entry.record]),
+        last_event(connection, namespace, partition, epoch),
+    )
 
 
 def heads(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Archived]:
@@ -175,17 +202,6 @@ def heads(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict
             if head[0] is not None:
                 found[record] = Archived(*head)
     return found
-
-
-def known_commits(
-    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry]
-) -> Commits:
-    """What SQL has of these entries of an epoch, and of their records."""
-    return Commits(
-        lacking(connection, namespace, partition, epoch, entries),
-        heads(connection, namespace, [entry.record for entry in entries if entry.record]),
-        last_event(connection, namespace, partition, epoch),
-    )
 
 
 def lacking(

@@ -20,8 +20,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
-from typing import Any, Protocol
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event, exc
 from sqlalchemy.engine import URL
@@ -31,6 +31,9 @@ from distributed_state.cold import private_files
 from distributed_state.cold.patience import Line, Patience, sign_of_postgresql
 from distributed_state.cold.urls import display_name, driver_arguments, is_memory, parse_url, places, sqlite_file
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 # While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
@@ -286,6 +289,50 @@ class Database:
         if lost or damaged or isinstance(original, kinds) or code in _AWAY:
             return ColdUnavailable(message)
         return None
+
+
+class Part:
+    """What a store offers of one namespace of a database. Law: every method is one transaction.
+
+    Most methods are functions of this folder, which take the connection and the namespace first: `reads` and the like
+    make a method of one.
+    """
+
+    def __init__(self, database: Database, namespace: str) -> None:
+        self.namespace = namespace
+        self._database = database
+
+
+def _in(
+    transaction: Callable[[Database], AbstractContextManager[Connection]],
+    function: Callable[Concatenate[Connection, str, P], T],
+) -> Callable[Concatenate[Part, P], T]:
+    @wraps(function)
+    def method(self: Part, /, *args: P.args, **options: P.kwargs) -> T:
+        with transaction(self._database) as connection:
+            return function(connection, self.namespace, *args, **options)
+
+    return method
+
+
+def reads(function: Callable[Concatenate[Connection, str, P], T]) -> Callable[Concatenate[Part, P], T]:
+    """A method that calls this function in a transaction that only reads."""
+    return _in(Database.read, function)
+
+
+def writes(function: Callable[Concatenate[Connection, str, P], T]) -> Callable[Concatenate[Part, P], T]:
+    """A method that calls this function in a transaction that writes."""
+    return _in(Database.write, function)
+
+
+def reads_long(function: Callable[Concatenate[Connection, str, P], T]) -> Callable[Concatenate[Part, P], T]:
+    """As `reads`, with the limits of maintenance."""
+    return _in(Database.long_read, function)
+
+
+def writes_long(function: Callable[Concatenate[Connection, str, P], T]) -> Callable[Concatenate[Part, P], T]:
+    """As `writes`, with the limits of maintenance."""
+    return _in(Database.long_write, function)
 
 
 def _cause(error: Exception) -> Exception:

@@ -41,7 +41,7 @@ _KEPT = 16  # epochs of a partition that are over
 
 
 def newest(connection: Connection, namespace: str, partition: int | None = None) -> dict[int, Cursor]:
-    """The newest cursor of every partition that has one, or of this one."""
+    """How far each partition was archived, or this one, in its newest epoch; those that have none are left out."""
     rows = connection.execute(_cursors(partition is None), {"namespace": namespace, "partition": partition})
     return {row.partition: Cursor(*row) for row in rows}
 
@@ -58,7 +58,10 @@ def _cursors(every: bool) -> Select[Any]:
 
 
 def mint(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> Cursor | None:
-    """Start a new epoch and close the older ones, if the newest is still that of `after`."""
+    """Start a new epoch and close the older ones, if the archive still is at `after`; else None.
+
+    From then on nothing is archived under an older epoch.
+    """
     c = cursors.c
     here = and_(c.namespace == namespace, c.partition == partition)
     # The lock waits for an archive() under way; a later one finds its epoch closed.

@@ -5,7 +5,9 @@ late is noted as well, in the transaction that archives it: SQL alone knows what
 and a rollback to one were read before it went; a tombstone that asks for the erasure was written by somebody who did
 not know that it is done. Who forks has the source archived first and looks here, so nothing that came late has forks.
 
-Design: section 15.
+What a fork shows of another record is handed down, as copies of its own, before it goes: to an erasure and to a purge.
+
+Design: sections 9, 11, 15.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from sqlalchemy import (
 from distributed_state.cold import blocks, branches, bulk, record_index
 from distributed_state.cold.bulk import Row, among, chunks, put
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.listing import forks, owned
+from distributed_state.cold.listings import forks, owned
 from distributed_state.cold.record_index import ERASED, NOWHERE, Head, erased_unknown, forgotten, hashed, lock
 from distributed_state.cold.tables import (
     OF_A_RECORD,
@@ -49,6 +51,25 @@ from distributed_state.cold.tables import (
 )
 from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
+
+
+def request(connection: Connection, namespace: str, record: str, actor: str = "") -> list[Erasure]:
+    """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
+    rows = branches.heads(connection, namespace, [record]) | lock(connection, namespace, [record])
+    if not rows:
+        _note_when(connection, namespace, erased_unknown(namespace, record))
+    _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0, actor) for each, row in rows.items()])
+    return pending(connection, namespace, names=[record])
+
+
+def request_owned(connection: Connection, namespace: str, user: str, actor: str = "") -> list[Erasure]:
+    """Note all records of a user, and all their forks, as to be erased; what is pending for the user."""
+    locked = _locked(connection, namespace, user)
+    _note(
+        connection, namespace, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()]
+    )
+    _note_when(connection, namespace, forgotten(namespace, user))
+    return pending(connection, namespace, owner=user)
 
 
 def pending(
@@ -70,67 +91,6 @@ def pending(
     if partitions is not None:
         query = query.where(e.partition.in_(partitions))
     return [Erasure(*row) for row in connection.execute(query.order_by(e.record).limit(limit))]
-
-
-def request_owned(connection: Connection, namespace: str, user: str, actor: str) -> list[Erasure]:
-    """Note all records of a user, and all their forks, as to be erased; what is pending for the user."""
-    locked = _locked(connection, namespace, user)
-    _note(
-        connection, namespace, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()]
-    )
-    _note_when(connection, namespace, forgotten(namespace, user))
-    return pending(connection, namespace, owner=user)
-
-
-def _locked(connection: Connection, namespace: str, user: str) -> dict[str, Head]:
-    """The rows of all records of a user and of all their forks, held."""
-    wanted = set(owned(connection, namespace, user))
-    while True:
-        held = connection.begin_nested()
-        found = branches.heads(connection, namespace, wanted) | lock(connection, namespace, wanted)
-        # A fork of a record that is held is not archived before this is committed, and noted then.
-        late = set(owned(connection, namespace, user)) - wanted
-        if not late:
-            held.commit()
-            return found
-        # All are let go and held again in their order: an archiver may hold one of these and wait for one of ours.
-        held.rollback()
-        wanted |= late
-
-
-def _note_when(connection: Connection, namespace: str, name: str) -> None:
-    """Keep when this was erased: of a record that only a lost server and its writer knew of, nothing else says so."""
-    now = int(time.time() * 1000)
-    row = {"namespace": namespace, "record": name, "partition": NOWHERE, "scope": ERASED}
-    row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "listed_ms": now, "deleted": True}
-    row |= {**dict.fromkeys(record_index.ABOUT), "size": None}
-    there = lock(connection, namespace, [name]).get(name)
-    record_index.put(connection, [row | {"key": there["key"]} if there else row])
-
-
-def request(connection: Connection, namespace: str, record: str, actor: str) -> list[Erasure]:
-    """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
-    rows = branches.heads(connection, namespace, [record]) | lock(connection, namespace, [record])
-    if not rows:
-        _note_when(connection, namespace, erased_unknown(namespace, record))
-    _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0, actor) for each, row in rows.items()])
-    return pending(connection, namespace, names=[record])
-
-
-def _note(connection: Connection, namespace: str, wanted: Sequence[Erasure]) -> None:
-    """Note erasures again, over those that are noted. The rows of `records` are locked."""
-    known = {
-        each.record: each
-        for some in chunks(wanted, 500)
-        for each in pending(connection, namespace, names=[each.record for each in some])
-    }
-    rows: dict[str, Row] = {}
-    for each in wanted:
-        before = known.get(each.record, each)
-        # Whose it is and whether forks go, too, stays known: who noted it first may have asked for more.
-        rows[each.record] = (namespace, each.record, each.partition, each.owner or before.owner,
-                             each.forks or before.forks, 0, each.actor or before.actor)  # fmt: skip
-    put(connection, erasures, list(rows.values()), [(namespace, record) for record in known])
 
 
 def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
@@ -169,26 +129,6 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
         never = [{"r": each.record} for each in noted if each.record not in left]
         if never:
             connection.execute(delete(erasures).where(mine), never)
-
-
-def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]) -> None:
-    wanted: dict[str, Erasure] = {}
-    for owner, actor in {(each.owner, each.actor) for each in noted}:
-        sources = [each.record for each in noted if (each.owner, each.actor) == (owner, actor)]
-        for record, partition in forks(connection, namespace, sources).items():
-            wanted[record] = Erasure(record, partition, owner, True, 0, actor)
-    # Those that are noted already, and not erased yet, stay as they are.
-    for each in noted:
-        wanted.pop(each.record, None)
-    _note(connection, namespace, list(wanted.values()))
-
-
-def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
-    version = max(row["version"], former["version"] if former else 0)
-    hidden = {"record": name, "scope": ERASED, **dict.fromkeys(record_index.ABOUT), "size": None}
-    stone = {**row, **hidden, "deleted": True, "version": version}
-    del stone["key"]  # that of the record, whose rows are gone
-    return stone
 
 
 def complete(connection: Connection, namespace: str, done: Mapping[str, int]) -> None:
@@ -241,23 +181,97 @@ def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed]
         _note(connection, namespace, list(wanted.values()))
 
 
+def _locked(connection: Connection, namespace: str, user: str) -> dict[str, Head]:
+    """The rows of all records of a user and of all their forks, held."""
+    wanted = set(owned(connection, namespace, user))
+    while True:
+        held = connection.begin_nested()
+        found = branches.heads(connection, namespace, wanted) | lock(connection, namespace, wanted)
+        # A fork of a record that is held is not archived before this is committed, and noted then.
+        late = set(owned(connection, namespace, user)) - wanted
+        if not late:
+            held.commit()
+            return found
+        # All are let go and held again in their order: an archiver may hold one of these and wait for one of ours.
+        held.rollback()
+        wanted |= late
+
+
+def _note_when(connection: Connection, namespace: str, name: str) -> None:
+    """Keep when this was erased: of a record that only a lost server and its writer knew of, nothing else says so."""
+    now = int(time.time() * 1000)
+    row = {"namespace": namespace, "record": name, "partition": NOWHERE, "scope": ERASED}
+    row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "listed_ms": now, "deleted": True}
+    row |= {**dict.fromkeys(record_index.ABOUT), "size": None}
+    there = lock(connection, namespace, [name]).get(name)
+    record_index.put(connection, [row | {"key": there["key"]} if there else row])
+
+
+def _note(connection: Connection, namespace: str, wanted: Sequence[Erasure]) -> None:
+    """Note erasures again, over those that are noted. The rows of `records` are locked."""
+    known = {
+        each.record: each
+        for some in chunks(wanted, 500)
+        for each in pending(connection, namespace, names=[each.record for each in some])
+    }
+    rows: dict[str, Row] = {}
+    for each in wanted:
+        before = known.get(each.record, each)
+        # Whose it is and whether forks go, too, stays known: who noted it first may have asked for more.
+        rows[each.record] = (namespace, each.record, each.partition, each.owner or before.owner,
+                             each.forks or before.forks, 0, each.actor or before.actor)  # fmt: skip
+    put(connection, erasures, list(rows.values()), [(namespace, record) for record in known])
+
+
+def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]) -> None:
+    wanted: dict[str, Erasure] = {}
+    for owner, actor in {(each.owner, each.actor) for each in noted}:
+        sources = [each.record for each in noted if (each.owner, each.actor) == (owner, actor)]
+        for record, partition in forks(connection, namespace, sources).items():
+            wanted[record] = Erasure(record, partition, owner, True, 0, actor)
+    # Those that are noted already, and not erased yet, stay as they are.
+    for each in noted:
+        wanted.pop(each.record, None)
+    _note(connection, namespace, list(wanted.values()))
+
+
+def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
+    version = max(row["version"], former["version"] if former else 0)
+    hidden = {"record": name, "scope": ERASED, **dict.fromkeys(record_index.ABOUT), "size": None}
+    stone = {**row, **hidden, "deleted": True, "version": version}
+    del stone["key"]  # that of the record, whose rows are gone
+    return stone
+
+
+# Copies for forks
+
+
 def hand_down_all(connection: Connection, gone: Collection[int]) -> None:
     """Copy every message and item of the records with these keys to the records that share it."""
     hand_down(connection, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
     _hand_down_items(connection, gone)
 
 
-def let_go(connection: Connection, namespace: str, names: Collection[str]) -> None:
-    """Forget what these records share, and others of them, which have their own copies now; and their tags."""
-    s, c = shares.c, layers.c
-    connection.execute(delete(shares).where(s.namespace == namespace, bulk.among(connection, s.record, list(names))))
-    # A purge of an heir leaves what a later state of it shows: its copies are what is meant from now on.
-    theirs = update(shares).where(s.namespace == namespace, bulk.among(connection, s.source, list(names)))
-    connection.execute(theirs.values(source=s.record))
-    held = or_(*(bulk.among(connection, column, list(names)) for column in (c.record, c.source)))
-    connection.execute(delete(layers).where(c.namespace == namespace, held))
-    mine = bulk.among(connection, tags.c.record, list(names))
-    connection.execute(delete(tags).where(tags.c.namespace == namespace, mine))
+def hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Copy messages that are about to go to the records that share them."""
+    if not runs:
+        return
+    _expand_shared(connection, {run["r"] for run in runs})
+    m = messages.c
+    s = shares.c
+    source = records.alias("source").c
+    heir = records.alias("heir").c
+    own = messages.alias("own").c
+    shared = and_(s.namespace == source.namespace, s.source == source.record, s.record != s.source)
+    theirs = and_(heir.namespace == s.namespace, heir.record == s.record)
+    run = and_(m.record == source.key, m.seq >= s.start, m.seq < s.stop)
+    # Version 0: older than any base of the heir, whose own purge removes them once it shows them no more.
+    query = select(heir.key, m.seq, literal_column("0"), m.data).distinct()
+    query = query.select_from(source.key.table.join(shares, shared).join(heir.key.table, theirs).join(messages, run))
+    query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
+    query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
+    query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
+    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
 
 
 def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
@@ -297,26 +311,26 @@ def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
     connection.execute(insert(items).from_select([column.name for column in items.columns], copies))
 
 
-def hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Copy messages that are about to go to the records that share them."""
-    if not runs:
-        return
-    _expand_shared(connection, {run["r"] for run in runs})
-    m = messages.c
-    s = shares.c
-    source = records.alias("source").c
-    heir = records.alias("heir").c
-    own = messages.alias("own").c
-    shared = and_(s.namespace == source.namespace, s.source == source.record, s.record != s.source)
-    theirs = and_(heir.namespace == s.namespace, heir.record == s.record)
-    run = and_(m.record == source.key, m.seq >= s.start, m.seq < s.stop)
-    # Version 0: older than any base of the heir, whose own purge removes them once it shows them no more.
-    query = select(heir.key, m.seq, literal_column("0"), m.data).distinct()
-    query = query.select_from(source.key.table.join(shares, shared).join(heir.key.table, theirs).join(messages, run))
-    query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
-    query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
-    query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
-    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
+def _expand_shared(connection: Connection, sources: Collection[int]) -> None:
+    """Put back the messages of those of these records that others share."""
+    r, s = records.c, shares.c
+    shared = and_(s.namespace == r.namespace, s.source == r.record, s.record != s.source)
+    query = select(r.key).join(shares, shared).where(bulk.among(connection, r.key, sources)).distinct()
+    keys = connection.execute(query).scalars().all()
+    blocks.expand_messages(connection, bulk.among(connection, message_blocks.c.record, keys))
+
+
+def let_go(connection: Connection, namespace: str, names: Collection[str]) -> None:
+    """Forget what these records share, and others of them, which have their own copies now; and their tags."""
+    s, c = shares.c, layers.c
+    connection.execute(delete(shares).where(s.namespace == namespace, bulk.among(connection, s.record, list(names))))
+    # A purge of an heir leaves what a later state of it shows: its copies are what is meant from now on.
+    theirs = update(shares).where(s.namespace == namespace, bulk.among(connection, s.source, list(names)))
+    connection.execute(theirs.values(source=s.record))
+    held = or_(*(bulk.among(connection, column, list(names)) for column in (c.record, c.source)))
+    connection.execute(delete(layers).where(c.namespace == namespace, held))
+    mine = bulk.among(connection, tags.c.record, list(names))
+    connection.execute(delete(tags).where(tags.c.namespace == namespace, mine))
 
 
 def hand(connection: Connection, namespace: str, shares_of: Mapping[str, Mapping[int, bytes]]) -> None:
@@ -328,15 +342,6 @@ def hand(connection: Connection, namespace: str, shares_of: Mapping[str, Mapping
         here = select(m.seq).where(m.record == key, m.seq >= min(given), m.seq <= max(given))
         own = set(connection.execute(here).scalars())
         bulk.add(connection, messages, [(key, seq, 0, data) for seq, data in sorted(given.items()) if seq not in own])
-
-
-def _expand_shared(connection: Connection, sources: Collection[int]) -> None:
-    """Put back the messages of those of these records that others share."""
-    r, s = records.c, shares.c
-    shared = and_(s.namespace == r.namespace, s.source == r.record, s.record != s.source)
-    query = select(r.key).join(shares, shared).where(bulk.among(connection, r.key, sources)).distinct()
-    keys = connection.execute(query).scalars().all()
-    blocks.expand_messages(connection, bulk.among(connection, message_blocks.c.record, keys))
 
 
 def inherit(connection: Connection, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> None:

@@ -31,7 +31,7 @@ from distributed_state.cold import blocks, branches, bulk, record_items
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.erasure import hand_down, hand_down_all, let_go
-from distributed_state.cold.history import snapshot_row, states
+from distributed_state.cold.record_history import snapshot_row, states
 from distributed_state.cold.record_index import following, lock
 from distributed_state.cold.tables import (
     OF_A_RECORD,
@@ -50,6 +50,7 @@ from distributed_state.values.journal import Segment, State
 from distributed_state.values.model import NEXT, SEGMENTS
 
 CHUNK = 200
+_TOGETHER = 10_000  # events, or rows of the quarantine, that are removed in one transaction
 
 
 def purge_all(
@@ -95,6 +96,9 @@ def _by_batches(database: Database, cut: Callable[[Connection], int]) -> int:
         total += removed
         if removed <= 0:
             return total
+
+
+# Records
 
 
 def candidates(
@@ -302,7 +306,7 @@ def _packed(connection: Connection, table: Table, which: ColumnElement[bool]) ->
     return connection.execute(select(func.sum(table.c.count)).where(which)).scalar() or 0
 
 
-_TOGETHER = 10_000  # events, or rows of the quarantine, that are removed in one transaction
+# Events, and rows of the quarantine
 
 
 def purge_events(connection: Connection, namespace: str, before_ms: int) -> int:

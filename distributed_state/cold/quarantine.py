@@ -1,7 +1,17 @@
-"""What is in no history: entries that SQL refuses, and commits that another one replaced, whole, each with the reason.
+"""What is in no history: entries that SQL refuses, and commits that others replaced. Law: nothing is lost, each is whole.
+
+A row is blamed only for an error that waiting would not cure:
+
+| fault | errors | what becomes of the row |
+|---|---|---|
+| `ROW` | a value that does not fit: too long for an index, out of range, not in the database's encoding, refused by a constraint or by a trigger of the owner's; a history that cannot be read | it is put into quarantine, the others go on |
+| `PLACE` | a part of the database takes nothing: a tablespace is full, a file is damaged, a right or a column is missing | its partition waits there and says so, the others go on |
+| none | SQL is away, busy or being restored; SQLite is full, which is one file | all wait |
+
+PostgreSQL's codes are in its manual, appendix A. An error of a kind that is not known here waits: nothing is lost by that.
 
 Design: section 9.
-"""
+"""  # noqa: E501  # a table's row is a line
 
 from __future__ import annotations
 
@@ -22,9 +32,6 @@ from distributed_state.errors import ColdUnavailable, CorruptState
 from distributed_state.values.journal import JournalEntry, State
 from distributed_state.values.model import log_fields
 
-# a table's row is a line
-
-
 log = logging.getLogger(__name__)
 # data_exception, integrity_constraint_violation, with_check_option_violation, program_limit_exceeded, PL/pgSQL's RAISE
 _ROW = ("22", "23", "44", "54", "P0")
@@ -32,6 +39,9 @@ _ROW = ("22", "23", "44", "54", "P0")
 # object_not_in_prerequisite_state, operator_intervention; tables that are not there: a dump is being restored
 _AWAY = ("08", "25", "40", "53", "55", "57", "42P01", "3F000")
 _FULL = "53100"
+
+
+# Whose fault an error is
 
 
 class Fault(Enum):
@@ -76,6 +86,9 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
 
 
+# Putting into quarantine
+
+
 def keep_refused(
     connection: Connection, namespace: str, entry: JournalEntry, partition: int, epoch: str, error: Exception
 ) -> None:
@@ -105,27 +118,6 @@ def storable(text: str) -> str:
     return text.replace("\0", "%00").encode("utf-8", "backslashreplace").decode()
 
 
-def set_aside_lacking(
-    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str
-) -> int:
-    """Put entries that SQL lacks into quarantine, with the reason; how many those are."""
-    # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
-    named = {entry.record for entry in entries}
-    record_index.lock(connection, namespace, named | {record_index.hashed(namespace, each) for each in named})
-    lost = commits.lacking(connection, namespace, partition, epoch, entries)
-    rows = [
-        {
-            "namespace": namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
-            "event": entry.event, "record": entry.record, "version": entry.version, "reason": reason,
-            "data": entry.data, "time_ms": entry.time_ms,
-        }
-        for entry in entries if entry.event in lost
-    ]  # fmt: skip
-    if rows:
-        connection.execute(insert(quarantine), rows)
-    return len(rows)
-
-
 def set_aside(connection: Connection, head: Head, first: int, reason: str) -> None:
     """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
     blocks.expand(connection, [head["key"]])
@@ -151,14 +143,6 @@ def undo(connection: Connection, namespace: str, record: str, first: int, before
     record_index.replace_tags(connection, namespace, record, before.fields if before else {})
 
 
-def unresolve(connection: Connection, namespace: str, events: Collection[str]) -> None:
-    """Note of commits that were to come with a later version that SQL refused that: they are not archived."""
-    q = quarantine.c
-    for chunk in chunks(sorted(events), 500):
-        here = and_(q.namespace == namespace, q.event.in_(chunk), q.reason == RESOLVED)
-        connection.execute(update(quarantine).where(here).values(reason=UNRESOLVED))
-
-
 def _remove_from(connection: Connection, head: Head, first: int) -> None:
     for table in (changes, messages, snapshots, items):
         connection.execute(delete(table).where(table.c.record == head["key"], table.c.version >= first))
@@ -167,19 +151,44 @@ def _remove_from(connection: Connection, head: Head, first: int) -> None:
         connection.execute(delete(table).where(mine, table.c.version >= first))
 
 
+def set_aside_lacking(
+    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str
+) -> int:
+    """Put entries that SQL lacks into quarantine, with the reason; how many those are."""
+    # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
+    named = {entry.record for entry in entries}
+    record_index.lock(connection, namespace, named | {record_index.hashed(namespace, each) for each in named})
+    lost = commits.lacking(connection, namespace, partition, epoch, entries)
+    rows = [
+        {
+            "namespace": namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
+            "event": entry.event, "record": entry.record, "version": entry.version, "reason": reason,
+            "data": entry.data, "time_ms": entry.time_ms,
+        }
+        for entry in entries if entry.event in lost
+    ]  # fmt: skip
+    if rows:
+        connection.execute(insert(quarantine), rows)
+    return len(rows)
+
+
+def unresolve(connection: Connection, namespace: str, events: Collection[str]) -> None:
+    """Note of commits that were to come with a later version that SQL refused that: they are not archived."""
+    q = quarantine.c
+    for chunk in chunks(sorted(events), 500):
+        here = and_(q.namespace == namespace, q.event.in_(chunk), q.reason == RESOLVED)
+        connection.execute(update(quarantine).where(here).values(reason=UNRESOLVED))
+
+
+# What is there
+
+
 def quarantined(connection: Connection, namespace: str) -> list[Quarantined]:
     """The entries that could not be archived, or that a newer epoch replaced, oldest first."""
     q = quarantine.c
     names = [q.id, q.partition, q.epoch, q.offset, q.event, q.record, q.version, q.reason, q.data, q.time_ms]
     rows = connection.execute(select(*names).where(q.namespace == namespace).order_by(q.id))
     return [Quarantined(*row) for row in rows]
-
-
-def refusal(connection: Connection, namespace: str, event: str) -> str:
-    """Why the entry of this event is in quarantine; "" if it is not."""
-    q = quarantine.c
-    found = connection.execute(select(q.reason).where(q.namespace == namespace, q.event == event)).scalar()
-    return str(found or "")
 
 
 def newest_quarantined(connection: Connection, namespace: str) -> tuple[str, int, str] | None:
@@ -195,3 +204,10 @@ def count_quarantined(connection: Connection, namespace: str) -> int:
     q = quarantine.c
     query = select(func.count()).where(q.namespace == namespace, q.reason != RESOLVED)
     return int(connection.execute(query).scalar_one())
+
+
+def refusal(connection: Connection, namespace: str, event: str) -> str:
+    """Why the entry of this event is in quarantine; "" if it is not."""
+    q = quarantine.c
+    found = connection.execute(select(q.reason).where(q.namespace == namespace, q.event == event)).scalar()
+    return str(found or "")

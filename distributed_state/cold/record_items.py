@@ -1,5 +1,17 @@
 """The items of records: their rows, the layers that they lie in, and how they are read.
 
+Law: a row is written each time that an item is put or deleted, and what it says is never changed. An item at a version
+is what its newest row up to there says; an empty one says that it was deleted.
+
+Below a record's own rows lie its layers: what it shows of the record that it was forked from. A fork shows below its
+own items those that what it was made from showed then. So each of those lies in a layer of its own, up to the version
+at which the line left it; noted are all records that it needs, however far up the line. A layer is noted only where
+there are items. What a rollback brings back lies in layers as well, of the record itself: what it puts from then on, in
+a layer that is open, is shown above those. Where all was cleared, there is the open one alone.
+
+What is read is as of one version. A reader that was told by Redis at which version the record is asks for that one.
+What is said of it holds as long as it can be read at all, so a purge that came in between is noticed.
+
 Design: sections 9, 11.
 """
 
@@ -32,252 +44,18 @@ from sqlalchemy import (
 
 from distributed_state.cold import bulk
 from distributed_state.cold.entries import LARGEST, Parsed
-from distributed_state.cold.history import oldest
+from distributed_state.cold.record_history import oldest
 from distributed_state.cold.record_index import ERASED, Head, find, keys
 from distributed_state.cold.tables import TEXT, items, layers, records
 from distributed_state.errors import NotFound
 
 Name = tuple[bytes, bytes, int]  # collection, key and version of a row of a record
 _AT_ONCE = (1, 10, 100)  # names in one statement
-
-
-def with_items(connection: Connection, some: Collection[int]) -> set[int]:
-    """Those of the records with these numbers that have any rows."""
-    any_of_it = select(literal(1)).where(items.c.record == records.c.key).exists()
-    query = select(records.c.key).where(bulk.among(connection, records.c.key, some), any_of_it)
-    return set(connection.execute(query).scalars())
-
-
-def changed_since(connection: Connection, namespace: str, record: str, version: int) -> bool:
-    """Whether a record put or deleted any item after a version."""
-    head = find(connection, namespace, record)
-    if head is None:
-        return False
-    query = select(items.c.version).where(items.c.record == head["key"], items.c.version > version).limit(1)
-    return connection.execute(query).first() is not None
-
-
-def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
-    """The frames of these rows of a record, without those that a purge removed."""
-    return {name: data for name, (_, data) in written(connection, key, wanted).items()}
-
-
-def written(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
-    """The same with the record that wrote each, None for this one."""
-    return {name: (origin, data) for name, origin, data in _rows(connection, key, wanted, items.c.data)}
-
-
-def lengths(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, int]:
-    """How many bytes these frames have."""
-    return {name: length for name, _, length in _rows(connection, key, wanted, func.length(items.c.data))}
-
-
-def _rows(
-    connection: Connection, key: int, wanted: Iterable[Name], value: ColumnElement[Any]
-) -> Iterator[tuple[Name, str | None, Any]]:
-    for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
-        size = next(size for size in _AT_ONCE if size >= len(chunk))
-        given: dict[str, Any] = {"r": key}
-        for number in range(size):
-            name = chunk[min(number, len(chunk) - 1)]
-            given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
-        for collection, name, version, origin, found in connection.execute(_by_place(size).add_columns(value), given):
-            yield (collection, name, version), origin, found
-
-
-@cache
-def _by_place(size: int) -> Select[Any]:
-    """Made once for each of a few sizes: that takes longer than to execute it."""
-    i = items.c
-    # Not a list of tuples: for that SQLite looks at all rows of the record.
-    named = [
-        and_(i.record == bindparam("r"), i.collection == bindparam(f"c{n}"), i.key == bindparam(f"k{n}"),
-             i.version == bindparam(f"v{n}"))
-        for n in range(size)
-    ]  # fmt: skip
-    return select(i.collection, i.key, i.version, i.origin).where(or_(*named))
-
-
-def behind(prefix: bytes) -> bytes | None:
-    """The first key, in the order of bytes, that is behind all that begin with a prefix; None if there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
-
-
-def newer(last: int | ColumnElement[int]) -> Exists:
-    """Whether a row of `items` is followed by another one of its item, up to a version."""
-    i, n = items.c, items.alias("newer")
-    return select(literal(1)).select_from(n).where(_same(n), n.c.version > i.version, n.c.version <= last).exists()
-
-
-def _same(other: FromClause) -> ColumnElement[bool]:
-    i, o = items.c, other.c
-    return and_(o.record == i.record, o.collection == i.collection, o.key == i.key)
-
-
-def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Collection[int]]) -> None:
-    """Remove what nobody can ask for any more of records that can be read from the version in `bases` on.
-
-    Of each item the newest row up to the base stays, and up to each of the record's `ends`: there a fork was made.
-    """
-    spans: list[dict[str, int]] = []
-    for record, base in bases.items():
-        low = -1
-        for end in sorted({base, *(end for end in ends.get(record, ()) if end < base)}):
-            spans.append({"r": record, "low": low, "high": end})
-            low = end
-    i = items.c
-
-    def superseded(span: Any) -> ColumnElement[bool]:
-        return and_(i.record == span.r, i.version > span.low, i.version <= span.high, newer(span.high))
-
-    bulk.remove(connection, items, spans, superseded)
-
-
-def drop_hidden(connection: Connection, record: int, base: int, shown: Collection[tuple[int, int]]) -> None:
-    """Remove what a record that began layers put before its base and shows in none of them any more."""
-    i = items.c
-    query = select(i.version).where(i.record == record, i.version <= base).distinct()
-    # Not as conditions: each rollback leaves a span, and SQLite takes a thousand of them at most.
-    spans = sorted(shown)
-    reach = list(accumulate((last for _, last in spans), max))
-    hidden = []
-    for version in connection.execute(query).scalars():
-        at = bisect_right(spans, (version, LARGEST))
-        if not at or reach[at - 1] < version:
-            hidden.append(version)
-    connection.execute(delete(items).where(i.record == record, bulk.among(connection, i.version, hidden)))
-
-
-def forget_deleted(connection: Connection, bases: Mapping[int, int]) -> None:
-    """Remove, up to a version, that items were deleted of which nothing is left. Not of records that have layers."""
-    i, older = items.c, items.alias("older")
-    left = select(literal(1)).select_from(older).where(_same(older), older.c.version < i.version).exists()
-
-    def needless(base: Any) -> ColumnElement[bool]:
-        return and_(i.record == base.r, i.version <= base.v, i.data == b"", ~left)
-
-    bulk.remove(connection, items, [{"r": record, "v": base} for record, base in bases.items()], needless)
-
-
-class Layer(NamedTuple):
-    """What the record `source` put and deleted at its versions `first` to `last`."""
-
-    source: str
-    first: int
-    last: int
-
-
-def layers_of(connection: Connection, namespace: str, record: str, version: int) -> list[Layer]:
-    """Where a record's items are at a version, the uppermost first: its own, and those of others."""
-    return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[::-1]
-
-
-def layers_below(connection: Connection, namespace: str, record: str, version: int) -> list[Layer]:
-    """What lies below the layer that a record began at a version, or before, the uppermost first."""
-    return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[-2::-1]
-
-
-def _noted(connection: Connection, namespace: str, names: Collection[str]) -> dict[str, dict[int, list[Layer]]]:
-    """What is noted of these records, by the version since when it is so; of each the lowest layer first."""
-    c = layers.c
-    found: dict[str, dict[int, list[Layer]]] = {}
-    for chunk in bulk.chunks(sorted(names), 500):
-        query = select(c.record, c.version, c.source, c.first, c.last)
-        query = query.where(c.namespace == namespace, bulk.among(connection, c.record, chunk))
-        for record, version, *layer in connection.execute(query.order_by(c.record, c.version, c.place)):
-            found.setdefault(record, {}).setdefault(version, []).append(Layer(*layer))
-    return found
-
-
-def _shown(noted: Mapping[int, list[Layer]], record: str, version: int) -> list[Layer]:
-    """All layers of a record as they are at a version, the lowest first, the last one its own."""
-    since = [each for each in noted if each <= version]
-    shown = list(noted[max(since)]) if since else []
-    first = shown.pop().first if shown and shown[-1].last == LARGEST else 0
-    return [*shown, Layer(record, first, version)]
-
-
-def note_layers(
-    connection: Connection, namespace: str, accepted: Iterable[Parsed], keys: Mapping[str, int], have: Collection[int]
-) -> None:
-    """Note what these forks, and what went back or was cleared, show from then on.
-
-    `have` are the numbers of those that it is taken from that have items of their own.
-    """
-    made = [item for item in accepted if source_of(item) in keys]
-    known = _noted(connection, namespace, {source_of(item) for item in made})
-    rows: list[bulk.Row] = []
-    for item in made:
-        source, record, version = source_of(item), item.entry.record, item.entry.version
-        shown: list[Layer] = []
-        if item.shows != 0:
-            shown = _shown(known.get(source, {}), source, item.parent_version if item.shows is None else item.shows)
-            # Its own are noted in any case: what others show below may be handed down to there.
-            if item.shows is None and keys[source] not in have:
-                shown.pop()
-        if item.shows is not None:
-            shown.append(Layer(record, version, LARGEST))
-        if shown:
-            known.setdefault(record, {})[version] = shown
-        rows += [(namespace, record, version, place, *layer) for place, layer in enumerate(shown)]
-    bulk.add(connection, layers, rows)
-
-
-def source_of(item: Parsed) -> str:
-    """Which record's items this one shows below those that it puts from now on; '' if it changes nothing of that."""
-    return item.entry.record if item.shows is not None else item.parent or ""
-
-
-def needless(connection: Connection, namespace: str, bases: Mapping[str, int]) -> None:
-    """Forget how records showed items before the versions in `bases`, from which on they can be read."""
-    c = layers.c
-    for record, noted in _noted(connection, namespace, bases.keys()).items():
-        held = max((since for since in noted if since <= bases[record]), default=0)
-        if min(noted) < held:
-            mine = and_(c.namespace == namespace, c.record == record)
-            connection.execute(delete(layers).where(mine, c.version < held))
-
-
-def layer_spans(connection: Connection, namespace: str, bases: Mapping[str, int]) -> dict[str, set[tuple[int, int]]]:
-    """Which versions of their items these records or others show, first and last, where it is not all of them.
-
-    That is of records that had begun a layer at the version in `bases`, from which on they can be read.
-    """
-    c = layers.c
-    query = select(c.source, c.first, c.last, c.record)
-    query = query.where(c.namespace == namespace, bulk.among(connection, c.source, list(bases)))
-    found: dict[str, set[tuple[int, int]]] = {}
-    began: set[str] = set()
-    for source, first, last, record in connection.execute(query):
-        found.setdefault(source, set()).add((first, last))
-        if record == source and last == LARGEST and first <= bases[source]:
-            began.add(source)
-    return {record: found[record] for record in began}
-
-
-def layer_ends(connection: Connection, namespace: str, names: Sequence[str]) -> dict[int, set[int]]:
-    """The versions of these records, by their numbers, at which others show them."""
-    c, r = layers.c, records.c
-    closed = and_(c.namespace == namespace, bulk.among(connection, c.source, names), c.last < LARGEST)
-    query = select(r.key, c.last).where(closed).distinct()
-    query = query.join_from(layers, records, and_(r.namespace == c.namespace, r.record == c.source))
-    found: dict[int, set[int]] = {}
-    for key, last in connection.execute(query):
-        found.setdefault(key, set()).add(last)
-    return found
-
-
-def layered(connection: Connection, namespace: str, names: Sequence[str]) -> set[str]:
-    """Those of these records below whose own items, or the present layer of these, lie any."""
-    c = layers.c
-    below = and_(c.namespace == namespace, bulk.among(connection, c.record, names), c.last < LARGEST)
-    query = select(c.record).where(below).distinct()
-    return set(connection.execute(query).scalars())
-
-
 _READ_AT_ONCE = (1, 10, 50)  # names in one statement
 _MOST = 1000  # keys in one statement
+
+
+# Reading: some items by their names, a page of a collection, the greatest key
 
 
 class ItemRow(NamedTuple):
@@ -331,34 +109,6 @@ class _Source(NamedTuple):
 class _Place(NamedTuple):
     archived: int
     sources: list[_Source]  # the uppermost first
-
-
-def _place(connection: Connection, namespace: str, record: str, version: int | None, *, exact: bool) -> _Place | None:
-    """Where the items of a record lie at a version, None: at its head. None if that was purged meanwhile."""
-    head = find(connection, namespace, record)
-    if head is None or head["scope"] == ERASED:
-        if exact:
-            raise NotFound(f"{record} is not in the archive")
-        return _Place(head["version"] if head else 0, [])
-    version = head["version"] if version is None else version
-    if exact and not oldest(connection, namespace, record) <= version <= head["version"]:
-        first = oldest(connection, namespace, record)
-        raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
-    if head["version"] > version and oldest(connection, namespace, record) > version:
-        return None
-    return _Place(head["version"], _numbered(connection, namespace, record, head, version))
-
-
-def _numbered(connection: Connection, namespace: str, record: str, head: Head, version: int) -> list[_Source]:
-    places = layers_of(connection, namespace, record, version)
-    others = {layer.source for layer in places} - {record}
-    numbers = keys(connection, namespace, others) if others else {}
-    numbers[record] = head["key"]
-    return [
-        _Source(numbers[source], source, tuple((layer.first, layer.last) for layer in some))
-        for source, some in groupby(places, lambda layer: layer.source)
-        if source in numbers
-    ]
 
 
 def found(
@@ -555,6 +305,189 @@ def _in_range(bounds: frozenset[str], within: ColumnElement[bool], *, reverse: b
     return query.where(keys_.c.key.is_not(None)).limit(bindparam("some", type_=BigInteger))
 
 
+def behind(prefix: bytes) -> bytes | None:
+    """The first key, in the order of bytes, that is behind all that begin with a prefix; None if there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def _place(connection: Connection, namespace: str, record: str, version: int | None, *, exact: bool) -> _Place | None:
+    """Where the items of a record lie at a version, None: at its head. None if that was purged meanwhile."""
+    head = find(connection, namespace, record)
+    if head is None or head["scope"] == ERASED:
+        if exact:
+            raise NotFound(f"{record} is not in the archive")
+        return _Place(head["version"] if head else 0, [])
+    version = head["version"] if version is None else version
+    if exact and not oldest(connection, namespace, record) <= version <= head["version"]:
+        first = oldest(connection, namespace, record)
+        raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
+    if head["version"] > version and oldest(connection, namespace, record) > version:
+        return None
+    return _Place(head["version"], _numbered(connection, namespace, record, head, version))
+
+
+def _numbered(connection: Connection, namespace: str, record: str, head: Head, version: int) -> list[_Source]:
+    places = layers_of(connection, namespace, record, version)
+    others = {layer.source for layer in places} - {record}
+    numbers = keys(connection, namespace, others) if others else {}
+    numbers[record] = head["key"]
+    return [
+        _Source(numbers[source], source, tuple((layer.first, layer.last) for layer in some))
+        for source, some in groupby(places, lambda layer: layer.source)
+        if source in numbers
+    ]
+
+
+# Rows
+
+
+def with_items(connection: Connection, some: Collection[int]) -> set[int]:
+    """Those of the records with these numbers that have any rows."""
+    any_of_it = select(literal(1)).where(items.c.record == records.c.key).exists()
+    query = select(records.c.key).where(bulk.among(connection, records.c.key, some), any_of_it)
+    return set(connection.execute(query).scalars())
+
+
+def changed_since(connection: Connection, namespace: str, record: str, version: int) -> bool:
+    """Whether a record put or deleted any item after a version."""
+    head = find(connection, namespace, record)
+    if head is None:
+        return False
+    query = select(items.c.version).where(items.c.record == head["key"], items.c.version > version).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
+    """The frames of these rows of a record, without those that a purge removed."""
+    return {name: data for name, (_, data) in written(connection, key, wanted).items()}
+
+
+def written(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
+    """The same with the record that wrote each, None for this one."""
+    return {name: (origin, data) for name, origin, data in _rows(connection, key, wanted, items.c.data)}
+
+
+def lengths(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, int]:
+    """How many bytes these frames have."""
+    return {name: length for name, _, length in _rows(connection, key, wanted, func.length(items.c.data))}
+
+
+def _rows(
+    connection: Connection, key: int, wanted: Iterable[Name], value: ColumnElement[Any]
+) -> Iterator[tuple[Name, str | None, Any]]:
+    for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
+        size = next(size for size in _AT_ONCE if size >= len(chunk))
+        given: dict[str, Any] = {"r": key}
+        for number in range(size):
+            name = chunk[min(number, len(chunk) - 1)]
+            given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
+        for collection, name, version, origin, found in connection.execute(_by_place(size).add_columns(value), given):
+            yield (collection, name, version), origin, found
+
+
+@cache
+def _by_place(size: int) -> Select[Any]:
+    """Made once for each of a few sizes: that takes longer than to execute it."""
+    i = items.c
+    # Not a list of tuples: for that SQLite looks at all rows of the record.
+    named = [
+        and_(i.record == bindparam("r"), i.collection == bindparam(f"c{n}"), i.key == bindparam(f"k{n}"),
+             i.version == bindparam(f"v{n}"))
+        for n in range(size)
+    ]  # fmt: skip
+    return select(i.collection, i.key, i.version, i.origin).where(or_(*named))
+
+
+def newer(last: int | ColumnElement[int]) -> Exists:
+    """Whether a row of `items` is followed by another one of its item, up to a version."""
+    i, n = items.c, items.alias("newer")
+    return select(literal(1)).select_from(n).where(_same(n), n.c.version > i.version, n.c.version <= last).exists()
+
+
+def _same(other: FromClause) -> ColumnElement[bool]:
+    i, o = items.c, other.c
+    return and_(o.record == i.record, o.collection == i.collection, o.key == i.key)
+
+
+# Layers
+
+
+class Layer(NamedTuple):
+    """What the record `source` put and deleted at its versions `first` to `last`."""
+
+    source: str
+    first: int
+    last: int
+
+
+def layers_of(connection: Connection, namespace: str, record: str, version: int) -> list[Layer]:
+    """Where a record's items are at a version, the uppermost first: its own, and those of others."""
+    return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[::-1]
+
+
+def layers_below(connection: Connection, namespace: str, record: str, version: int) -> list[Layer]:
+    """What lies below the layer that a record began at a version, or before, the uppermost first."""
+    return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[-2::-1]
+
+
+def _noted(connection: Connection, namespace: str, names: Collection[str]) -> dict[str, dict[int, list[Layer]]]:
+    """What is noted of these records, by the version since when it is so; of each the lowest layer first."""
+    c = layers.c
+    found: dict[str, dict[int, list[Layer]]] = {}
+    for chunk in bulk.chunks(sorted(names), 500):
+        query = select(c.record, c.version, c.source, c.first, c.last)
+        query = query.where(c.namespace == namespace, bulk.among(connection, c.record, chunk))
+        for record, version, *layer in connection.execute(query.order_by(c.record, c.version, c.place)):
+            found.setdefault(record, {}).setdefault(version, []).append(Layer(*layer))
+    return found
+
+
+def _shown(noted: Mapping[int, list[Layer]], record: str, version: int) -> list[Layer]:
+    """All layers of a record as they are at a version, the lowest first, the last one its own."""
+    since = [each for each in noted if each <= version]
+    shown = list(noted[max(since)]) if since else []
+    first = shown.pop().first if shown and shown[-1].last == LARGEST else 0
+    return [*shown, Layer(record, first, version)]
+
+
+def note_layers(
+    connection: Connection, namespace: str, accepted: Iterable[Parsed], keys: Mapping[str, int], have: Collection[int]
+) -> None:
+    """Note what these forks, and what went back or was cleared, show from then on.
+
+    `have` are the numbers of those that it is taken from that have items of their own.
+    """
+    made = [item for item in accepted if source_of(item) in keys]
+    known = _noted(connection, namespace, {source_of(item) for item in made})
+    rows: list[bulk.Row] = []
+    for item in made:
+        source, record, version = source_of(item), item.entry.record, item.entry.version
+        shown: list[Layer] = []
+        if item.shows != 0:
+            shown = _shown(known.get(source, {}), source, item.parent_version if item.shows is None else item.shows)
+            # Its own are noted in any case: what others show below may be handed down to there.
+            if item.shows is None and keys[source] not in have:
+                shown.pop()
+        if item.shows is not None:
+            shown.append(Layer(record, version, LARGEST))
+        if shown:
+            known.setdefault(record, {})[version] = shown
+        rows += [(namespace, record, version, place, *layer) for place, layer in enumerate(shown)]
+    bulk.add(connection, layers, rows)
+
+
+def source_of(item: Parsed) -> str:
+    """Which record's items this one shows below those that it puts from now on; '' if it changes nothing of that."""
+    return item.entry.record if item.shows is not None else item.parent or ""
+
+
+# Items of an exported record
+#
+# A file begins at a version, and changes in it may bring back what an older one showed. Of each such version it has all
+# items, the older ones first, each as far as it differs from the one before.
+
+
 class OlderItem(NamedTuple):
     """An item as it was at version `at`, and who put it: collection, NUL and key; an empty frame: there was none."""
 
@@ -611,3 +544,98 @@ def bring(
     bulk.add(connection, items, sorted(rows, key=lambda row: row[:4]))
     # Of the record itself alone: what a file says of others is not believed.
     note_layers(connection, namespace, [item for item in parsed if item.shows is not None], {record: key}, {key})
+
+
+# What a purge leaves
+
+
+def needless(connection: Connection, namespace: str, bases: Mapping[str, int]) -> None:
+    """Forget how records showed items before the versions in `bases`, from which on they can be read."""
+    c = layers.c
+    for record, noted in _noted(connection, namespace, bases.keys()).items():
+        held = max((since for since in noted if since <= bases[record]), default=0)
+        if min(noted) < held:
+            mine = and_(c.namespace == namespace, c.record == record)
+            connection.execute(delete(layers).where(mine, c.version < held))
+
+
+def layer_spans(connection: Connection, namespace: str, bases: Mapping[str, int]) -> dict[str, set[tuple[int, int]]]:
+    """Which versions of their items these records or others show, first and last, where it is not all of them.
+
+    That is of records that had begun a layer at the version in `bases`, from which on they can be read.
+    """
+    c = layers.c
+    query = select(c.source, c.first, c.last, c.record)
+    query = query.where(c.namespace == namespace, bulk.among(connection, c.source, list(bases)))
+    found: dict[str, set[tuple[int, int]]] = {}
+    began: set[str] = set()
+    for source, first, last, record in connection.execute(query):
+        found.setdefault(source, set()).add((first, last))
+        if record == source and last == LARGEST and first <= bases[source]:
+            began.add(source)
+    return {record: found[record] for record in began}
+
+
+def layer_ends(connection: Connection, namespace: str, names: Sequence[str]) -> dict[int, set[int]]:
+    """The versions of these records, by their numbers, at which others show them."""
+    c, r = layers.c, records.c
+    closed = and_(c.namespace == namespace, bulk.among(connection, c.source, names), c.last < LARGEST)
+    query = select(r.key, c.last).where(closed).distinct()
+    query = query.join_from(layers, records, and_(r.namespace == c.namespace, r.record == c.source))
+    found: dict[int, set[int]] = {}
+    for key, last in connection.execute(query):
+        found.setdefault(key, set()).add(last)
+    return found
+
+
+def layered(connection: Connection, namespace: str, names: Sequence[str]) -> set[str]:
+    """Those of these records below whose own items, or the present layer of these, lie any."""
+    c = layers.c
+    below = and_(c.namespace == namespace, bulk.among(connection, c.record, names), c.last < LARGEST)
+    query = select(c.record).where(below).distinct()
+    return set(connection.execute(query).scalars())
+
+
+def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Collection[int]]) -> None:
+    """Remove what nobody can ask for any more of records that can be read from the version in `bases` on.
+
+    Of each item the newest row up to the base stays, and up to each of the record's `ends`: there a fork was made.
+    """
+    spans: list[dict[str, int]] = []
+    for record, base in bases.items():
+        low = -1
+        for end in sorted({base, *(end for end in ends.get(record, ()) if end < base)}):
+            spans.append({"r": record, "low": low, "high": end})
+            low = end
+    i = items.c
+
+    def superseded(span: Any) -> ColumnElement[bool]:
+        return and_(i.record == span.r, i.version > span.low, i.version <= span.high, newer(span.high))
+
+    bulk.remove(connection, items, spans, superseded)
+
+
+def drop_hidden(connection: Connection, record: int, base: int, shown: Collection[tuple[int, int]]) -> None:
+    """Remove what a record that began layers put before its base and shows in none of them any more."""
+    i = items.c
+    query = select(i.version).where(i.record == record, i.version <= base).distinct()
+    # Not as conditions: each rollback leaves a span, and SQLite takes a thousand of them at most.
+    spans = sorted(shown)
+    reach = list(accumulate((last for _, last in spans), max))
+    hidden = []
+    for version in connection.execute(query).scalars():
+        at = bisect_right(spans, (version, LARGEST))
+        if not at or reach[at - 1] < version:
+            hidden.append(version)
+    connection.execute(delete(items).where(i.record == record, bulk.among(connection, i.version, hidden)))
+
+
+def forget_deleted(connection: Connection, bases: Mapping[int, int]) -> None:
+    """Remove, up to a version, that items were deleted of which nothing is left. Not of records that have layers."""
+    i, older = items.c, items.alias("older")
+    left = select(literal(1)).select_from(older).where(_same(older), older.c.version < i.version).exists()
+
+    def needless(base: Any) -> ColumnElement[bool]:
+        return and_(i.record == base.r, i.version <= base.v, i.data == b"", ~left)
+
+    bulk.remove(connection, items, [{"r": record, "v": base} for record, base in bases.items()], needless)

@@ -63,7 +63,10 @@ def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrit
 def rewrite_events(
     connection: Connection, namespace: str, after: EventKey, convert: Rewrite, *, keep: bool
 ) -> tuple[EventKey | None, int]:
-    """Rewrite the events of the next page; where it ends, None after the last one, and how many changed."""
+    """Rewrite the events of the next page; where it ends, None after the last one, and how many changed.
+
+    With `keep` they are only counted.
+    """
     e = events.c
     key = (e.partition, e.epoch, e.offset)
     query = select(*key, e.id, e.type, e.subject, e.data).where(e.namespace == namespace, tuple_(*key) > after)

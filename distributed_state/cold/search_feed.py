@@ -31,7 +31,7 @@ from sqlalchemy import (
     update,
 )
 
-from distributed_state.cold import bulk, commits, history, record_index, record_items
+from distributed_state.cold import bulk, commits, record_history, record_index, record_items
 from distributed_state.cold.record_items import Layer
 from distributed_state.cold.search_due import Due
 from distributed_state.cold.search_tables import documents, due, heads, partitions
@@ -178,7 +178,7 @@ def whole(connection: Connection, namespace: str, one: Due) -> Whole:
     existing = {(kind, bytes(of), bytes(name)): bytes(digest) for kind, of, name, digest in connection.execute(query)}
     if one.deleted:
         return Whole([], [], [], existing)
-    state = history.states(connection, namespace, {one.record: one.version}).get(one.record)
+    state = record_history.states(connection, namespace, {one.record: one.version}).get(one.record)
     fields = state.fields if state else {}
     runs = [run for run in message_ranges.segments(one.record, fields) if run.start < run.stop]
     shown = [Piece(("field", b"", name), data, one.record) for name, data in fields.items() if name[:1] != b"#"]
@@ -200,7 +200,7 @@ def messages(connection: Connection, namespace: str, one: Due, run: Segment) -> 
     at, size = run.start, 0
     while at < run.stop and at - run.start < _PAGE and size < _BYTES:
         part = Segment(run.source, at, min(at + _ENTRIES, run.stop))
-        found = history.messages_of(connection, namespace, one.record, [part], key=one.key)
+        found = record_history.messages_of(connection, namespace, one.record, [part], key=one.key)
         pieces += [Piece(("message", b"", b"%d" % seq), data, run.source) for seq, data in sorted(found.items())]
         at, size = part.stop, size + sum(map(len, found.values()))
     return pieces, Segment(run.source, at, run.stop) if at < run.stop else None

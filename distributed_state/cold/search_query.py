@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import UserDefinedType
 
-from distributed_state.cold.listing import end
+from distributed_state.cold.listings import end
 from distributed_state.cold.search_tables import documents
 from distributed_state.cold.tables import records
 from distributed_state.values.model import escape

@@ -7,7 +7,7 @@ Design: section 9.
 
 from __future__ import annotations
 
-from distributed_state.cold import listing
+from distributed_state.cold import listings
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.values import Batch, Wanted
 from distributed_state.tiers.assembly import Tiers
@@ -42,7 +42,7 @@ async def unarchived(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
                 # Another life has begun since: what it goes on with is in SQL, and what it has is newer than our call.
                 del left[each]
                 continue
-            found += listing.parsed(Batch(each, place.epoch, place.archived, journal.onward), wanted)
+            found += listings.parsed(Batch(each, place.epoch, place.archived, journal.onward), wanted)
             left[each] = journal.onward[-1].offset if journal.onward else place.offset
             if left[each] >= place.offset:
                 del left[each]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import FromClause, Join, and_, event, join
 
-from distributed_state.cold import commits, listing, purging, tables
+from distributed_state.cold import commits, listings, purging, tables
 from distributed_state.cold.record_items import Range
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
@@ -120,10 +120,10 @@ PAGES: dict[str, Callable[[ColdStore, int], object]] = {
         ASKED, 2, Range(b"x", prefix=b"k", before=b"l", after=b"k%04d" % (2 * at)), 100, 10**6
     ),
     "records of a prefix": lambda store, at: store.listing(
-        Wanted("session", 50, prefix="p", after=listing._cursor(f"session:p{at:04}"))
+        Wanted("session", 50, prefix="p", after=listings._cursor(f"session:p{at:04}"))
     ),
     "records with a tag": lambda store, at: store.listing(
-        Wanted("session", 50, tags=("run:r1",), after=listing._cursor(f"session:p{at:04}"))
+        Wanted("session", 50, tags=("run:r1",), after=listings._cursor(f"session:p{at:04}"))
     ),
 }
 

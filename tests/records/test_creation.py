@@ -21,6 +21,7 @@ from sqlalchemy import event, insert
 
 from distributed_state import ColdUnavailable, StateStore
 from distributed_state.cold import record_index, tables
+from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
@@ -207,7 +208,7 @@ async def known_anew(opener: Any, *, id: str = "s", listed: bool = True) -> None
 
 @control
 async def test_without_asking_sql_for_the_names_it_would_begin_again(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(record_index, "known_names", lambda *_: [])
+    monkeypatch.setattr(ColdStore, "known_names", lambda *_: [])
     with pytest.raises(AssertionError, match="assert 1 == 2"):
         await known_anew(opener)
 
@@ -358,7 +359,7 @@ def test_whatever_goes_when_no_version_is_given_twice(seed: int, tmp_path: Path)
 def test_without_the_names_versions_are_given_twice(guard: str, tmp_path: Path, monkeypatch: Any) -> None:
     """Negative control: nobody notes what is begun, or what SQL had."""
     if guard == "listed":
-        monkeypatch.setattr(record_index, "known_names", lambda *_: [])
+        monkeypatch.setattr(ColdStore, "known_names", lambda *_: [])
     with redis_server() as server, sabotage("commit", NOTED, "" if guard == "noted" else NOTED):
         given = at_random(server, f"sqlite:///{tmp_path}/archive.db", 1)
     assert any(versions.count(1) > 1 for versions in given.values())

@@ -113,7 +113,7 @@ async def test_a_broken_fold_is_noticed(opener: Any, monkeypatch: pytest.MonkeyP
     def forgetful(fields: Any, ops: Any) -> None:
         fold(fields, [op for op in ops if op.kind not in (b"d", b"c")])
 
-    monkeypatch.setattr("distributed_state.cold.history.fold", forgetful)
+    monkeypatch.setattr("distributed_state.cold.record_history.fold", forgetful)
     monkeypatch.setattr("distributed_state.cold.archive.fold", forgetful)
     with pytest.raises(AssertionError):
         for seed in range(4):

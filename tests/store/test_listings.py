@@ -12,7 +12,7 @@ from below import redis_of, tiers
 from sqlalchemy import text
 
 from distributed_state import InvalidValue, UnknownStep
-from distributed_state.cold import listing
+from distributed_state.cold import listings
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
 from distributed_state.store import maintenance
@@ -154,7 +154,7 @@ async def test_a_step_of_a_newer_release_stops_a_fresh_listing_and_leaves_sql_al
     def newer(entry: Any, partition: int, epoch: str) -> Any:
         raise UnknownStep(f"a step that partition {partition} has")
 
-    monkeypatch.setattr(listing, "parse", newer)
+    monkeypatch.setattr(listings, "parse", newer)
     with pytest.raises(UnknownStep):
         await store.sessions(fresh=True)
     assert tiers(store).cold.away == ""
@@ -210,8 +210,8 @@ def filled(cold: ColdStore, journal: Journal, many: int) -> None:
 def plan(cold: ColdStore, wanted: Wanted) -> str:
     """How the database says that it goes about a page."""
     with cold._database.read() as connection:
-        walk = listing._by_id(cold.namespace, wanted, None)
-        query = (walk if wanted.by_id else listing._newest(cold.namespace, wanted, None, False)).limit(wanted.limit)
+        walk = listings._by_id(cold.namespace, wanted, None)
+        query = (walk if wanted.by_id else listings._newest(cold.namespace, wanted, None, False)).limit(wanted.limit)
         explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
         compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
         rows = connection.execute(text(explain + str(compiled).replace(":", "\\:")))
@@ -238,7 +238,7 @@ def test_a_page_is_an_index_walk(cold: ColdStore, journal: Journal) -> None:
 def test_a_phase_is_followed_before_and_after_it_is_archived(cold: ColdStore, journal: Journal) -> None:
     def found(phase: str, **more: Any) -> list[tuple[str, str | None, int | None]]:
         wanted = Wanted("session", 20, phase=phase, **more)
-        rows = cold.listing(wanted, listing.parsed(journal.batch(), wanted))
+        rows = cold.listing(wanted, listings.parsed(journal.batch(), wanted))
         return [(row.id, row.phase, row.size) for row in rows]
 
     size = 0
@@ -279,7 +279,7 @@ def test_a_page_costs_few_statements_however_much_is_unarchived(cold: ColdStore,
         journal.commit(f"session:a{number}", put("n", "2"))
     sent = statements(cold)
     wanted = Wanted("session", 100, prefix="")
-    found = cold.listing(wanted, listing.parsed(journal.batch(), wanted))
+    found = cold.listing(wanted, listings.parsed(journal.batch(), wanted))
     assert len(found) == 100
     assert {row.version for row in found if int(row.record[9:]) % 2 == 0} == {2}
     assert len(sent) < 10

@@ -61,7 +61,10 @@ def parsed(batch: Batch, wanted: Wanted) -> list[Parsed]:
 
 
 def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: Sequence[Parsed] = ()) -> list[Listed]:
-    """A page of records, with what these entries did to them, which were read before this transaction began."""
+    """A page of records, with what these entries did to them, which were read before this transaction began.
+
+    `wanted.after` is the `cursor` of the last row seen; anything else raises InvalidValue.
+    """
     after = None if wanted.after is None else _place(wanted.after, wanted)
     late = _late(connection, namespace, unarchived) if unarchived else _Late()
     more = wanted.limit + min(len(late.heads), _MORE)
@@ -307,7 +310,9 @@ def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dic
     return found
 
 
-def mortal(connection: Connection, namespace: str, partitions: Sequence[int], after: str, limit: int) -> list[Mortal]:
+def mortal(
+    connection: Connection, namespace: str, partitions: Sequence[int], *, after: str, limit: int
+) -> list[Mortal]:
     """Records of these partitions that have a lifetime, in order of their texts."""
     r = records.c
     query = select(r.record, r.partition, r.lifetime, r.updated_ms)

@@ -42,8 +42,11 @@ def snapshot_row(key: int, state: State) -> Row:
 # A record's head, and its state at a version
 
 
-def load(connection: Connection, namespace: str, record: str, window: int) -> Loaded | None:
-    """The head of a record with its last messages, in three statements."""
+def load(connection: Connection, namespace: str, record: str, *, window: int) -> Loaded | None:
+    """The head of a record and its last `window` visible messages, in three statements.
+
+    None if it was never archived. One that was erased, or purged when deleted, has only `#deleted` and its version.
+    """
     head = _head_with_snapshot(connection, namespace, record)
     if head is None:
         return None
