@@ -8,17 +8,32 @@ Design: section 7.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from gc import is_tracked
 from typing import Any
 
 from distributed_state.errors import CorruptState
-from distributed_state.hot.untracked import untrack
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import UNHEARD
 from distributed_state.values.journal import Step, fold
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
+
+# By index, for a function object of our own: as an attribute it is everybody's, and so would be what it takes.
+_untrack = ctypes.pythonapi["PyObject_GC_UnTrack"]
+_untrack.argtypes = (ctypes.py_object,)
+_untrack.restype = None
+
+
+def untrack(*objects: object) -> None:
+    """Take objects off the list of what the collector walks; they must not lead back to themselves."""
+    for each in objects:
+        # Asked first: the call would write before the memory of one that has no place on any list, such as bytes.
+        if is_tracked(each):
+            _untrack(each)
+
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024

@@ -16,12 +16,12 @@ from distributed_state.records import branches, history, lifecycle
 from distributed_state.records.access import ITEMS as ALL_ITEMS
 from distributed_state.records.access import MESSAGES, written
 from distributed_state.records.context import RecordContext
+from distributed_state.records.lifecycle import ForkUnderWay
 from distributed_state.records.rollback import carried
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
-from distributed_state.tiers.forks_under_way import ForkUnderWay
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import State

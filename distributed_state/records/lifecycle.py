@@ -3,7 +3,8 @@
 Law: a deleted record leaves a tombstone, which a later commit may revive; an erased one also loses its history.
 
 Of many replicas that create a record or set its defaults, one does it, and nothing that was set is overwritten. An
-erasure is first noted in SQL, so that any worker can finish what a crash interrupted.
+erasure is first noted in SQL, so that any worker can finish what a crash interrupted. A fork notes itself in Redis
+before it reads its source, and an erasure waits for it: otherwise the fork would bring the erased text back.
 
 Design: sections 4, 15.
 """
@@ -14,13 +15,14 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from distributed_state.cold.values import Erasure
-from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, NotFound, StateError
+from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, NotFound, StateError, WarmUnavailable
+from distributed_state.port import Words
 from distributed_state.records.context import RecordContext
 from distributed_state.settings import Settings
-from distributed_state.tiers import actors, forks_under_way
+from distributed_state.tiers import actors
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -30,6 +32,10 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import DELETED, ERASE, FORGET, INITIALIZED, OWNER, PHASE, Ref, escape
 from distributed_state.warm.answers import Draft
 from distributed_state.warm.scripts import DROP
+
+_PAUSE = 0.02
+_LONGEST = 0.25
+
 
 Defaults = Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
 
@@ -189,7 +195,7 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
     for at in range(0, len(noted), _AT_ONCE):
         some = noted[at : at + _AT_ONCE]
         sources = [tiers.keys.of(Ref.parse(each.record)) for each in some]
-        made |= await forks_under_way.made(tiers, sources)
+        made |= await forks_made(tiers, sources)
         buried = await _bury(tiers, [each for each in some if not each.version], errors)
         if buried:
             await tiers.port.sql(tiers.cold.erase, buried)
@@ -201,7 +207,7 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
                 await worker.erased()
             await _clean(tiers, {tiers.keys.of(Ref.parse(text)): version for text, version in done.items()})
             # The note goes last: a fork that has not found it by then is archived by then, and noted as late.
-            made |= await forks_under_way.ended(tiers, sources)
+            made |= await forks_ended(tiers, sources)
             await tiers.archiver.drain(sorted({tiers.keys.partition_of(each) for each in made}))
             await tiers.port.sql(tiers.cold.complete, done)
     if errors:
@@ -263,3 +269,70 @@ def _is_about(last: Mapping[bytes, int], head: bytes) -> bool:
     if subject not in last or int(version) > last[subject]:
         return False
     return type != b"conversation.deleted" or int(version) != last[subject]
+
+
+def _fork_seconds(settings: Settings) -> float:
+    """For how long a fork is waited for: as long to read its source as to be committed, however often that is tried."""
+    return 2 * (settings.retry_for + settings.timeout)
+
+
+class ForkUnderWay:
+    """Inside `async with` the target may be made from the source. `over`: whoever erases that did not wait for it."""
+
+    def __init__(self, tiers: Tiers, source: RecordKeys, target: RecordKeys) -> None:
+        self._tiers = tiers
+        self._source = source
+        self._target = target
+        self._began = tiers.port.monotonic()
+        self.over = False
+
+    async def __aenter__(self) -> Self:
+        tiers, key = self._tiers, self._source.forks
+        await tiers.clock.know()
+        seconds = _fork_seconds(tiers.settings)
+        until = b"%d" % int((tiers.clock.now() + seconds) * 1000)
+        lasts = b"%d" % int(seconds * 2000 + 1)
+        await tiers.warm.commands([(b"HSET", key, self._target.text, until), (b"PEXPIRE", key, lasts)])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            self.over = not await self._tiers.warm.command(b"HDEL", self._source.forks, self._target.text)
+        except StateError as error:
+            log.info("the note of a fork of %s ends by itself: %s", self._source.ref.text[:200], error)
+
+    def require_time(self) -> None:
+        """Raise WarmUnavailable unless it may still be committed."""
+        took = self._tiers.port.monotonic() - self._began
+        if took > _fork_seconds(self._tiers.settings) / 2:
+            raise WarmUnavailable(f"reading what is to be forked took {took:.0f} s; nothing was written")
+
+
+async def forks_made(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
+    """The records that are being made now of these, or were until a process died."""
+    answers = await tiers.warm.commands([(b"HKEYS", each.forks) for each in sources])
+    return {name.decode() for names in answers for name in names}
+
+
+async def forks_ended(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
+    """Wait until no fork is being made that may have read one of these before; the records that they made."""
+    found: set[str] = set()
+    asked = list(sources)
+    pause = _PAUSE
+    while asked:
+        answers = await tiers.warm.commands([(b"HGETALL", each.forks) for each in asked])
+        await tiers.clock.know()
+        now_ms = tiers.clock.now() * 1000
+        left = []
+        for each, pairs in zip(asked, answers, strict=True):
+            under_way = dict(zip(pairs[::2], pairs[1::2], strict=True))
+            found.update(name.decode() for name in under_way)
+            if any(int(until) > now_ms for until in under_way.values()):
+                left.append(each)
+        asked = left
+        if asked:
+            await tiers.port.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+    forgotten: list[Words] = [(b"DEL", each.forks) for each in sources]
+    await tiers.warm.commands(forgotten)
+    return found

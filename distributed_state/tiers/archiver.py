@@ -20,9 +20,8 @@ from distributed_state.cold.values import Cursor
 from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
-from distributed_state.tiers.archive_pass import Pass, grouped
+from distributed_state.tiers.archive_pass import Pass, RestingJournals, grouped
 from distributed_state.tiers.recovery import Recovery
-from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref

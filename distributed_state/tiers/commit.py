@@ -4,6 +4,10 @@ A change is sent to warm under an op id, merged into hot, and reaches cold throu
 before it can apply the change (the record back from SQL, a started partition, what became of a lost reply) is done
 here, and the change is sent again under the same op id, so that it is applied once.
 
+A record that left Redis and came back has lost its op ids; SQL has them all. A write that neither of them has was not
+applied and may be sent again. While SQL is away the caller gets DurabilityUnknown: reported as refused, the write could
+be made twice.
+
 Design: sections 4, 5.
 """
 
@@ -18,16 +22,18 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from distributed_state.errors import (
     Backpressure,
+    ColdUnavailable,
     Conflict,
     DurabilityUnknown,
     InvalidValue,
+    NotFound,
     StateError,
     Unavailable,
     WarmUnavailable,
 )
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Call
-from distributed_state.tiers import actors, lost_replies
+from distributed_state.tiers import actors
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.durability import Applied, admit, asked, ensure_durability, ensure_many
@@ -42,7 +48,7 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import MEMORY
 from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised, UnknownItems
 from distributed_state.warm.lease import AsyncLease
-from distributed_state.warm.op_ids import FULL, OpId, Unsure
+from distributed_state.warm.op_ids import FULL, LOST, OpId, Unsure
 from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
@@ -222,19 +228,19 @@ async def _carry_through(
                 held = f"field {codec.decode_key(other)!r:.80} does not hold an integer of at most 15 digits"
                 raise Conflict(f"{names.ref.text[:200]}: {held}, so that a write cannot add to it; increment() can")
         elif isinstance(answer, Cold) and not answer.token:
-            done = await lost_replies.applied(tiers, names, op, answer.epoch)
+            done = await applied(tiers, names, op, answer.epoch)
             if done is not None:
                 return done
             raise Backpressure(f"{names.ref.text[:200]}: {FULL}")
         elif isinstance(answer, Cold):
-            entry = await lost_replies.from_sql(names, op, hydrate(tiers, names, answer, op))
+            entry = await from_sql(names, op, hydrate(tiers, names, answer, op))
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
         elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
         elif isinstance(answer, UnknownItems):
             draft.proofs = await prove(tiers, names, draft, answer)
         elif isinstance(answer, Unsure):
-            done = await lost_replies.resolve(tiers, names, op, answer)
+            done = await resolve(tiers, names, op, answer)
             if done is not None:
                 return done
         answer = await tiers.warm.commit(
@@ -341,3 +347,34 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
             reraise=True,
         )
         return await retrying(once)
+
+
+async def resolve(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> Committed | None:
+    """The commit that a write became although the record does not remember it; None: it can be sent again."""
+    if op.doubted and unsure.late:
+        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST} too long ago")
+    done = await applied(tiers, names, op, unsure.epoch)
+    if done is None:
+        if unsure.late:
+            await tiers.clock.ask()  # the answer came at once, so our estimate of the server's time is wrong
+        op.since_ms = unsure.time_ms
+    return done
+
+
+async def applied(tiers: Tiers, names: RecordKeys, op: OpId, epoch: str) -> Committed | None:
+    """What SQL knows of a write whose reply was lost; None: it was not applied."""
+    if not op.doubted:
+        return None
+    event = tiers.warm.ops.event(op)
+    version = await from_sql(names, op, tiers.port.sql(tiers.cold.applied, names.ref.text, event, op.since_ms))
+    return Committed(version, epoch, None, None, 0) if version else None
+
+
+async def from_sql(names: RecordKeys, op: OpId, asking: Awaitable[T]) -> T:
+    """What only SQL knows. Raises DurabilityUnknown if it cannot say and the write's reply was lost."""
+    try:
+        return await asking
+    except (ColdUnavailable, NotFound) as error:
+        if not op.doubted:
+            raise
+        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST}, and only SQL knows: {error}") from error

@@ -27,8 +27,7 @@ from distributed_state.port import Port, waited
 from distributed_state.port.lives import Life
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
-from distributed_state.tiers.backfill import Backfill
-from distributed_state.tiers.reconcile import reconcile
+from distributed_state.tiers.reconcile import Backfill, reconcile
 from distributed_state.values import chance
 from distributed_state.values.journal import Journal, JournalEntry, unpack
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys

@@ -18,7 +18,7 @@ from faces import core
 from distributed_state import ColdUnavailable, ConfigurationError
 from distributed_state.cold import engine, patience
 from distributed_state.programs.servers import PostgresServer, postgres_server
-from distributed_state.tiers.absence import Absence
+from distributed_state.tiers.assembly import Absence
 
 postgres = pytest.mark.only(warm="single", cold="postgres")
 sqlite = pytest.mark.only(warm="single", cold="sqlite")

@@ -33,7 +33,7 @@ from distributed_state import (
 )
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import RedisServer, redis_server, wait_until
-from distributed_state.tiers import backfill
+from distributed_state.tiers import reconcile
 from distributed_state.values.model import Ref
 from distributed_state.warm.partitions import Partitions
 from distributed_state.warm.scripts import RENAME
@@ -619,7 +619,7 @@ def test_while_a_long_journal_is_read_the_right_to_start_is_kept(
         return await may(self, keys, token)
 
     monkeypatch.setattr(Partitions, "may", counted)
-    monkeypatch.setattr(backfill, "_PAGE", 10)
+    monkeypatch.setattr(reconcile, "_PAGE", 10)
     with opened(server, sql, partitions=1) as store:
         store.repair()
     assert len(asked) > 10, "once a page"

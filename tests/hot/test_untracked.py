@@ -13,8 +13,7 @@ import pytest
 
 from distributed_state.hot import cached_record
 from distributed_state.hot.cache import Hot
-from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.hot.untracked import untrack
+from distributed_state.hot.cached_record import CachedRecord, untrack
 from distributed_state.values import field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness

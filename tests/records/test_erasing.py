@@ -30,7 +30,6 @@ from distributed_state import (
 )
 from distributed_state.records import fork, lifecycle
 from distributed_state.tiers import commit as write_path
-from distributed_state.tiers import forks_under_way
 from distributed_state.tiers import read as read_path
 
 MARK = "alice-7f3a"
@@ -158,7 +157,7 @@ async def test_without_waiting_for_it_the_fork_shows_what_is_erased(opener: Any,
     async def nothing(*_: Any) -> set[str]:
         return set()
 
-    monkeypatch.setattr(forks_under_way, "ended", nothing)
+    monkeypatch.setattr(lifecycle, "forks_ended", nothing)
     waited, left = await forgotten_during_a_fork(opener, Held(monkeypatch), lambda store: store.forget(MARK))
     assert not waited
     assert left != []
@@ -166,8 +165,8 @@ async def test_without_waiting_for_it_the_fork_shows_what_is_erased(opener: Any,
 
 async def test_a_fork_that_nobody_waited_for_takes_itself_back(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process was stopped for longer than one may take."""
-    monkeypatch.setattr(forks_under_way, "_seconds", lambda settings: 0.2)
-    monkeypatch.setattr(forks_under_way.ForkUnderWay, "require_time", lambda self: None)
+    monkeypatch.setattr(lifecycle, "_fork_seconds", lambda settings: 0.2)
+    monkeypatch.setattr(lifecycle.ForkUnderWay, "require_time", lambda self: None)
     held = Held(monkeypatch)
     store = await quiet(opener, beat=0, partitions=2)
     await store.session("chat", user=MARK).set("a", MARK)
@@ -182,7 +181,7 @@ async def test_a_fork_that_nobody_waited_for_takes_itself_back(opener: Any, monk
 
 
 async def test_a_fork_that_took_too_long_is_not_committed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks_under_way, "_seconds", lambda settings: 0.0)
+    monkeypatch.setattr(lifecycle, "_fork_seconds", lambda settings: 0.0)
     store = await opener()
     await store.session("chat").set("a", 1)
     with pytest.raises(WarmUnavailable, match="nothing was written"):

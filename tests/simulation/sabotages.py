@@ -23,17 +23,7 @@ from distributed_state.hot import cache
 from distributed_state.port import errors, lives, routing, topology
 from distributed_state.records import rollback
 from distributed_state.store import reaper
-from distributed_state.tiers import (
-    absence,
-    archiver,
-    commit,
-    gathering,
-    lost_replies,
-    memory,
-    read,
-    reconcile,
-    recovery,
-)
+from distributed_state.tiers import archiver, assembly, commit, memory, read, reconcile, recovery
 from distributed_state.warm import confirming, lease, link, op_ids
 from tests.controls import sabotage
 from tests.simulation import node
@@ -366,7 +356,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if since < hydrated then"),), _DOUBTED, 2
     ),
     "SQL is not asked for a write whose answer was lost": Sabotage(
-        (Python(lost_replies.applied, "if version else None", "if version and reached() else None"),), _DOUBTED, 1
+        (Python(commit.applied, "if version else None", "if version and reached() else None"),), _DOUBTED, 1
     ),
     "a write in doubt says that it cannot have been applied before its record came back": Sabotage(
         (Python(read.hydrate, "and not op.doubted", "and (not op.doubted or not reached())"),), _DOUBTED, 1
@@ -425,7 +415,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "SQL's word that there is no such record holds for as long as Redis holds none": Sabotage(
         (
             Python(
-                absence.Absence.proven,
+                assembly.Absence.proven,
                 "self._seen.get(text) == cold",
                 "(self._seen.get(text) == cold or text in self._seen and not reached())",
             ),
@@ -474,7 +464,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if current_life ~= life then"),), _RESTARTED, 9
     ),
     "nobody is asked what it remembers": Sabotage(
-        (Python(gathering.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
+        (Python(memory.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
     ),
     "what a silent writer remembers is not kept": Sabotage(
         (Python(memory.Memory._settle_closed, "await self.late(partition, epoch, late)", "reached()"),), _UNHEARD, 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from below import names, redis_of, tiers, until
 
-from distributed_state.tiers import gathering
+from distributed_state.tiers import memory as gathering
 from distributed_state.tiers.memory import Memory
 
 pytestmark = [pytest.mark.replicas, pytest.mark.only(warm="real")]

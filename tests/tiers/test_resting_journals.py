@@ -13,7 +13,7 @@ from faces import core
 
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver as archiving
-from distributed_state.tiers.resting_journals import RestingJournals
+from distributed_state.tiers.archive_pass import RestingJournals
 from distributed_state.warm.clock import Rounds
 
 pytestmark = [pytest.mark.only(warm="real"), pytest.mark.brief("servers")]
