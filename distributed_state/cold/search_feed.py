@@ -1,9 +1,11 @@
-"""What a record shows, and what the index is to say of it. Law: a record goes from one version to a later one, whole.
+"""What the index is to say of each record, and which records have changes that it lacks.
 
-Who writes has a claim on the partition, and holds its row in the transaction that writes: a claim that was taken over
-writes nothing any more, what was erased meanwhile is found to be gone, and what was encrypted meanwhile is not where it
-was. Documents, how far the record is, and that nothing of it is due are one transaction. Reading is done before, and
-waits for nobody.
+Law: a record goes from one version to a later one, whole; what is noted as due goes when it is done.
+
+A claim on a partition is a token in its row, for a while. Who writes has one, and holds its row in the transaction that
+writes: a claim that was taken over writes nothing any more, what was erased meanwhile is found to be gone, and what was
+encrypted meanwhile is not where it was. Documents, how far the record is, and that nothing of it is due are one
+transaction. Reading is done before, and waits for nobody.
 
 Design: section 21.
 """
@@ -12,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     LargeBinary,
     Text,
@@ -23,6 +26,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    distinct,
     func,
     insert,
     select,
@@ -33,7 +37,6 @@ from sqlalchemy import (
 
 from distributed_state.cold import bulk, commits, record_history, record_index, record_items
 from distributed_state.cold.record_items import Layer
-from distributed_state.cold.search_due import Due
 from distributed_state.cold.search_tables import documents, due, heads, partitions
 from distributed_state.cold.tables import items, records
 from distributed_state.values import message_ranges
@@ -44,6 +47,7 @@ Name = tuple[str, bytes, bytes]  # kind, collection and name of a document
 _ENTRIES = 50  # read at once
 _BYTES = 2**22  # of changes that are read together
 _PAGE = 200
+_ROWS = 20_000
 _NAMES = ("record", "kind", "collection", "name")
 _COLUMNS = (*_NAMES, "version", "ends_ms", "digest", "text", "value")
 _REMOVE = delete(documents).where(*(documents.c[name] == bindparam(f"{name}_") for name in _NAMES))
@@ -86,6 +90,110 @@ _VECTORS = _of_lists(
 _VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})
 
 
+# Which records are due
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A record with changes that the index lacks, noted in these rows. `gone`: it was erased."""
+
+    key: int
+    partition: int
+    rows: tuple[int, ...]
+    record: str
+    gone: bool = False
+    owner: str | None = None
+    epoch: str = ""
+    version: int = 0
+    deleted: bool = False
+    known: tuple[str, int] | None = None  # the epoch and version that the index has
+
+
+def partitions_waiting(connection: Connection, namespace: str) -> list[int]:
+    """The partitions that have something due."""
+    p = partitions.c
+    return list(connection.execute(select(p.partition).where(p.namespace == namespace, _has_due())).scalars())
+
+
+def _has_due() -> ColumnElement[bool]:
+    # A look into the index for each partition, however much is due there.
+    d, p = due.c, partitions.c
+    return select(d.id).where(d.namespace == p.namespace, d.partition == p.partition).correlate(partitions).exists()
+
+
+def claim(
+    connection: Connection, namespace: str, some: Collection[int], claimer: str, now_ms: int, until_ms: int
+) -> list[int]:
+    """Those of the partitions that have something due and are nobody else's; they are the claimer's until then."""
+    p = partitions.c
+    free = (p.claim == claimer) | (p.until_ms < now_ms)
+    query = select(p.partition).where(p.namespace == namespace, p.partition.in_(some), free, _has_due())
+    query = query.order_by(p.partition).with_for_update(skip_locked=True)
+    taken = list(connection.execute(query).scalars())
+    mine = and_(p.namespace == namespace, p.partition.in_(taken))
+    connection.execute(update(partitions).where(mine).values(claim=claimer, until_ms=until_ms))
+    return taken
+
+
+def release(connection: Connection, namespace: str, claimer: str) -> None:
+    """Leave to others what is claimed."""
+    p = partitions.c
+    mine = and_(p.namespace == namespace, p.claim == claimer)
+    # In the order in which all lock them: an erasure may be waiting for one of them.
+    taken = connection.execute(select(p.partition).where(mine).order_by(p.partition).with_for_update()).scalars().all()
+    if taken:
+        connection.execute(update(partitions).where(mine).values(claim="", until_ms=0))
+
+
+def next_due(connection: Connection, namespace: str, some: Collection[int], limit: int) -> tuple[list[Due], bool]:
+    """The records of these partitions that have waited longest, erased ones first, and whether there may be more."""
+    d, r, h = due.c, records.c, heads.c
+    query = select(d.record).where(d.namespace == namespace, d.partition.in_(some)).order_by(d.id).limit(limit)
+    oldest = list(connection.execute(query).scalars())
+    # All that is noted of them, if it is not too much: what is brought up now is due no more, however often it changed.
+    query = select(d.id, d.record, d.partition, d.gone).where(bulk.among(connection, d.record, list(set(oldest))))
+    rows: dict[int, list[Any]] = {}
+    for row in connection.execute(query.where(d.namespace == namespace).order_by(d.id).limit(_ROWS)):
+        rows.setdefault(row.record, []).append(row)
+    columns: tuple[Any, ...] = (r.key, r.record, r.owner, r.epoch, r.version, r.deleted, h.epoch, h.version)
+    joined = select(*columns).outerjoin_from(records, heads, h.record == r.key)
+    there = {row[0]: tuple(row) for row in connection.execute(joined.where(bulk.among(connection, r.key, list(rows))))}
+    found = []
+    for key, noted in rows.items():
+        ids = tuple(row.id for row in noted)
+        if key not in there:
+            text = next((row.gone for row in noted if row.gone), "")
+            found.append(Due(key, noted[0].partition, ids, text, gone=True))
+            continue
+        _, record, owner, epoch, version, deleted, *known = there[key]
+        at = (known[0], known[1]) if known[0] is not None else None
+        found.append(Due(key, noted[0].partition, ids, record, False, owner, epoch, version, deleted, at))
+    return sorted(found, key=lambda each: not each.gone), len(oldest) == limit
+
+
+def waits(connection: Connection, namespace: str, up_to: int) -> bool:
+    """Whether anything of what was noted up to there is due still."""
+    query = select(due.c.id).where(due.c.namespace == namespace, due.c.id <= up_to).order_by(due.c.id).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def last_due(connection: Connection, namespace: str) -> int:
+    """The number of the newest note."""
+    query = select(due.c.id).where(due.c.namespace == namespace).order_by(due.c.id.desc()).limit(1)
+    return connection.execute(query).scalar() or 0
+
+
+def lacking(connection: Connection, namespace: str, up_to: int | None = None) -> int:
+    """How many records have changes that the index lacks, of those noted up to there."""
+    query = select(func.count(distinct(due.c.record))).where(due.c.namespace == namespace)
+    if up_to is not None:
+        query = query.where(due.c.id <= up_to)
+    return connection.execute(query).scalar() or 0
+
+
+# What a record shows
+
+
 class Piece(NamedTuple):
     """What a record shows or, without data, shows no more. `source` is the record that it was written under."""
 
@@ -111,29 +219,6 @@ class Whole:
     runs: list[Segment]
     layers: list[Layer]
     existing: dict[Name, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A document as it is kept."""
-
-    name: Name
-    version: int
-    ends_ms: int | None
-    digest: bytes
-    text: str
-    value: bytes
-    vector: str | None = None
-
-
-@dataclass(slots=True)
-class Write:
-    """What to change of a record in the index. `done`: with this the index has it up to there."""
-
-    due: Due
-    put: list[Stored] = field(default_factory=list)
-    remove: list[Name] = field(default_factory=list)
-    done: tuple[str, int] | None = None
 
 
 def changed(connection: Connection, one: Due) -> Changed | None:
@@ -221,6 +306,32 @@ def items_page(connection: Connection, namespace: str, layer: Layer, after: tupl
     query = select(i.collection, i.key, i.origin, i.data).where(here, name > after, name <= last)
     rows = connection.execute(query.order_by(i.collection, i.key))
     return [Piece(("item", row[0], row[1]), row[3] or None, row[2] or layer.source) for row in rows]
+
+
+# Writing the index
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A document as it is kept."""
+
+    name: Name
+    version: int
+    ends_ms: int | None
+    digest: bytes
+    text: str
+    value: bytes
+    vector: str | None = None
+
+
+@dataclass(slots=True)
+class Write:
+    """What to change of a record in the index. `done`: with this the index has it up to there."""
+
+    due: Due
+    put: list[Stored] = field(default_factory=list)
+    remove: list[Name] = field(default_factory=list)
+    done: tuple[str, int] | None = None
 
 
 def write(

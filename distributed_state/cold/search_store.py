@@ -1,38 +1,69 @@
-"""The index of one namespace. Blocking, and safe to call from many threads. Law: every method is one transaction.
+"""The index of one namespace: it is made and removed, brought up to date, and asked. Safe to call from many threads.
+
+Law: every method is one transaction. What a user types is words, never the syntax of a query. Shown is only what
+belongs to a record that is there, and has not ended.
 
 Design: section 21.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, exc, func, insert, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Float,
+    FromClause,
+    Select,
+    and_,
+    cast,
+    column,
+    delete,
+    exc,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    table,
+    text,
+    union_all,
+    update,
+)
+from sqlalchemy.types import UserDefinedType
 
-from distributed_state.cold import search_due, search_feed, search_query
+from distributed_state.cold import search_feed
 from distributed_state.cold import search_tables as tables
-from distributed_state.cold.engine import Database
+from distributed_state.cold.engine import Part, reads, reads_long, writes
+from distributed_state.cold.listings import end
 from distributed_state.cold.record_index import ERASED
-from distributed_state.cold.record_items import Layer
-from distributed_state.cold.search_due import Due
+from distributed_state.cold.search_feed import Due
+from distributed_state.cold.search_tables import documents
 from distributed_state.cold.tables import namespaces, records
 from distributed_state.errors import ConfigurationError
-from distributed_state.values.journal import Segment
+from distributed_state.values.model import escape
 from distributed_state.values.search import SearchQuery
 
 _MOST_DIMENSIONS = 2000  # of an index of pgvector
 _OLDEST_PGVECTOR = (0, 8)  # before, what a filter left out was not made up for
 _NO_RIGHT = "42501"
 _BYTES = 2**22  # of changes that are read together
+PAGE_BYTES = 4 * 2**20  # of the values that are read at once
+# What is matched leads to its document and that to its record, in this order. As long as it has no statistics, as after
+# a restore, PostgreSQL would rather go through all records.
+_IN_THIS_ORDER = "SELECT set_config('join_collapse_limit', '1', true), " + ", ".join(
+    f"set_config('enable_{plan}', 'off', true)" for plan in ("seqscan", "hashjoin", "mergejoin")
+)
+_IN_ANY_ORDER = _IN_THIS_ORDER.replace("'1'", "'8'").replace("'off'", "'on'")
+_words: ColumnElement[Any] = literal_column("search_documents.words")
 
 
-class SearchStore:
+class SearchStore(Part):
     """The index in the archive's database, and what it lacks."""
-
-    def __init__(self, database: Database, namespace: str) -> None:
-        self._database = database
-        self._namespace = namespace
 
     def settings(self) -> str | None:
         """What search was switched on with in this namespace; None if it was not, or not to the end."""
@@ -48,7 +79,7 @@ class SearchStore:
         if not tables.there(connection):
             return None
         i = tables.indexes.c
-        row = connection.execute(select(i.settings, i.filled).where(i.namespace == self._namespace)).first()
+        row = connection.execute(select(i.settings, i.filled).where(i.namespace == self.namespace)).first()
         return (row[0], row[1]) if row else None
 
     def switch_on(self, settings: str, dimensions: int | None) -> str:
@@ -96,21 +127,21 @@ class SearchStore:
             connection.exec_driver_sql(tables.VECTOR_INDEX.format(dimensions))
 
     def _note(self, connection: Connection, settings: str) -> None:
-        row = {"namespace": self._namespace, "settings": settings, "filled": False}
+        row = {"namespace": self.namespace, "settings": settings, "filled": False}
         connection.execute(insert(tables.indexes), row)
         n = namespaces.c
-        count = connection.execute(select(n.partitions).where(n.namespace == self._namespace)).scalar() or 0
-        rows = [{"namespace": self._namespace, "partition": at, "claim": "", "until_ms": 0} for at in range(count)]
+        count = connection.execute(select(n.partitions).where(n.namespace == self.namespace)).scalar() or 0
+        rows = [{"namespace": self.namespace, "partition": at, "claim": "", "until_ms": 0} for at in range(count)]
         if rows:
             connection.execute(insert(tables.partitions), rows)
 
     def _fill(self, connection: Connection) -> None:
         """Note all records as due, once."""
         i, r = tables.indexes.c, records.c
-        mine = i.namespace == self._namespace
+        mine = i.namespace == self.namespace
         if connection.execute(select(i.filled).where(mine).with_for_update()).scalar() is not False:
             return
-        every = select(r.namespace, r.partition, r.key).where(r.namespace == self._namespace, r.scope != ERASED)
+        every = select(r.namespace, r.partition, r.key).where(r.namespace == self.namespace, r.scope != ERASED)
         connection.execute(insert(tables.due).from_select(["namespace", "partition", "record"], every))
         connection.execute(update(tables.indexes).where(mine).values(filled=True))
 
@@ -127,45 +158,43 @@ class SearchStore:
             # Who writes the index just now is waited for, and has no claim any more when it goes on.
             p, r = tables.partitions.c, records.c
             connection.execute(
-                select(p.partition).where(p.namespace == self._namespace).order_by(p.partition).with_for_update()
+                select(p.partition).where(p.namespace == self.namespace).order_by(p.partition).with_for_update()
             )
-            mine = select(r.key).where(r.namespace == self._namespace)
+            mine = select(r.key).where(r.namespace == self.namespace)
             for table in (tables.documents, tables.heads):
                 connection.execute(delete(table).where(table.c.record.in_(mine)))
             for table in (tables.due, tables.partitions, tables.indexes):
-                connection.execute(delete(table).where(table.c.namespace == self._namespace))
+                connection.execute(delete(table).where(table.c.namespace == self.namespace))
             if last:
                 tables.drop(connection)
             return True
+
+    def languages(self) -> list[str]:
+        """The text search configurations that the database has."""
+        with self._database.read() as connection:
+            if connection.dialect.name != "postgresql":
+                return ["simple"]
+            return list(connection.execute(text("SELECT cfgname FROM pg_ts_config")).scalars())
+
+    # What the index lacks
 
     def records(self) -> int:
         """How many records there are."""
         with self._database.read() as connection:
             r = records.c
-            query = select(func.count()).where(r.namespace == self._namespace, r.scope != ERASED)
+            query = select(func.count()).where(r.namespace == self.namespace, r.scope != ERASED)
             return connection.execute(query).scalar() or 0
 
-    def lacking(self, up_to: int | None = None) -> int:
-        """How many records have changes that the index lacks, of those noted up to there."""
-        with self._database.read() as connection:
-            return search_due.lacking(connection, self._namespace, up_to)
-
-    def last_due(self) -> int:
-        """The number of the newest note."""
-        with self._database.read() as connection:
-            return search_due.last(connection, self._namespace)
-
-    def waits(self, up_to: int) -> bool:
-        """Whether anything of what was noted up to there is due still."""
-        with self._database.read() as connection:
-            return search_due.waits(connection, self._namespace, up_to)
+    lacking = reads(search_feed.lacking)
+    last_due = reads(search_feed.last_due)
+    waits = reads(search_feed.waits)
 
     def waiting(self, settings: str) -> list[int] | None:
         """The partitions that have something due. None: the index is not the one of these settings any more."""
         with self._database.read() as connection:
             if self._settings(connection) != settings:
                 return None
-            return search_due.waiting(connection, self._namespace)
+            return search_feed.partitions_waiting(connection, self.namespace)
 
     def claim(
         self, some: Collection[int], claimer: str, now_ms: int, seconds: float, settings: str
@@ -178,17 +207,19 @@ class SearchStore:
             if self._settings(connection) != settings:
                 return None
             until_ms = now_ms + int(seconds * 1000)
-            return search_due.claim(connection, self._namespace, some, claimer, now_ms, until_ms)
+            return search_feed.claim(connection, self.namespace, some, claimer, now_ms, until_ms)
 
-    def release(self, claimer: str) -> None:
-        """Leave to others what is claimed."""
-        with self._database.write() as connection:
-            search_due.release(connection, self._namespace, claimer)
+    release = writes(search_feed.release)
+    next_due = reads_long(search_feed.next_due)
 
-    def next_due(self, some: Collection[int], limit: int) -> tuple[list[Due], bool]:
-        """The records that have waited longest, and whether there may be more."""
-        with self._database.long_read() as connection:
-            return search_due.next_due(connection, self._namespace, some, limit)
+    def gone(self) -> list[str]:
+        """The texts of erased records that an index elsewhere may have."""
+        with self._database.read() as connection:
+            d = tables.due.c
+            query = select(d.gone).where(d.namespace == self.namespace, d.gone.is_not(None)).order_by(d.id)
+            return list(connection.execute(query).scalars())
+
+    # Bringing it up
 
     def changes(self, some: Sequence[Due]) -> list[search_feed.Changed | None]:
         """What changed of the first of these, as many as are read together; None where all has to be compared."""
@@ -203,20 +234,14 @@ class SearchStore:
                     break
         return found
 
-    def whole(self, one: Due) -> search_feed.Whole:
-        """All that a record shows, but for messages and items."""
-        with self._database.long_read() as connection:
-            return search_feed.whole(connection, self._namespace, one)
+    whole = reads_long(search_feed.whole)
+    messages = reads_long(search_feed.messages)
+    items_page = reads_long(search_feed.items_page)
 
-    def messages(self, one: Due, run: Segment) -> tuple[list[search_feed.Piece], Segment | None]:
-        """The next messages of a run, and the rest of it."""
-        with self._database.long_read() as connection:
-            return search_feed.messages(connection, self._namespace, one, run)
-
-    def items_page(self, layer: Layer, after: tuple[bytes, bytes]) -> list[search_feed.Piece]:
-        """The next items of a layer."""
-        with self._database.long_read() as connection:
-            return search_feed.items_page(connection, self._namespace, layer, after)
+    def write(self, claimer: str, until_ms: int, writes: Sequence[search_feed.Write], language: str) -> set[int] | None:
+        """Change the index; the records that it is done with. None: the claim is somebody else's now."""
+        with self._database.long_write() as connection:
+            return search_feed.write(connection, self.namespace, claimer, until_ms, writes, language)
 
     def scrub(self) -> None:
         """Have nothing left of what was removed: SQLite's index keeps the words until it is merged."""
@@ -224,35 +249,18 @@ class SearchStore:
             with self._database.long_write() as connection:
                 tables.scrub(connection)
 
-    def gone(self) -> list[str]:
-        """The texts of erased records that an index elsewhere may have."""
-        with self._database.read() as connection:
-            d = tables.due.c
-            query = select(d.gone).where(d.namespace == self._namespace, d.gone.is_not(None)).order_by(d.id)
-            return list(connection.execute(query).scalars())
-
-    def write(self, claimer: str, until_ms: int, writes: Sequence[search_feed.Write], language: str) -> set[int] | None:
-        """Change the index; the records that it is done with. None: the claim is somebody else's now."""
-        with self._database.long_write() as connection:
-            return search_feed.write(connection, self._namespace, claimer, until_ms, writes, language)
+    # Asking
 
     def search(
         self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, settings: str,
         apart: bool,
-    ) -> search_query.Page | None:  # fmt: skip
+    ) -> Page | None:  # fmt: skip
         """What fits a query. None: the index is not the one of these settings any more."""
         with self._database.read() as connection:
             if self._settings(connection) != settings:
                 return None
             how = (language, vector, dimensions, apart)
-            return search_query.search(connection, self._namespace, query, now_ms, *how)
-
-    def languages(self) -> list[str]:
-        """The text search configurations that the database has."""
-        with self._database.read() as connection:
-            if connection.dialect.name != "postgresql":
-                return ["simple"]
-            return list(connection.execute(text("SELECT cfgname FROM pg_ts_config")).scalars())
+            return search(connection, self.namespace, query, now_ms, *how)
 
 
 @contextmanager
@@ -268,3 +276,174 @@ def _refused() -> Iterator[None]:
             may = "a role that may make tables and triggers, and owns those of the archive"
             raise ConfigurationError(f"{why}; have {may} run `distributed-state index` once") from error
         raise
+
+
+# Asking
+
+
+class _Type(UserDefinedType[str]):
+    """A type of PostgreSQL that SQLAlchemy has no name for; its values are texts."""
+
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_col_spec(self, **_: Any) -> str:
+        """As SQL writes it."""
+        return self.name
+
+
+class Row(NamedTuple):
+    """A document that fits, as it is kept, and how well it does."""
+
+    record: str
+    owner: str | None
+    kind: str
+    collection: bytes
+    name: bytes
+    version: int
+    text: str
+    value: bytes
+    score: float
+
+
+class Page(NamedTuple):
+    """Documents in order, how many were looked at for them, and whether there may be more behind those."""
+
+    rows: list[Row]
+    taken: int
+    more: bool
+
+
+def search(
+    connection: Connection,
+    namespace: str,
+    query: SearchQuery,
+    now_ms: int,
+    language: str,
+    vector: str | None,
+    dimensions: int,
+    apart: bool,
+) -> Page:
+    """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words.
+
+    `apart`: how relevant something is says nothing of what else is in the index. Of a page that is larger than
+    `PAGE_BYTES` its beginning, at least one.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_IN_THIS_ORDER)
+    if vector is not None:
+        # So that what the filter leaves out is made up for by what comes next.
+        connection.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
+    if not query.words:
+        found = _from(documents, literal(0.0)).order_by(documents.c.id.desc())
+    elif vector is not None:
+        found = _by_meaning(vector, dimensions)
+    elif connection.dialect.name == "postgresql":
+        found = _by_words_postgresql(query, language)
+    else:
+        found = _by_their_number(query) if apart else _by_words_sqlite(query)
+    which = _which(namespace, query, now_ms)
+    best = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
+    if vector is not None and len(best) < query.limit:
+        # An index of vectors looks at the nearest few thousand, and finds none of what a narrow filter leaves of them.
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(_IN_ANY_ORDER)
+        found = _by_meaning(vector, dimensions, exactly=True)
+        best = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
+    scores: dict[int, float] = {}
+    size = 0
+    for id, length, score in best:
+        if scores and size + length > PAGE_BYTES:
+            break
+        size += length
+        scores[id] = float(score)
+    return Page(_rows(connection, scores), len(scores), len(scores) < len(best) or len(best) == query.limit)
+
+
+def _rows(connection: Connection, scores: Mapping[int, float]) -> list[Row]:
+    """The documents of these ids, in their order."""
+    d, r = documents.c, records.c
+    wanted = select(d.id, r.record, r.owner, d.kind, d.collection, d.name, d.version, d.text, d.value)
+    asked = wanted.select_from(documents.join(records, r.key == d.record)).where(d.id.in_(scores))
+    found = {id: row for id, *row in connection.execute(asked)}
+    return [Row._make((*found[id], score)) for id, score in scores.items() if id in found]
+
+
+def _from(matched: FromClause, score: ColumnElement[Any]) -> Select[Any]:
+    d, r = documents.c, records.c
+    return select(d.id, func.length(d.value), score).select_from(matched.join(records, r.key == d.record))
+
+
+def _which(namespace: str, query: SearchQuery, now_ms: int) -> list[ColumnElement[bool]]:
+    d, r = documents.c, records.c
+    which = [r.namespace == namespace, r.deleted.is_(False), r.scope.in_(query.scopes), d.kind.in_(query.kinds)]
+    which.append(or_(d.ends_ms.is_(None), d.ends_ms > now_ms))
+    if query.user is not None:
+        which.append(r.owner == escape(query.user))
+    if query.collection is not None:
+        which.append(d.collection == query.collection.encode("utf-8", "surrogatepass"))
+    if query.prefix:
+        starts = [f"{scope}:{escape(query.prefix)}" for scope in query.scopes]
+        which.append(or_(*(and_(r.record >= start, r.record < end(start)) for start in starts)))
+    return which
+
+
+def quoted(words: str, match: str) -> str:
+    """Words as FTS5 takes them for nothing else: each in quotes, of which those within are doubled."""
+    each = ['"' + word.replace('"', '""') + '"' for word in words.split()]
+    return (" OR " if match == "any" else " AND ").join(each)
+
+
+def _by_words_sqlite(query: SearchQuery) -> Select[Any]:
+    words = table("search_words", column("rowid"), column("rank"))
+    matches = text("search_words MATCH :words").bindparams(words=quoted(query.words, query.match))
+    # FTS5 gives the best the lowest rank.
+    found = _from(words.join(documents, words.c.rowid == documents.c.id), -words.c.rank).where(matches)
+    return found.order_by(words.c.rank, documents.c.id.desc())
+
+
+def _by_their_number(query: SearchQuery) -> Select[Any]:
+    """What has the most of the words, the newest first.
+
+    FTS5 ranks by how rare a word is among all documents, of other tenants and namespaces too: by its score, and by the
+    order of two words, a tenant found out which words the others use, and how often.
+    """
+    asked = [query.words] if query.match == "all" else [*dict.fromkeys(query.words.lower().split())]
+    each: list[Select[Any]] = [
+        select(column("rowid")).select_from(table("search_words"))
+        .where(text(f"search_words MATCH :words{at}").bindparams(**{f"words{at}": quoted(words, query.match)}))
+        for at, words in enumerate(asked)
+    ]  # fmt: skip
+    matched = union_all(*each).subquery("matched").c.rowid
+    score = (cast(func.count(), Float) / len(asked)).label("score")
+    best = select(matched.label("id"), score).group_by(matched).subquery("best")
+    found = _from(best.join(documents, best.c.id == documents.c.id), best.c.score)
+    return found.order_by(best.c.score.desc(), documents.c.id.desc())
+
+
+def _by_words_postgresql(query: SearchQuery, language: str) -> Select[Any]:
+    config = cast(language, _Type("regconfig"))
+    folded = query.words.lower()  # as the index is
+    words = folded.split() if query.match == "any" else [folded]
+    # What the language makes of each; none of it is read as a query.
+    each = [func.plainto_tsquery(config, word) for word in words]
+    asked: ColumnElement[Any] = each[0]
+    for one in each[1:]:
+        asked = asked.op("||")(one)
+    d = documents.c
+    score = cast(func.ts_rank_cd(_words, asked, 32), Float).label("score")
+    best = select(d.id, score).where(_words.op("@@")(asked)).cte("matched").prefix_with("MATERIALIZED")
+    found = _from(best.join(documents, best.c.id == d.id), best.c.score)
+    return found.order_by(best.c.score.desc(), d.id.desc())
+
+
+def _by_meaning(vector: str, dimensions: int, *, exactly: bool = False) -> Select[Any]:
+    kept = table("search_vectors", column("document"), column("embedding"))
+    # As the index of these vectors is written, else it is not used.
+    same: ColumnElement[Any] = literal_column(f"(search_vectors.embedding::vector({dimensions}))")
+    distance = same.op("<=>", return_type=Float())(cast(vector, _Type(f"vector({dimensions})")))
+    found = _from(kept.join(documents, kept.c.document == documents.c.id), literal(1.0) - distance)
+    found = found.where(text(f"vector_dims(search_vectors.embedding) = {dimensions}"))
+    return found.order_by(distance + literal(0.0) if exactly else distance)

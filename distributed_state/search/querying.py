@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from distributed_state.cold.search_query import Row
+from distributed_state.cold.search_store import Row
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
 from distributed_state.records.access import ITEMS, MESSAGES
 from distributed_state.records.context import StoreContext

@@ -10,7 +10,7 @@ from searching import MARK, places, run_sql, said, searching
 from sqlalchemy import make_url
 
 from distributed_state import InvalidValue, PutItem, TooLarge
-from distributed_state.cold import search_query
+from distributed_state.cold import search_store
 from distributed_state.search import querying
 
 pytestmark = pytest.mark.usefixtures("database_of_its_own")
@@ -109,15 +109,15 @@ async def test_large_hits_are_read_a_few_at_a_time_and_not_more_than_fit(
     await store.session("s").append(*(said(f"{MARK} {number} {'x' * 5_000}") for number in range(12)))
     whole = await places(store, MARK)
     read = []
-    search = search_query.search
+    search = search_store.search
 
     def counted(*asked: Any) -> Any:
         page = search(*asked)
         read.append(len(page.rows))
         return page
 
-    monkeypatch.setattr(search_query, "search", counted)
-    monkeypatch.setattr(search_query, "PAGE_BYTES", 20_000)
+    monkeypatch.setattr(search_store, "search", counted)
+    monkeypatch.setattr(search_store, "PAGE_BYTES", 20_000)
     assert await places(store, MARK) == whole
     assert (max(read), sum(read), len(whole)) == (3, 12, 12)
     assert await places(store, MARK, offset=7) == whole[7:]

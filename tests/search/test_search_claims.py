@@ -286,7 +286,7 @@ async def test_large_values_are_read_a_few_at_a_time(opener: Any, monkeypatch: A
     read: list[int] = []
 
     def measured(name: str) -> None:
-        real = getattr(search_feed, name)
+        real = getattr(SearchStore, name)
 
         def page(*arguments: Any) -> Any:
             found = real(*arguments)
@@ -294,7 +294,7 @@ async def test_large_values_are_read_a_few_at_a_time(opener: Any, monkeypatch: A
             read.append(sum(len(each.data or b"") for each in pieces))
             return found
 
-        monkeypatch.setattr(search_feed, name, page)
+        monkeypatch.setattr(SearchStore, name, page)
 
     monkeypatch.setattr(search_feed, "_ENTRIES", 2)
     for name in ("messages", "items_page"):

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Message
 from tenants import Served, opened
 
-from distributed_state.cold import search_query
+from distributed_state.cold import search_store
 from distributed_state.errors import NotFound, WarmUnavailable
 from distributed_state.programs.inspector import PATH, inspector
 from distributed_state.programs.inspector.pages import Refused, form
@@ -209,11 +209,11 @@ async def test_a_filter_that_nothing_fits_has_the_index_searched_a_few_times(mon
     """It was a hundred times, for a request of fifty bytes."""
     looked: list[int] = []
 
-    def counted(*given: Any) -> search_query.Page:
+    def counted(*given: Any) -> search_store.Page:
         looked.append(given[2].limit)
-        return search_query.Page([], given[2].limit, True)
+        return search_store.Page([], given[2].limit, True)
 
-    monkeypatch.setattr(search_query, "search", counted)
+    monkeypatch.setattr(search_store, "search", counted)
     async with opened() as store:
         served = Served(store, Access(tokens=True))
         mine = await served.token("acme:", *RIGHTS)
@@ -242,8 +242,8 @@ async def test_searches_of_a_tenant_wait_for_its_others_and_for_nobody_elses() -
 async def test_a_search_among_thousands_lets_others_go_between(
     monkeypatch: pytest.MonkeyPatch, together: int, held_up: bool
 ) -> None:
-    row = search_query.Row("session:acme%3Ac", None, "message", b"", b"0", 1, "text", b'{"role":"user"}', 1.0)
-    monkeypatch.setattr(search_query, "search", lambda *_: search_query.Page([row] * 1000, 10_000, False))
+    row = search_store.Row("session:acme%3Ac", None, "message", b"", b"0", 1, "text", b'{"role":"user"}', 1.0)
+    monkeypatch.setattr(search_store, "search", lambda *_: search_store.Page([row] * 1000, 10_000, False))
     monkeypatch.setattr(querying, "_TOGETHER", together)
     at_once, most = 0, 0
 
