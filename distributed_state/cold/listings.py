@@ -1,37 +1,41 @@
-"""Finds records. Law: a page costs the same at any depth; the place of a page is the last row, not a count.
+"""Finds records and events. Law: a page costs the same at any depth; the place of a page is the last row, not a count.
 
-There are two orders, each that of an index: the newest change first, to the minute, and that of the ids, in which those
-of a prefix, and those with a tag, lie side by side.
+There are two orders of records, each that of an index: the newest change first, to the minute, and that of the ids, in
+which those of a prefix, and those with a tag, lie side by side.
 
 What is not archived yet may be laid over a page. The journals are read before SQL, so whatever is archived in between
 is seen twice and counts once, by its version; and no record is looked for at two places: one that the journals change
 is left out of the pages of SQL, and stands where it will stand when it is archived.
 
-Design: section 9.
+Design: sections 9, 12.
 """
 
 from __future__ import annotations
 
 import binascii
 import hashlib
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, true, tuple_
 
-from distributed_state.cold import branches, epochs, record_index
+from distributed_state.cold import branches, commits, epochs, record_index
 from distributed_state.cold.bulk import among, chunks
 from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
-from distributed_state.cold.tables import items, layers, records, shares, tags
-from distributed_state.cold.values import Batch, Listed, Mortal, Wanted
+from distributed_state.cold.tables import events, items, layers, records, shares, tags
+from distributed_state.cold.values import Batch, Listed, Mortal, Sought, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
-from distributed_state.values.model import SCOPES
+from distributed_state.values.journal import Happened, unpack
+from distributed_state.values.model import PARENT, SCOPES
 
 _UNNUMBERED = 2**62  # from here on: places of records that have no number yet
 _MORE = 1000  # rows of SQL that are read at once beyond a page, as the journals may have changed their records
+_SET_BACK_MS = 600_000
+_ORDER = (events.c.time_ms, events.c.partition, events.c.epoch, events.c.offset)
 Place = tuple[int, int] | str
 
 
@@ -310,6 +314,19 @@ def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dic
     return found
 
 
+def forked(connection: Connection, namespace: str, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
+    """The records that were forked from one, the newest first: the version of it, when that was, whether deleted."""
+    r = records.c
+    query = select(r.record, r.created_ms, r.deleted).where(r.namespace == namespace, r.parent == source)
+    found = []
+    for record, created_ms, deleted in connection.execute(query.order_by(r.key.desc()).limit(limit)):
+        rows = commits.outlines(connection, namespace, record, before=2, limit=1)
+        names = {name: value for row in rows for _, name, value in unpack(row.data)}
+        version = names.get(PARENT, b"").rpartition(b"@")[2]
+        found.append((record, int(version) if version.isdigit() else None, created_ms, deleted))
+    return found
+
+
 def mortal(
     connection: Connection, namespace: str, partitions: Sequence[int], *, after: str, limit: int
 ) -> list[Mortal]:
@@ -319,3 +336,76 @@ def mortal(
     query = query.where(r.namespace == namespace, r.partition.in_(partitions), r.lifetime.is_not(None))
     query = query.where(r.record > after, r.deleted.is_(False)).order_by(r.record).limit(limit)
     return [Mortal(*row) for row in connection.execute(query)]
+
+
+# Events
+
+
+def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happened]:
+    """The events asked for, oldest first: the newest of them, or the first after a place."""
+    found: list[Happened] = []
+    for condition in _walks(connection, namespace, sought):
+        found += _events_page(connection, and_(events.c.namespace == namespace, condition), sought)
+    found.sort(key=lambda row: row.place)
+    return found[-sought.limit :] if sought.after is None else found[: sought.limit]
+
+
+def event_by_id(connection: Connection, namespace: str, partition: int, id: str, since_ms: int) -> Happened | None:
+    """An event by its id, among those of a partition from a time on; a server's clock may be set back a little."""
+    e = events.c
+    recent = and_(e.namespace == namespace, e.time_ms >= since_ms - _SET_BACK_MS)
+    row = connection.execute(select(*_event_columns()).where(recent, e.partition == partition, e.id == id)).first()
+    return None if row is None else Happened(*row)
+
+
+def event_archived(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
+    """Whether this very event, one that was written alone, was archived."""
+    e = events.c
+    place = and_(e.namespace == namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)
+    return bool(connection.execute(select(e.id).where(place)).scalar() == id)
+
+
+def _events_page(connection: Connection, condition: ColumnElement[bool], sought: Sought) -> list[Happened]:
+    e = events.c
+    since = sought.since_ms if sought.after is None else max(sought.since_ms, sought.after[0])
+    query = select(*_event_columns()).where(condition, e.time_ms >= since, e.time_ms < sought.until_ms)
+    if sought.after is None:
+        query = query.order_by(*(column.desc() for column in _ORDER))
+    else:
+        query = query.where(tuple_(*_ORDER) > sought.after).order_by(*_ORDER)
+    return [Happened(*row) for row in connection.execute(query.limit(sought.limit))]
+
+
+def _event_columns() -> list[ColumnElement[Any]]:
+    e = events.c
+    return [e.partition, e.epoch, e.offset, e.id, e.type, e.subject, e.time_ms, e.actor, e.version, e.data]
+
+
+def _walks(connection: Connection, namespace: str, sought: Sought) -> Iterable[ColumnElement[bool]]:
+    """One for each walk along an index that is needed to find what is asked for."""
+    e = events.c
+    about = true() if sought.subject is None else e.subject == sought.subject
+    if sought.type is None:
+        return [about]
+    if "*" not in sought.type:
+        return [and_(about, e.type == sought.type)]
+    types = _types_like(connection, namespace, sought.type)
+    if sought.subject is None:
+        # Several short walks, merged: one along all of these types would have to sort them by time.
+        return [e.type == each for each in types]
+    return [and_(about, e.type.in_(types))]
+
+
+def _types_like(connection: Connection, namespace: str, pattern: str) -> list[str]:
+    """The types that fit a pattern, by one look into the index for each that begins as it does."""
+    e = events.c
+    found = list[str]()
+    wanted = re.compile(re.escape(pattern).replace(r"\*", ".*"))
+    first = pattern.partition("*")[0]
+    query = select(func.min(e.type)).where(e.namespace == namespace)
+    following = connection.execute(query.where(e.type >= first)).scalar()
+    while following is not None and following.startswith(first):
+        if wanted.fullmatch(following):
+            found.append(following)
+        following = connection.execute(query.where(e.type > following)).scalar()
+    return found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar, Unpack
 
+from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.engine import URL
 
 from distributed_state.cold import (
@@ -20,7 +21,6 @@ from distributed_state.cold import (
     commits,
     epochs,
     erasure,
-    inspection,
     listings,
     opening,
     purging,
@@ -36,6 +36,7 @@ from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, Part, keep_for_ever, reads, reads_long, writes, writes_long
 from distributed_state.cold.opening import Known
 from distributed_state.cold.search_store import SearchStore
+from distributed_state.cold.tables import branches, cursors, erasures, records
 from distributed_state.cold.values import (
     Backfilled,
     Batch,
@@ -48,6 +49,25 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Happened, JournalEntry
 
 T = TypeVar("T")
+_CONNECTIONS = """
+select (select count(*) from pg_stat_activity where backend_type = 'client backend'), setting
+from pg_settings where name = 'max_connections'
+"""
+
+
+RECENT = 600.0  # seconds for which an epoch that began is news
+
+
+MINTED = "epochs minted lately"
+
+
+NEWEST = "newest quarantined"
+
+
+NONE_MINTED = "none began behind another one lately"
+
+
+_COUNTED = {"records": records, "cursors": cursors, "erasures": erasures}
 
 
 class ColdStore(Part):
@@ -177,7 +197,7 @@ class ColdStore(Part):
         with self._database.write() as connection:
             return quarantine.set_aside_lacking(connection, self.namespace, partition, epoch, entries, reason)
 
-    event_archived = reads(inspection.event_archived)
+    event_archived = reads(listings.event_archived)
 
     # Repair of an SQL that is older than Redis
 
@@ -228,10 +248,10 @@ class ColdStore(Part):
     count = reads(listings.count)
     count_items = reads(listings.count_items)
     mortal = reads(listings.mortal)
-    forked = reads(inspection.forked)
+    forked = reads(listings.forked)
     owned = reads(listings.owned)
-    audit = reads(inspection.audit)
-    event = reads(inspection.event)
+    audit = reads(listings.audit)
+    event = reads(listings.event_by_id)
 
     # Erasure
 
@@ -308,12 +328,12 @@ class ColdStore(Part):
         """Facts about the database, for a doctor."""
         facts = {"database": self._database.name, "dialect": self._database.dialect}
         with self._database.read() as connection:
-            return facts | inspection.facts(connection, self.namespace)
+            return facts | _facts(connection, self.namespace)
 
     def connections(self) -> tuple[int, int] | None:
         """How many connections the server has, and how many it allows; None for a file."""
         with self._database.read() as connection:
-            return inspection.connections(connection)
+            return _connections(connection)
 
     def sync(self) -> bool:
         """On SQLite: move all that was committed into the database file. False if a reader was in the way."""
@@ -329,3 +349,42 @@ class ColdStore(Part):
         self._opened = ExitStack()
         self._opened.callback(self._database.close)
         self._database.abandon()
+
+
+def _facts(connection: Connection, namespace: str) -> dict[str, str]:
+    """Facts about the server and the namespace's tables, by name."""
+    version = connection.dialect.server_version_info or ()
+    found = {
+        "server version": ".".join(str(part) for part in version),
+        "revision": str(opening.revision(connection)),
+    }
+    found |= {name: str(_count(connection, namespace, table)) for name, table in _COUNTED.items()}
+    found["quarantined"] = str(quarantine.count_quarantined(connection, namespace))
+    b = branches.c
+    records_of = select(func.count(b.record.distinct())).where(b.namespace == namespace)
+    minted = epochs.minted_since(connection, namespace, RECENT)
+    lately = f"{minted.partitions} partitions began another one within ten minutes, the last {minted.ago:.0f} s ago"
+    found[MINTED] = lately if minted.partitions else NONE_MINTED
+    if newest := quarantine.newest_quarantined(connection, namespace):
+        found[NEWEST] = f"{newest[0][:200]} version {newest[1]}: {newest[2][:500]}"
+    found["branched records"] = str(connection.execute(records_of).scalar_one())
+    if connection.dialect.name == "postgresql":
+        used, most = _connections(connection) or (0, 0)
+        found |= {"connections": str(used), "most connections": str(most)}
+    if connection.dialect.name == "sqlite":
+        found["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+    return found
+
+
+def _count(connection: Connection, namespace: str, table: Table) -> int:
+    """How many rows of this table the namespace has."""
+    query = select(func.count()).select_from(table).where(table.c.namespace == namespace)
+    return int(connection.execute(query).scalar_one())
+
+
+def _connections(connection: Connection) -> tuple[int, int] | None:
+    """How many connections the server has, and how many it allows; None for a file."""
+    if connection.dialect.name != "postgresql":
+        return None
+    used, most = connection.exec_driver_sql(_CONNECTIONS).one()
+    return int(used), int(most)

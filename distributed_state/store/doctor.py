@@ -20,8 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from distributed_state.cold.inspection import MINTED, NEWEST, NONE_MINTED
-from distributed_state.cold.store import ColdStore
+from distributed_state.cold.store import MINTED, NEWEST, NONE_MINTED, ColdStore
 from distributed_state.errors import ConfigurationError, CorruptState, NotFound, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.port.blocking import finish

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
-from distributed_state.cold.inspection import RECENT
+from distributed_state.cold.store import RECENT
 from distributed_state.errors import StateError
 from distributed_state.settings import Settings
 from distributed_state.store import doctor
