@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
 from distributed_state.cold.bulk import among
-from distributed_state.cold.engine import Database
+from distributed_state.cold.engine import Database, Part
 from distributed_state.cold.epochs import clock_us
 from distributed_state.cold.tables import access_tokens
 from distributed_state.errors import InvalidValue, NotFound, Unauthenticated
@@ -25,13 +25,12 @@ _c = access_tokens.c
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-class AccessTokenStore:
+class AccessTokenStore(Part):
     """The tokens by which callers of this namespace's service are known."""
 
     def __init__(self, database: Database, namespace: str) -> None:
-        self._database = database
+        super().__init__(database, namespace)
         self._here = _c.namespace == namespace
-        self._namespace = namespace
 
     def add(
         self, id: str, digest: bytes, *, prefix: str, rights: Collection[str], actor: str, seconds: float | None,
@@ -48,7 +47,7 @@ class AccessTokenStore:
                 self._hold(connection, made_by)
             now_ms = clock_us(connection) // 1000
             row = {
-                "namespace": self._namespace, "id": id, "digest": digest, "prefix": prefix, "actor": actor,
+                "namespace": self.namespace, "id": id, "digest": digest, "prefix": prefix, "actor": actor,
                 "rights": ",".join(sorted(rights)), "created_ms": now_ms, "revoked_ms": None,
                 "expires_ms": None if seconds is None else now_ms + round(seconds * 1000), "made_by": made_by,
             }  # fmt: skip
