@@ -64,7 +64,7 @@ def outlines(
     limit: int | None = None,
     most: int | None = None,
 ) -> list[JournalEntry]:
-    """The same without what their messages and items say."""
+    """The changes between two versions as `entries` has them, without what their messages and items say."""
     key = keys(connection, namespace, [record]).get(record)
     rows = [] if key is None else blocks.changes_between(connection, key, after, before, limit, most)
     return [_entry(record, row, row.data) for row in rows]

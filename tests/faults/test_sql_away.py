@@ -144,7 +144,7 @@ async def test_another_database_is_refused_when_it_comes(opener: Any, postgres_u
     await store.close()
     with monkeypatch.context() as patched:
         patched.setattr(patience, "sign_of_postgresql", None)
-        patched.setattr("distributed_state.cold.store.schema.ready", _away)
+        patched.setattr("distributed_state.cold.store.opening.ready", _away)
         store = await opener(archive=postgres_url, partitions=PARTITIONS)
         await store.session("old0").set("n", 1)
     with pytest.raises(ConfigurationError, match="has no namespace"):
