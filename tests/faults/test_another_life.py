@@ -25,7 +25,8 @@ from controls import sabotage
 from rewinding import Rewound, rewindable
 
 from distributed_state import AsyncStateStore, ColdUnavailable, Fenced, StateError, StateStore, WarmUnavailable
-from distributed_state.cold import epochs as cold_recovery
+from distributed_state.cold.epochs import Changed
+from distributed_state.cold.store import ColdStore
 from distributed_state.cold.tables import cursors
 from distributed_state.port import Script
 from distributed_state.port.blocking import finish
@@ -253,12 +254,8 @@ def test_without_looking_for_what_was_erased_it_comes_back(
     rewound: Rewound, archive: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control."""
-    real = cold_recovery.changed_since
-    monkeypatch.setattr(
-        cold_recovery,
-        "changed_since",
-        lambda *given: cold_recovery.Changed(real(*given).records, set()),
-    )
+    real = ColdStore.changed_since
+    monkeypatch.setattr(ColdStore, "changed_since", lambda *given: Changed(real(*given).records, set()))
     with pytest.raises(AssertionError):
         erased_before_the_power_went(rewound, archive)
 
