@@ -111,8 +111,7 @@ class Schedule:
         plain = home.port.sql
 
         async def sql(call: Callable[..., Any], *given: Any) -> Any:
-            asked = getattr(getattr(call, "func", None), "__name__", "")
-            if asked not in ("items", "list_items") or self.busy:
+            if getattr(call, "func", None) not in (home.cold.items, home.cold.list_items) or self.busy:
                 return await plain(call, *given)
             self.busy = True
             try:
