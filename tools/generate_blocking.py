@@ -93,7 +93,7 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
         "remote.blocking",
         "A store behind its HTTP service, for blocking code. Law: no logic here.",
         (
-            "remote.leases:AsyncRemoteLease",
+            "remote.requests:AsyncRemoteLease",
             "remote.transaction:AsyncRemoteTransactionBody",
             "remote.items:AsyncRemoteItems",
             "remote.record:AsyncRemoteRecord",

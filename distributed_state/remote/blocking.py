@@ -13,8 +13,8 @@ from distributed_state.port.bodies import leaving
 from distributed_state.port.http import BlockingHttp
 from distributed_state.remote.events import AsyncRemoteEvents
 from distributed_state.remote.items import AsyncRemoteItems
-from distributed_state.remote.leases import AsyncRemoteLease
 from distributed_state.remote.record import AsyncRemoteRecord
+from distributed_state.remote.requests import AsyncRemoteLease
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteStore, checked
 from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction

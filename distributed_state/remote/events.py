@@ -14,8 +14,7 @@ from typing import Self
 from distributed_state.errors import InvalidValue, StateError, Unavailable
 from distributed_state.port.http import HttpAnswer, HttpLines, Unanswered
 from distributed_state.remote import values
-from distributed_state.remote.refusals import LATER, refusal
-from distributed_state.remote.requests import Requests, with_query
+from distributed_state.remote.requests import LATER, Requests, refusal, with_query
 from distributed_state.values.results import Event
 
 _SILENT = 45.0  # seconds: a worker says something each 15, so this connection is dead

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Never
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound
-from distributed_state.remote import absent, values
-from distributed_state.remote.place import RecordPlace, path_of
+from distributed_state.remote import values
+from distributed_state.remote.requests import RecordPlace, path_of
 from distributed_state.values.items import (
     MOST_ITEMS,
     DeleteItem,
@@ -44,7 +44,7 @@ class AsyncRemoteItems:
         self._path = path_of(place.ref, "/items/{}", collection)
 
     def __getattr__(self, name: str) -> Any:
-        raise absent.refuse(type(self).__name__, name, absent.ITEMS)
+        raise values.refuse(type(self).__name__, name, values.ITEMS)
 
     @property
     def collection(self) -> str:
@@ -137,7 +137,7 @@ class AsyncRemoteItems:
 
         With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one.
         """
-        absent.refuse_options("put", others)
+        values.refuse_options("put", others)
         where = self._collection
         item = PutItem(collection=where, key=key, value=value, if_absent=if_absent, if_present=if_present)
         return await self._change([item], "put", durability)
@@ -160,7 +160,7 @@ class AsyncRemoteItems:
 
         With `if_present` Conflict, and nothing is written, if any is not there.
         """
-        absent.refuse_options("delete", others)
+        values.refuse_options("delete", others)
         where = self._collection
         return await self._change(
             [DeleteItem(collection=where, key=key, if_present=if_present) for key in keys], "delete", durability

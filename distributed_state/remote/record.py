@@ -1,6 +1,7 @@
-"""Records behind a service, asyncio face. Law: every method is one request or says how many; handles hold no state.
+"""Records behind a service, asyncio API, and their history. Law: a method is one request, or says how many.
 
-The names, options and errors are those of the direct store's `AsyncRecord`, whose docstrings say more.
+Handles hold no state. The names, options and errors are those of the direct store's `AsyncRecord`, whose docstrings say
+more. History is read, or made current by a new version; it is never rewritten.
 
 Design: section 26.
 """
@@ -9,21 +10,124 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Never, TypeVar
+from typing import Any, Literal, Never, TypeVar
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound
-from distributed_state.remote import absent, values
+from distributed_state.records.messages import Page
+from distributed_state.remote import values
 from distributed_state.remote.items import AsyncRemoteItems
-from distributed_state.remote.leases import AsyncRemoteLease
-from distributed_state.remote.past import Past
-from distributed_state.remote.place import RecordPlace, path_of
-from distributed_state.remote.requests import Requests
+from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, Requests, path_of
 from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction, commit
 from distributed_state.values import codec
 from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.model import Message, Ref
-from distributed_state.values.results import Written
+from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
 from distributed_state.warm.lock import check_times
+
+_PAGE = 500
+
+
+class Past:
+    """The methods of a record that are about what it was."""
+
+    _place: RecordPlace
+
+    async def history(
+        self, *, after: int = 0, before: int | None = None, limit: int | None = None, branch: str | None = None
+    ) -> list[Change]:
+        """Read the changes between two versions (exclusive), oldest first: who, when, what.
+
+        One request for each 500, or fewer if they are large.
+        """
+        Page(limit=limit).checked()
+        found: list[Change] = []
+        largest = _PAGE
+        while limit is None or len(found) < limit:
+            size = largest if limit is None else min(largest, limit - len(found))
+            query = {"after": after, "before": before, "limit": size, "branch": branch}
+            try:
+                page = (await self._read("/versions", query))["versions"]
+            except InvalidValue:
+                if size == 1:
+                    raise
+                largest = size // 2  # together they are more than a service puts into one answer
+                continue
+            found += [values.change(each, self._place.ref) for each in page]
+            if len(page) < size:
+                break
+            after = page[-1]["version"]
+        return found
+
+    async def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
+        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
+        if type(version) is not int or version < 1:
+            raise InvalidValue(
+                f"a remote store reads a version, also of a branch: an int from 1 on, not {version!r:.80}"
+            )
+        return values.snapshot(await self._read(f"/versions/{version}", {"branch": branch}))
+
+    async def branches(self) -> list[Branch]:
+        """Read which commits were acknowledged and are not continued by the record, by branch."""
+        return [values.branch(each) for each in (await self._read("/branches", {}))["branches"]]
+
+    async def drop_branch(self, branch: str) -> int:
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
+        # It changes nothing of the record itself, so no lease is asked for.
+        path = path_of(self._place.ref, "/branches/{}", branch)
+        return int((await self._place.requests.order("DELETE", path))["commits"])
+
+    async def checkpoint(self, label: str) -> int:
+        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+
+        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        """
+        return int((await self._place.write({"kind": "checkpoint", "label": label}))["version"])
+
+    async def checkpoints(
+        self,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+    ) -> list[Checkpoint]:
+        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+
+        One request for each 500.
+        """
+        Page(limit=limit, before=before, after=after, order=order).checked()
+        found: list[Checkpoint] = []
+        query: dict[str, Any] = {"after": after, "before": before, "order": order}
+        while limit is None or len(found) < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = (await self._read("/checkpoints", query | {"limit": size}))["checkpoints"]
+            found += [values.made(Checkpoint, each) for each in page]
+            if len(page) < size:
+                break
+            query["after" if order == "asc" else "before"] = page[-1]["version"]
+        return found
+
+    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
+        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""
+        given = {"steps": steps, "label": label, "version": version}
+        body = {name: each for name, each in given.items() if each is not None}
+        return int((await self._place.write(body, to="/rollback", owned=False))["version"])
+
+    async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
+        """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""
+        given = {"id": Ref(self._place.ref.scope, new_id).id, "version": version, "branch": branch}
+        body = {name: each for name, each in given.items() if each is not None}
+        # Under the key of this call the record that an earlier attempt began is known as its own.
+        return int((await self._place.requests.write("POST", self._place.path + "/forks", body))["version"])
+
+    async def _read(self, path: str, query: dict[str, Any]) -> Any:
+        try:
+            return await self._place.requests.read(self._place.path + path, query)
+        except (NotFound, Deleted):
+            if path != "/versions" or query["branch"] is not None:
+                raise
+            return {"versions": [], "after": None}  # of a record that is not there
+
 
 T = TypeVar("T")
 _ABSENT: Any = object()
@@ -47,7 +151,7 @@ class AsyncRemoteRecord(Past):
         self._place = RecordPlace(requests, ref, user)
 
     def __getattr__(self, name: str) -> Any:
-        raise absent.refuse(type(self).__name__, name, absent.RECORD)
+        raise values.refuse(type(self).__name__, name, values.RECORD)
 
     @property
     def ref(self) -> Ref:
@@ -229,7 +333,7 @@ class AsyncRemoteRecord(Past):
         **others: Never,
     ) -> T:
         """Do the same in a function, which is called again while others are faster; return what it returns."""
-        absent.refuse_options("apply", others)
+        values.refuse_options("apply", others)
 
         async def once() -> T:
             view = RemoteTransaction(await self._place.state(fresh=True))
@@ -252,7 +356,7 @@ class AsyncRemoteRecord(Past):
         ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the body goes on
         until then.
         """
-        absent.refuse_options("lock", others)
+        values.refuse_options("lock", others)
         check_times(wait, ttl, None)
         return AsyncRemoteLease(self._place.requests, self._place.path, wait=wait, ttl=ttl)
 

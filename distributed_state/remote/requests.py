@@ -1,17 +1,30 @@
-"""Requests to a service. Law: each is answered within its time, and one that changes something is applied once.
+"""Requests to a service: its address and token, refusals as errors, locks, and the URL of a record.
 
-A write carries an Idempotency-Key, so that it may be sent again when its answer was lost, to another worker, too.
-What has none is sent again only if it surely did not arrive.
+Law: a request is answered within its time, and a request that changes something is applied once.
+
+A write carries an Idempotency-Key, so it can be sent again, also to another worker, when its answer was lost. A
+request without one is sent again only if it surely did not arrive. A refusal raises the error that the direct store
+would raise, with the same fields. What is written inside `with lock()` carries the lease, and nothing else does. The
+token is in no message or log of ours, and is sent over TLS only.
 
 Design: section 26.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import urlencode
+import os
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlencode, urlsplit
+from weakref import ref
 
 from tenacity import (
     AsyncRetrying,
@@ -21,10 +34,151 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from distributed_state.errors import StateError, Unavailable
-from distributed_state.port.http import Http, HttpAnswer, Unanswered
-from distributed_state.remote.refusals import may_come_later, refusal
+from distributed_state import errors
+from distributed_state.errors import (
+    AccessDenied,
+    Backpressure,
+    ConfigurationError,
+    Conflict,
+    Deleted,
+    DurabilityUnknown,
+    InvalidTransition,
+    Locked,
+    LockTimeout,
+    NotFound,
+    StateError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from distributed_state.port import callers
+from distributed_state.port.bodies import Body, leaving
+from distributed_state.port.http import Http, HttpAnswer, HttpPlace, Unanswered
+from distributed_state.remote import values
+from distributed_state.settings import require_host
 from distributed_state.values import chance, path_names
+from distributed_state.values.model import Ref
+
+_PROBLEM = "application/problem+json"
+LATER = frozenset({429, 502, 503, 504})
+"""The same request may be answered after a while."""
+_AWAY = LATER - {429}
+
+
+def refusal(answer: HttpAnswer) -> StateError:
+    """The error that a refused request raises."""
+    problem = _problem(answer)
+    text = str(problem.get("detail") or f"the service answered {answer.status}")[:2000]
+    kind = getattr(errors, str(problem.get("error")), None)
+    if isinstance(kind, type) and issubclass(kind, StateError):
+        make = _WITH_FIELDS.get(kind)
+        return kind(text) if make is None else make(text, problem)
+    if 300 <= answer.status < 400:
+        # Followed it would take the token to wherever it points.
+        return ConfigurationError("the service answers from another URL; give that one")
+    if answer.status == 401:
+        return Unauthenticated(text)
+    if answer.status == 403:
+        return AccessDenied(text)
+    if answer.status == 413:
+        return TooLarge(text)
+    if answer.status in LATER:
+        return Unavailable(text)
+    if answer.status in (404, 405):
+        # Never NotFound: a path that nobody serves says nothing about a record.
+        return ConfigurationError(f"{text}: this URL, or this release of the service, does not serve that")
+    return StateError(text)
+
+
+def _problem(answer: HttpAnswer) -> dict[str, Any]:
+    if answer.headers.get("content-type", "").partition(";")[0].strip() != _PROBLEM:
+        return {}
+    try:
+        found = json.loads(answer.body)
+    except ValueError:
+        return {}
+    if not isinstance(found, dict) or found.get("detail") in ("Not Found", "Method Not Allowed"):
+        return {}  # of a path that is not served
+    return found
+
+
+def _whole(problem: dict[str, Any], name: str) -> int:
+    found = problem.get(name)
+    return found if type(found) is int else 0
+
+
+_WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]] = {
+    Conflict: lambda text, problem: Conflict(text, version=_whole(problem, "version")),
+    Deleted: lambda text, problem: Deleted(text, version=_whole(problem, "version")),
+    DurabilityUnknown: lambda text, problem: DurabilityUnknown(text, version=_whole(problem, "version")),
+    InvalidTransition: lambda text, problem: InvalidTransition(
+        text, phase=str(problem.get("phase") or ""), event=str(problem.get("event") or "")
+    ),
+}
+
+
+def may_come_later(answer: HttpAnswer, error: StateError, *, repeatable: bool) -> bool:
+    """Whether to ask again. What may have been applied is repeated only where that is applied once."""
+    if answer.status == 429 or isinstance(error, Backpressure):
+        return True  # nothing was written
+    return repeatable and answer.status in _AWAY and not isinstance(error, DurabilityUnknown)
+
+
+_TOKEN = re.compile(r"[\x21-\x7e]{1,8192}")
+URL, TOKEN, TOKEN_FILE = (f"DISTRIBUTED_STATE_{name}" for name in ("URL", "TOKEN", "TOKEN_FILE"))
+
+
+def address(url: str | None, token: str | None = None) -> HttpPlace:
+    """Where a service is, as given or in the environment, and what each request carries.
+
+    Raises ConfigurationError for a URL that cannot be, or that must not be shown a token.
+    """
+    url = os.environ.get(URL, "") if url is None else url
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except (ValueError, AttributeError) as error:
+        raise ConfigurationError("url: cannot be read; it is as https://state.example.com") from error
+    if parts.scheme not in ("http", "https"):
+        raise ConfigurationError("url: a remote store has an http:// or https:// one")
+    if not host:
+        raise ConfigurationError("url: names no host; it is as https://state.example.com")
+    require_host(host, "url")
+    if "@" in parts.netloc:
+        raise ConfigurationError("url: holds a user or password; give the token as token=")
+    if parts.query or parts.fragment:
+        raise ConfigurationError("url: ends before ? and #; it is as https://state.example.com")
+    found = _token(token)
+    if found is not None and parts.scheme == "http" and _public(host):
+        raise ConfigurationError(f"url: a token is sent to {host} over https:// alone")
+    headers = {"Accept": "application/json", "User-Agent": "distributed-state"}
+    if found is not None:
+        headers["Authorization"] = f"Bearer {found}"
+    return HttpPlace(url.rstrip("/"), headers)
+
+
+def _public(host: str) -> bool:
+    """Whether this is surely no host of this machine or of a private network; what a name stands for is not known."""
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return False
+
+
+def _token(given: str | None) -> str | None:
+    found = given
+    if found is None and TOKEN in os.environ:
+        found = os.environ[TOKEN].strip()
+    elif found is None and TOKEN_FILE in os.environ:
+        name = os.environ[TOKEN_FILE]
+        try:
+            found = Path(name).read_text().strip()
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{TOKEN_FILE}: {name!r:.200} cannot be read: {type(error).__name__}") from error
+    if found is not None and (not isinstance(found, str) or _TOKEN.fullmatch(found) is None):
+        raise ConfigurationError("token: is one word of printable ASCII characters")
+    return found
+
 
 KEY = "Idempotency-Key"
 _PAUSE = wait_random_exponential(multiplier=0.05, max=2.0)
@@ -146,3 +300,252 @@ def with_query(path: str, query: Mapping[str, Any] | None) -> str:
         elif value is not None:
             pairs.append((name, str(value).lower() if isinstance(value, bool) else value))
     return f"{path}?{urlencode(pairs, errors='surrogatepass')}" if pairs else path
+
+
+# What the running task, or this thread, holds: by service and path of the record. Tasks begun inside inherit it.
+# Weakly: a lease that its holder let go of is not kept by the context that took it.
+_Found = Callable[[], "AsyncRemoteLease | None"]
+_held: ContextVar[Mapping[tuple[int, str], _Found]] = ContextVar("distributed_state_remote_leases")
+_ONCE = 5.0  # seconds of waiting in one request: less than a worker lets anybody wait
+HEADER = "Lease"
+
+
+def carried(requests: Requests, path: str) -> dict[str, str]:
+    """The header for a write of this record: the lease that is held here, if there is one."""
+    lease = _holder(requests, path)
+    return {} if lease is None or not lease.lease else {HEADER: lease.lease}
+
+
+def _holder(requests: Requests, path: str) -> AsyncRemoteLease | None:
+    """The lease of a record that is held here; not one whose body is over, which was interrupted before its release."""
+    found = _held.get({}).get((id(requests), path))
+    lease = found() if found is not None else None
+    return lease if lease is not None and lease.body.there else None
+
+
+def _others(mine: AsyncRemoteLease) -> dict[tuple[int, str], _Found]:
+    """The other leases held in this context, without interrupted ones, which would otherwise stay in it for good."""
+    found = ((name, each, each()) for name, each in _held.get({}).items())
+    return {name: each for name, each, lease in found if lease not in (None, mine) and lease.body.there}
+
+
+async def _give_back(requests: Requests, path: str, lease: str) -> None:
+    # A lease that cannot be given back ends with its ttl. An error here would replace that of the body.
+    with suppress(StateError):
+        await requests.order("DELETE", path + "/lease", headers={HEADER: lease}, repeatable=True)
+
+
+class AsyncRemoteLease:
+    """A record held alone, from `record.lock()`.
+
+    Example::
+
+        async with record.lock(wait=5.0) as lease:
+            await record.set("seat", "12A")
+    """
+
+    def __init__(self, requests: Requests, path: str, *, wait: float, ttl: float) -> None:
+        self._requests = requests
+        self._path = path
+        self._wait = wait
+        self._ttl = ttl
+        self._stop: Callable[[], None] | None = None
+        self._outer: AsyncRemoteLease | None = None
+        self.lease = ""
+        self.owner: object = None
+        self.body = Body()
+        self._token = 0
+        self._lost = self._released = False
+
+    @property
+    def token(self) -> int:
+        """The fencing token, greater for every later holder."""
+        return self._token
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to have ended; writes under it raise Fenced."""
+        return self._lost or (self._outer is not None and self._outer.lost)
+
+    async def renew(self) -> bool:
+        """Hold it for another `ttl` seconds; False if it has ended. It is done in the background, too."""
+        try:
+            await self._requests.order(
+                "PUT", self._path + "/lease", {"ttl": self._ttl}, headers={HEADER: self.lease}, repeatable=True
+            )
+        except Unavailable:
+            return True  # nothing is known: the next time, or the next write, tells
+        except StateError:
+            self._lost = True
+            return False
+        return True
+
+    async def acquire(self) -> Self:
+        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        outer = _holder(self._requests, self._path)
+        # A task started inside the body writes under the lease, but locks like anybody else.
+        nests = outer is not None and outer.owner == callers.owner()
+        self._outer = outer if nests else None
+        if self._outer is not None:
+            if self._outer is self:
+                raise Locked("held by this task already, by this very lease")
+            self.lease, self._token = self._outer.lease, self._outer.token
+            return self
+        self.body.begin()
+        try:
+            found = await self._taken()
+            self._lost = self._released = False
+            self.lease = found["lease"]
+            self._token = found["token"]
+            self.owner = callers.owner()
+            self._stop = self._requests.http.every(self._ttl / 3, self._renewing())
+            _held.set({**_others(self), (id(self._requests), self._path): ref(self)})
+        except BaseException:
+            self.body.leave()  # also one that was taken by hand: its caller does not have it
+            raise
+        return self
+
+    def wanted(self) -> bool:
+        """Whether anybody holds it; it is lost otherwise, unless it was released."""
+        if self._released:
+            return False
+        if not self.body.held_by(self.owner):
+            self._lost = True
+        return not self._lost
+
+    def _renewing(self) -> Callable[[], Coroutine[Any, Any, bool]]:
+        """The work in the background, which does not keep the lease alive; it returns False once renewal may end."""
+        me, held = ref(self), (self._requests, self._path, self.lease)
+
+        async def renew() -> bool:
+            lease = me()
+            if lease is not None and lease.wanted():
+                return await lease.renew()
+            await _give_back(*held)
+            return False
+
+        return renew
+
+    async def _taken(self) -> Any:
+        clock = self._requests.http.monotonic
+        end = clock() + self._wait
+        while True:
+            wait = max(0.0, min(_ONCE, end - clock()))
+            try:
+                body = {"wait": wait, "ttl": self._ttl}
+                return await self._requests.order("POST", self._path + "/lease", body, patience=wait)
+            except Locked as error:
+                if clock() >= end:
+                    raise LockTimeout(f"{error}; waited {self._wait:g} s") from error
+
+    async def release(self) -> None:
+        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        if self._stop is None:  # it nests, or is not held
+            return
+        self._released = True
+        stop, self._stop = self._stop, None
+        self.owner = None  # a task whose error leads back to here would wait for the garbage collector
+        _held.set(_others(self))
+        await _give_back(self._requests, self._path, self.lease)
+        stop()  # last: if this is interrupted, the work in the background gives it back
+
+    async def __aenter__(self) -> Self:
+        return await self.acquire()
+
+    @leaving("body")
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+
+T = TypeVar("T")
+_KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
+_ATTEMPTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A record as it was read: version 0 if it is not there. `deleted` ones have no fields."""
+
+    version: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+    phase: str | None = None
+    deleted: bool = False
+
+
+class RecordPlace:
+    """A record behind a service, and whose it is if it begins."""
+
+    def __init__(self, requests: Requests, ref: Ref, user: str | None = None) -> None:
+        self.requests = requests
+        self.ref = ref
+        self.user = None if user is None else Ref("user", user).id
+        self.path = path_of(ref)
+
+    async def state(self, *, fresh: bool = False) -> State:
+        """Read it as a whole."""
+        query: dict[str, Any] = {"fresh": fresh or None}
+        if self.ref.scope == "session":
+            query["last"] = 0
+        try:
+            said = await self.requests.read(self.path, query)
+        except NotFound:
+            return State()
+        except Deleted as error:
+            return State(error.version, deleted=True)
+        return State(said["version"], values.shown(said), said.get("phase"))
+
+    async def write(
+        self,
+        given: Mapping[str, Any],
+        durability: str | None = None,
+        *,
+        expect_version: int | None = None,
+        expect_exists: bool | None = None,
+        to: str = "/writes",
+        method: str = "POST",
+        owned: bool = True,
+    ) -> Any:
+        """Make one commit, and return what the service says of it."""
+        headers = values.conditions(expect_version, expect_exists) | self.carried()
+        more = {"user": self.user if owned else None, "durability": durability}
+        sent = {**given, **{name: each for name, each in more.items() if each is not None}}
+        free = not headers.keys() & {"If-Match", "If-None-Match"} and not any(
+            each.startswith("expect") for each in sent
+        )
+
+        async def once() -> Any:
+            body = None if method == "DELETE" else sent
+            return await self.requests.write(method, self.path + to, body, headers=headers)
+
+        # A write without a condition has none that could fail: others were faster, at each attempt of the service's.
+        return await (self.until_no_conflict(once) if free else once())
+
+    async def until_no_conflict(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Try again while others are faster, and let them go first, longer each time. Raises Conflict in the end."""
+        for attempt in range(_ATTEMPTS - 1):
+            with suppress(Conflict):
+                return await once()
+            await self.requests.http.sleep(chance.source.random() * min(0.1, 0.002 * 2**attempt))
+        return await once()
+
+    async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        """Have something done that takes no key, under the lease that is held here."""
+        return await self.requests.order(method, self.path + path, body, headers=self.carried(), **options)
+
+    def carried(self) -> dict[str, str]:
+        """The header for a write: the lease that is held here."""
+        return carried(self.requests, self.path)
+
+
+def path_of(ref: Ref, form: str = "", *names: str) -> str:
+    """Where a record is, or what is below it: `form` as "/fields/{}", with a {} for each name."""
+    return path_names.path("/v1", f"/{kind_of(ref.scope)}/{{}}{form}", ref.id, *names)
+
+
+def kind_of(scope: str) -> str:
+    """What the service calls records of a scope. Raises ConfigurationError for what it has not."""
+    if scope not in _KINDS:
+        raise ConfigurationError(f"{scope}: a remote store has sessions, users and tasks; use a direct store")
+    return _KINDS[scope]

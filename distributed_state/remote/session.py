@@ -11,7 +11,7 @@ from typing import Any, Literal
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.records.messages import Page
-from distributed_state.remote import absent, values
+from distributed_state.remote import values
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.values import field_ttl
 from distributed_state.values.model import Message
@@ -32,7 +32,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
     """
 
     def __getattr__(self, name: str) -> Any:
-        raise absent.refuse(type(self).__name__, name, absent.SESSION)
+        raise values.refuse(type(self).__name__, name, values.SESSION)
 
     async def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version."""

@@ -12,12 +12,10 @@ from typing import Any, Literal, Never, Self
 
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue
 from distributed_state.port.http import AsyncHttp, Http, HttpPlace
-from distributed_state.remote import absent, values
-from distributed_state.remote.addresses import address
+from distributed_state.remote import values
 from distributed_state.remote.events import AsyncRemoteEvents
-from distributed_state.remote.place import RecordPlace, kind_of, path_of
 from distributed_state.remote.record import AsyncRemoteRecord
-from distributed_state.remote.requests import Requests
+from distributed_state.remote.requests import RecordPlace, Requests, address, kind_of, path_of
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.values import chance
 from distributed_state.values.model import Ref
@@ -49,7 +47,7 @@ class AsyncRemoteStore:
         self._prefix = ""
 
     def __getattr__(self, name: str) -> Any:
-        raise absent.refuse(type(self).__name__, name, absent.STORE)
+        raise values.refuse(type(self).__name__, name, values.STORE)
 
     @classmethod
     def open(
@@ -95,18 +93,18 @@ class AsyncRemoteStore:
 
     def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> AsyncRemoteSession:
         """Return a conversation by its id, or a new one. No I/O. `user` owns it from its first write on."""
-        absent.refuse_options("session", others)
+        values.refuse_options("session", others)
         found = self._prefix + chance.token_hex(16) if id is None else id
         return AsyncRemoteSession(self._requests, Ref("session", found), user)
 
     def user(self, id: str, **others: Never) -> AsyncRemoteRecord:
         """Return the record of a user, across sessions. No I/O."""
-        absent.refuse_options("user", others)
+        values.refuse_options("user", others)
         return AsyncRemoteRecord(self._requests, Ref("user", id))
 
     def task(self, id: str, *, user: str | None = None, **others: Never) -> AsyncRemoteRecord:
         """Return the record of a piece of work, which `user` owns. No I/O."""
-        absent.refuse_options("task", others)
+        values.refuse_options("task", others)
         return AsyncRemoteRecord(self._requests, Ref("task", id), user)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
@@ -213,7 +211,7 @@ class AsyncRemoteStore:
 
         `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
         """
-        absent.refuse_options("events", others)
+        values.refuse_options("events", others)
         for each in types:
             pattern(each)
         return AsyncRemoteEvents(self._requests, types, since)
@@ -225,7 +223,7 @@ class AsyncRemoteStore:
 
         A service ends a request after its time (30 s): then Unavailable is raised, and called again it goes on.
         """
-        absent.refuse_options("compact", others)
+        values.refuse_options("compact", others)
         return await self._upkeep("compact", {"older_than": older_than})
 
     async def purge(

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Never
 
 from distributed_state.errors import InvalidValue
-from distributed_state.remote import absent, values
-from distributed_state.remote.place import RecordPlace, State
+from distributed_state.remote import values
+from distributed_state.remote.requests import RecordPlace, State
 from distributed_state.values import codec
 from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.model import Message
@@ -105,14 +105,14 @@ class RemoteTransaction(MutableMapping[str, Any]):
         **others: Never,
     ) -> None:
         """Put an item of the record with this commit. `keep` leaves one that is there then as it is."""
-        absent.refuse_options("put_item", others)
+        values.refuse_options("put_item", others)
         self._change(PutItem(
             collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, keep=keep
         ))  # fmt: skip
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, **others: Never) -> None:
         """Delete an item of the record with this commit; one that is not there is no error, unless it must be."""
-        absent.refuse_options("delete_item", others)
+        values.refuse_options("delete_item", others)
         self._change(DeleteItem(collection=collection, key=key, if_present=if_present))
 
     def _change(self, item: PutItem | DeleteItem) -> None:

@@ -60,7 +60,7 @@ from distributed_state import (
 )
 from distributed_state.port.http import BlockingHttp
 from distributed_state.programs.service import Service
-from distributed_state.remote import absent
+from distributed_state.remote import values
 from distributed_state.remote.requests import KEY
 from distributed_state.values import access_tokens
 
@@ -769,8 +769,8 @@ def test_a_name_that_is_not_there_says_so(workers: tuple[Worker, Worker], kind: 
     with StateStore.open(workers[0].url) as store:
         session = store.session("x")
         there, names = {
-            "store": (store, absent.STORE), "session": (session, absent.SESSION),
-            "user": (store.user("x"), absent.RECORD), "items": (session.items("x"), absent.ITEMS),
+            "store": (store, values.STORE), "session": (session, values.SESSION),
+            "user": (store.user("x"), values.RECORD), "items": (session.items("x"), values.ITEMS),
         }[kind]  # fmt: skip
         for name in names:
             with pytest.raises(ConfigurationError, match=f"{name} is not there on a remote store: "):
@@ -781,10 +781,10 @@ def test_a_name_that_is_not_there_says_so(workers: tuple[Worker, Worker], kind: 
 
 def test_every_name_of_the_direct_store_is_there_or_says_why(workers: tuple[Worker, Worker]) -> None:
     for direct, remote, names in (
-        (AsyncStateStore, AsyncRemoteStore, absent.STORE),
-        (AsyncSession, AsyncRemoteSession, absent.SESSION),
-        (AsyncRecord, AsyncRemoteRecord, absent.RECORD),
-        (AsyncItems, AsyncRemoteItems, absent.ITEMS),
+        (AsyncStateStore, AsyncRemoteStore, values.STORE),
+        (AsyncSession, AsyncRemoteSession, values.SESSION),
+        (AsyncRecord, AsyncRemoteRecord, values.RECORD),
+        (AsyncItems, AsyncRemoteItems, values.ITEMS),
     ):
         inner = {"tiers_in_use", "after_fork", "hook", "wrap"}
         public = {name for name in dir(direct) if not name.startswith("_")} - inner

@@ -45,13 +45,10 @@ from distributed_state import (
 from distributed_state.adapters.stores import open_store
 from distributed_state.port.http import AsyncHttp, BlockingHttp, HttpAnswer, HttpPlace, Unanswered
 from distributed_state.records.sanitizing import SessionOptions
-from distributed_state.remote import absent, values
-from distributed_state.remote.addresses import TOKEN, TOKEN_FILE, address
+from distributed_state.remote import values
 from distributed_state.remote.blocking import RemoteStore
 from distributed_state.remote.events import AsyncRemoteEvents
-from distributed_state.remote.place import State
-from distributed_state.remote.refusals import refusal
-from distributed_state.remote.requests import KEY, Requests
+from distributed_state.remote.requests import KEY, TOKEN, TOKEN_FILE, Requests, State, address, refusal
 from distributed_state.remote.store import AsyncRemoteStore
 from distributed_state.remote.transaction import RemoteTransaction
 from distributed_state.values.model import Ref
@@ -408,7 +405,7 @@ def test_an_option_of_the_direct_store_is_there_or_in_the_list(direct: type, rem
             options = {*inspect.signature(method).parameters} - {"options"}
             options |= {*SessionOptions.__annotations__} if "schema" in options else set()
             has = {*inspect.signature(getattr(remote, name)).parameters}
-            assert options - has <= absent.OPTIONS.keys(), name
+            assert options - has <= values.OPTIONS.keys(), name
             assert options - has == set() or "others" in has, name
             assert {(name, each) for each in has - options - {"others"}} <= OWN
 
