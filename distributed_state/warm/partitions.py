@@ -99,7 +99,7 @@ class Partitions:
 
     async def install(self, keys: PartitionKeys, token: str, seen: str, new: Beginning) -> str:
         """Start a partition under an epoch: 'ok', 'live' or 'lost'. `seen` is the epoch before."""
-        known = None if new.texts is None else listed(new.texts)
+        known = None if new.texts is None else listed_names(new.texts)
         names = [keys.meta, keys.journal, keys.events]
         arguments: list[Any] = [
             token,
@@ -306,7 +306,7 @@ def _word(answer: list[Any]) -> str:
     return str(answer[0].decode())
 
 
-def listed(texts: Iterable[str]) -> list[bytes] | None:
+def listed_names(texts: Iterable[str]) -> list[bytes] | None:
     """The fields of meta in which these names stand, and their values, in turn; None if they are too many."""
     found: dict[bytes, list[bytes]] = {}
     for text in texts:

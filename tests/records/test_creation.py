@@ -26,7 +26,7 @@ from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
 from distributed_state.warm.answers import Cold, Committed
-from distributed_state.warm.partitions import _listed
+from distributed_state.warm.partitions import listed_names
 
 QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
 NOTED = "if unheard then call('HSET', meta, place, listed .. mark) end"
@@ -426,7 +426,7 @@ async def test_redis_and_python_write_names_alike(store: Any) -> None:
     for id in here:
         await store.session(id).set("a", 1)
     texts = [names(store, id).ref.text for id in (*here, beside(store, "s"))]
-    words = _listed(texts)
+    words = listed_names(texts)
     assert words is not None
     for field, value in zip(words[::2], words[1::2], strict=True):
         expected[field] = {value[at : at + 6] for at in range(0, len(value), 6)}
@@ -451,4 +451,4 @@ async def test_where_there_is_no_room_sql_is_asked(opener: Any) -> None:
         gone(store, *ids)
         for id in ids:
             assert await store.session(id).set("b", 2) == 2
-    assert _listed(f"session:{number}" for number in range(20_000)) is None
+    assert listed_names(f"session:{number}" for number in range(20_000)) is None
