@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy
 from docs_tables import code, table
 
-from distributed_state.cold import search_tables, tables
+from distributed_state.cold import search_index, tables
 from distributed_state.port import Script
 from distributed_state.values import keys
 from distributed_state.values.model import Ref
@@ -107,7 +107,7 @@ def sql_page() -> str:
         *_tables(tables.metadata, Path(inspect.getfile(tables)).read_text()),
         "## Of the search index",
         "Made when search is switched on.",
-        *_tables(search_tables.metadata, Path(inspect.getfile(search_tables)).read_text()),
+        *_tables(search_index.metadata, Path(inspect.getfile(search_index)).read_text()),
     ]
     return "\n\n".join(parts)
 

@@ -36,13 +36,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import UserDefinedType
 
-from distributed_state.cold import search_feed
-from distributed_state.cold import search_tables as tables
+from distributed_state.cold import search_index
 from distributed_state.cold.engine import Part, reads, reads_long, writes
 from distributed_state.cold.listings import end
 from distributed_state.cold.record_index import ERASED
-from distributed_state.cold.search_feed import Due
-from distributed_state.cold.search_tables import documents
+from distributed_state.cold.search_index import Due, documents
 from distributed_state.cold.tables import namespaces, records
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.model import escape
@@ -76,9 +74,9 @@ class SearchStore(Part):
 
     def _found(self, connection: Connection) -> tuple[str, bool] | None:
         """The settings, and whether all records were noted since."""
-        if not tables.there(connection):
+        if not search_index.there(connection):
             return None
-        i = tables.indexes.c
+        i = search_index.indexes.c
         row = connection.execute(select(i.settings, i.filled).where(i.namespace == self.namespace)).first()
         return (row[0], row[1]) if row else None
 
@@ -93,9 +91,9 @@ class SearchStore(Part):
             found = self._found(connection)
             if found is None:
                 # What others are at was begun when nothing of this namespace was noted; after that it is.
-                tables.lock(connection, "SHARE ROW EXCLUSIVE")
-                if not tables.there(connection):
-                    tables.create(connection)
+                search_index.lock(connection, "SHARE ROW EXCLUSIVE")
+                if not search_index.there(connection):
+                    search_index.create(connection)
                 if dimensions is not None:
                     self._make_vectors(connection, dimensions)
                 self._note(connection, settings)
@@ -122,28 +120,28 @@ class SearchStore(Part):
         version = str(connection.exec_driver_sql(installed).scalar())
         if tuple(map(int, version.split(".")[:2])) < _OLDEST_PGVECTOR:
             raise ConfigurationError(f"search: `embed` needs pgvector 0.8 or newer, the database has {version}")
-        connection.exec_driver_sql(tables.VECTORS)
+        connection.exec_driver_sql(search_index.VECTORS)
         if dimensions <= _MOST_DIMENSIONS:
-            connection.exec_driver_sql(tables.VECTOR_INDEX.format(dimensions))
+            connection.exec_driver_sql(search_index.VECTOR_INDEX.format(dimensions))
 
     def _note(self, connection: Connection, settings: str) -> None:
         row = {"namespace": self.namespace, "settings": settings, "filled": False}
-        connection.execute(insert(tables.indexes), row)
+        connection.execute(insert(search_index.indexes), row)
         n = namespaces.c
         count = connection.execute(select(n.partitions).where(n.namespace == self.namespace)).scalar() or 0
         rows = [{"namespace": self.namespace, "partition": at, "claim": "", "until_ms": 0} for at in range(count)]
         if rows:
-            connection.execute(insert(tables.partitions), rows)
+            connection.execute(insert(search_index.partitions), rows)
 
     def _fill(self, connection: Connection) -> None:
         """Note all records as due, once."""
-        i, r = tables.indexes.c, records.c
+        i, r = search_index.indexes.c, records.c
         mine = i.namespace == self.namespace
         if connection.execute(select(i.filled).where(mine).with_for_update()).scalar() is not False:
             return
         every = select(r.namespace, r.partition, r.key).where(r.namespace == self.namespace, r.scope != ERASED)
-        connection.execute(insert(tables.due).from_select(["namespace", "partition", "record"], every))
-        connection.execute(update(tables.indexes).where(mine).values(filled=True))
+        connection.execute(insert(search_index.due).from_select(["namespace", "partition", "record"], every))
+        connection.execute(update(search_index.indexes).where(mine).values(filled=True))
 
     def switch_off(self) -> bool:
         """Remove the index of this namespace; False if there is none."""
@@ -151,22 +149,22 @@ class SearchStore(Part):
             self._hold(connection)
             if self._found(connection) is None:
                 return False
-            last = connection.execute(select(func.count()).select_from(tables.indexes)).scalar() == 1
+            last = connection.execute(select(func.count()).select_from(search_index.indexes)).scalar() == 1
             if last:
                 # Before any row: an erasure that has deleted a record goes on to the row of its partition.
-                tables.lock(connection, "ACCESS EXCLUSIVE")
+                search_index.lock(connection, "ACCESS EXCLUSIVE")
             # Who writes the index just now is waited for, and has no claim any more when it goes on.
-            p, r = tables.partitions.c, records.c
+            p, r = search_index.partitions.c, records.c
             connection.execute(
                 select(p.partition).where(p.namespace == self.namespace).order_by(p.partition).with_for_update()
             )
             mine = select(r.key).where(r.namespace == self.namespace)
-            for table in (tables.documents, tables.heads):
+            for table in (search_index.documents, search_index.heads):
                 connection.execute(delete(table).where(table.c.record.in_(mine)))
-            for table in (tables.due, tables.partitions, tables.indexes):
+            for table in (search_index.due, search_index.partitions, search_index.indexes):
                 connection.execute(delete(table).where(table.c.namespace == self.namespace))
             if last:
-                tables.drop(connection)
+                search_index.drop(connection)
             return True
 
     def languages(self) -> list[str]:
@@ -185,16 +183,16 @@ class SearchStore(Part):
             query = select(func.count()).where(r.namespace == self.namespace, r.scope != ERASED)
             return connection.execute(query).scalar() or 0
 
-    lacking = reads(search_feed.lacking)
-    last_due = reads(search_feed.last_due)
-    waits = reads(search_feed.waits)
+    lacking = reads(search_index.lacking)
+    last_due = reads(search_index.last_due)
+    waits = reads(search_index.waits)
 
     def waiting(self, settings: str) -> list[int] | None:
         """The partitions that have something due. None: the index is not the one of these settings any more."""
         with self._database.read() as connection:
             if self._settings(connection) != settings:
                 return None
-            return search_feed.partitions_waiting(connection, self.namespace)
+            return search_index.partitions_waiting(connection, self.namespace)
 
     def claim(
         self, some: Collection[int], claimer: str, now_ms: int, seconds: float, settings: str
@@ -207,47 +205,49 @@ class SearchStore(Part):
             if self._settings(connection) != settings:
                 return None
             until_ms = now_ms + int(seconds * 1000)
-            return search_feed.claim(connection, self.namespace, some, claimer, now_ms, until_ms)
+            return search_index.claim(connection, self.namespace, some, claimer, now_ms, until_ms)
 
-    release = writes(search_feed.release)
-    next_due = reads_long(search_feed.next_due)
+    release = writes(search_index.release)
+    next_due = reads_long(search_index.next_due)
 
     def gone(self) -> list[str]:
         """The texts of erased records that an index elsewhere may have."""
         with self._database.read() as connection:
-            d = tables.due.c
+            d = search_index.due.c
             query = select(d.gone).where(d.namespace == self.namespace, d.gone.is_not(None)).order_by(d.id)
             return list(connection.execute(query).scalars())
 
     # Bringing it up
 
-    def changes(self, some: Sequence[Due]) -> list[search_feed.Changed | None]:
+    def changes(self, some: Sequence[Due]) -> list[search_index.Changed | None]:
         """What changed of the first of these, as many as are read together; None where all has to be compared."""
-        found: list[search_feed.Changed | None] = []
+        found: list[search_index.Changed | None] = []
         size = 0
         with self._database.long_read() as connection:
             for one in some:
-                changed = None if one.gone else search_feed.changed(connection, one)
+                changed = None if one.gone else search_index.changed(connection, one)
                 found.append(changed)
                 size += changed.size if changed else 0
                 if size >= _BYTES:
                     break
         return found
 
-    whole = reads_long(search_feed.whole)
-    messages = reads_long(search_feed.messages)
-    items_page = reads_long(search_feed.items_page)
+    whole = reads_long(search_index.whole)
+    messages = reads_long(search_index.messages)
+    items_page = reads_long(search_index.items_page)
 
-    def write(self, claimer: str, until_ms: int, writes: Sequence[search_feed.Write], language: str) -> set[int] | None:
+    def write(
+        self, claimer: str, until_ms: int, writes: Sequence[search_index.Write], language: str
+    ) -> set[int] | None:
         """Change the index; the records that it is done with. None: the claim is somebody else's now."""
         with self._database.long_write() as connection:
-            return search_feed.write(connection, self.namespace, claimer, until_ms, writes, language)
+            return search_index.write(connection, self.namespace, claimer, until_ms, writes, language)
 
     def scrub(self) -> None:
         """Have nothing left of what was removed: SQLite's index keeps the words until it is merged."""
         if self._database.dialect == "sqlite":
             with self._database.long_write() as connection:
-                tables.scrub(connection)
+                search_index.scrub(connection)
 
     # Asking
 

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from distributed_state.cold.search_feed import Due, Name, Piece, Stored
+from distributed_state.cold.search_index import Due, Name, Piece, Stored
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec as codecs
 from distributed_state.values import field_ttl

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from distributed_state.cold.search_feed import Changed, Due, Name, Piece, Write
+from distributed_state.cold.search_index import Changed, Due, Name, Piece, Write
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.errors import StateError
 from distributed_state.port import Port

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
-from distributed_state.cold import search_tables, tables
+from distributed_state.cold import search_index, tables
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,7 @@ def size(columns: list[Column[object]]) -> int:
 
 
 def test_each_indexed_text_has_a_bound_and_a_row_of_them_fits_into_an_index() -> None:
-    found = [*indexes(tables.metadata), *indexes(search_tables.metadata)]
+    found = [*indexes(tables.metadata), *indexes(search_index.metadata)]
     assert len(found) > 30
     assert {name: size(columns) for name, columns in found if size(columns) > _ROW} == {}
 

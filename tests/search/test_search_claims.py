@@ -11,7 +11,7 @@ from searching import MARK, places, run_sql, said, searching
 from sqlalchemy import create_engine, text
 
 from distributed_state import ColdUnavailable, ConfigurationError, Encryption, KeyRing, Search
-from distributed_state.cold import search_feed
+from distributed_state.cold import search_index
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.search.querying import follower_of
 from tests.journals import Journal
@@ -46,7 +46,7 @@ async def test_whoever_waits_for_the_index_does_not_wait_for_what_is_written_mea
     for number in range(3):
         await store.session(f"c{number}").append(said(MARK))
     await store.archive()
-    write, rounds = search_feed.write, 0
+    write, rounds = search_index.write, 0
 
     def overtaken(connection: Any, *arguments: Any) -> Any:
         nonlocal rounds
@@ -56,7 +56,7 @@ async def test_whoever_waits_for_the_index_does_not_wait_for_what_is_written_mea
             connection.exec_driver_sql(NOTE)
         return done
 
-    monkeypatch.setattr(search_feed, "write", overtaken)
+    monkeypatch.setattr(search_index, "write", overtaken)
     assert (await store.update_index()).behind == 0
     assert len(await places(store, MARK)) == 3
     assert rounds < 10
@@ -76,13 +76,13 @@ async def test_what_was_read_before_it_was_encrypted_is_not_written_after_that(o
     assert search.claim(range(4), "first", 10**15, 60.0, search.settings())
     (one,), _ = search.next_due(range(4), 10)
     stored = [
-        search_feed.Stored(("field", b"", name), 1, None, b"d", value, b'"%b"' % value.encode())
+        search_index.Stored(("field", b"", name), 1, None, b"d", value, b'"%b"' % value.encode())
         for name, value in ((b"secret", MARK), (b"open", "zagreb"))
     ]
     await sealed.reencrypt()
     if not noted:
         run_sql(opener, "DELETE FROM search_heads")
-    write = search_feed.Write(one, put=stored, done=(one.epoch, one.version))
+    write = search_index.Write(one, put=stored, done=(one.epoch, one.version))
     assert search.write("first", 10**15, [write], "simple") == (set() if noted else {one.key})
     assert (MARK in repr(rows_of(opener, "search_documents"))) is not noted
     search.release("first")
@@ -113,18 +113,18 @@ async def test_a_claim_is_given_back_whatever_became_of_the_round(opener: Any, m
     store = await searching(opener, archiver=False)
     await store.session("c1").append(said(MARK))
     await store.archive()
-    write, held = search_feed.write, []
+    write, held = search_index.write, []
 
     def broken(*arguments: Any) -> Any:
         held.extend(claims(opener) - {""} if opener.cold == "postgres" else ["sqlite"])
         raise ColdUnavailable("broken off on purpose")
 
-    monkeypatch.setattr(search_feed, "write", broken)
+    monkeypatch.setattr(search_index, "write", broken)
     with pytest.raises(ColdUnavailable):
         await store.update_index()
     assert held
     assert claims(opener) == {""}
-    monkeypatch.setattr(search_feed, "write", write)
+    monkeypatch.setattr(search_index, "write", write)
     await store.update_index()
     assert claims(opener) == {""}
 
@@ -274,7 +274,7 @@ async def test_what_was_being_written_when_search_was_switched_on_is_noted(opene
 @files
 async def test_large_values_are_read_a_few_at_a_time(opener: Any, monkeypatch: Any) -> None:
     """Of messages, items and changes, however large each may be."""
-    monkeypatch.setattr(search_feed, "_BYTES", 10_000)
+    monkeypatch.setattr(search_index, "_BYTES", 10_000)
     store = await searching(opener, archiver=False)
     cold = tiers(store).cold
     journal = Journal(cold)
@@ -296,7 +296,7 @@ async def test_large_values_are_read_a_few_at_a_time(opener: Any, monkeypatch: A
 
         monkeypatch.setattr(SearchStore, name, page)
 
-    monkeypatch.setattr(search_feed, "_ENTRIES", 2)
+    monkeypatch.setattr(search_index, "_ENTRIES", 2)
     for name in ("whole", "messages", "items_page"):
         measured(name)
     await follower_of(tiers(store)).catch_up()

@@ -26,7 +26,7 @@ from distributed_state import (
     SearchRemoval,
     Unavailable,
 )
-from distributed_state.cold import search_feed, search_tables
+from distributed_state.cold import search_index
 from distributed_state.search import follower
 from distributed_state.search.querying import follower_of
 from tests.journals import Journal
@@ -87,7 +87,7 @@ async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, patience: fl
     run_sql(opener, *control)
     await store.session("c1", user="u1").append(said(f"to {MARK}"))
     written, go_on = threading.Event(), threading.Event()
-    write = search_feed.write
+    write = search_index.write
 
     def paused(*arguments: Any) -> Any:
         done = write(*arguments)
@@ -95,7 +95,7 @@ async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, patience: fl
         go_on.wait(5)
         return done
 
-    monkeypatch.setattr(search_feed, "write", paused)
+    monkeypatch.setattr(search_index, "write", paused)
     await until(written.is_set)
     forgetting = asyncio.create_task(store.forget("u1"))
     await asyncio.wait([forgetting], timeout=patience)
@@ -116,7 +116,7 @@ async def test_an_erasure_waits_for_who_writes_the_index_and_takes_that_along(op
 @pytest.mark.only(cold="postgres")
 async def test_an_erasure_that_did_not_wait_would_leave_it_there(opener: Any, monkeypatch: Any) -> None:
     """The control of the test above."""
-    hasty = search_tables._POSTGRESQL[4].replace(search_tables._WAIT.format("old_rows r"), "").replace("%", "%%")
+    hasty = search_index._POSTGRESQL[4].replace(search_index._WAIT.format("old_rows r"), "").replace("%", "%%")
     control = hasty.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
     assert not await erased_while_it_is_indexed(opener, monkeypatch, 4.0, control)
     assert any("search_documents" in place for place in standing(opener))
@@ -128,7 +128,7 @@ async def test_what_was_read_before_an_erasure_is_not_written_after_it(opener: A
     await store.session("c1", user="u1").append(said(f"to {MARK}"))
     await store.archive()
     cold = tiers(store).cold
-    write, writes = search_feed.write, 0
+    write, writes = search_index.write, 0
 
     def late(*arguments: Any) -> Any:
         nonlocal writes
@@ -139,7 +139,7 @@ async def test_what_was_read_before_an_erasure_is_not_written_after_it(opener: A
             )
         return write(*arguments)
 
-    monkeypatch.setattr(search_feed, "write", late)
+    monkeypatch.setattr(search_index, "write", late)
     await store.update_index()
     await store.update_index()  # of the erasure, which was noted while that one was at work
     assert writes
@@ -274,7 +274,7 @@ async def test_a_follower_that_dies_anywhere_leaves_nothing_out_and_nothing_twic
     store = await searching(opener, archive_every=0.02)
     await store.session("c0").append(said("wake"))
     await places(store)
-    real = search_feed.write
+    real = search_index.write
     fails = 0
 
     def failing(*arguments: Any) -> Any:
@@ -285,7 +285,7 @@ async def test_a_follower_that_dies_anywhere_leaves_nothing_out_and_nothing_twic
             raise ColdUnavailable("broken off on purpose")
         return done
 
-    monkeypatch.setattr(search_feed, "write", failing)
+    monkeypatch.setattr(search_index, "write", failing)
     count = 0
     while fails < 7:
         await store.session(f"c{count % 5}").write(set={"n": f"{MARK} {count}"}, append=[said(f"{MARK} {count}")])
@@ -307,13 +307,13 @@ async def test_large_texts_are_written_a_few_at_a_time(opener: Any, monkeypatch:
     for number in range(3):
         await session.fork(f"c{number + 1}")
     sizes = []
-    real = search_feed.write
+    real = search_index.write
 
     def seen(connection: Any, namespace: str, claimer: str, until_ms: int, writes: Any, language: str) -> Any:
         sizes.append(sum(len(each.text) for write in writes for each in write.put))
         return real(connection, namespace, claimer, until_ms, writes, language)
 
-    monkeypatch.setattr(search_feed, "write", seen)
+    monkeypatch.setattr(search_index, "write", seen)
     assert len(await places(store, MARK, limit=1000)) == 80
     assert max(sizes) < 10_000 + 3000, "at most a text more than the bound"
     assert sum(sizes) > 80 * 2000
@@ -333,8 +333,8 @@ async def test_who_lost_its_claim_writes_nothing_any_more(opener: Any, monkeypat
     assert (search.changes([one]), more) == ([None], False)
     assert not search.claim(range(4), "second", now_ms + 1, 60.0, settings)
     assert search.claim(range(4), "second", now_ms + 60_001, 60.0, settings)
-    stored = search_feed.Stored(("field", b"", b"place"), 1, None, b"d", "old", b'"old"')
-    write = search_feed.Write(one, put=[stored], done=(one.epoch, one.version))
+    stored = search_index.Stored(("field", b"", b"place"), 1, None, b"d", "old", b'"old"')
+    write = search_index.Write(one, put=[stored], done=(one.epoch, one.version))
     assert search.write("first", now_ms, [write], "simple") is None
     assert everything_in_sql(opener.archive, opener.namespace)["search_documents"] == []
     assert search.write("second", now_ms, [write], "simple") == {one.key}
@@ -472,8 +472,8 @@ async def test_an_index_of_the_users_own_hears_of_everything_at_least_once(opene
 
 @pytest.mark.only(cold=("sqlite", "memory"))
 async def test_an_sqlite_without_fts5_says_so(opener: Any, monkeypatch: Any) -> None:
-    create = tuple(each.replace("USING fts5", "USING fts99") for each in search_tables._SQLITE)
-    monkeypatch.setattr(search_tables, "_SQLITE", create)
+    create = tuple(each.replace("USING fts5", "USING fts99") for each in search_index._SQLITE)
+    monkeypatch.setattr(search_index, "_SQLITE", create)
     with pytest.raises(ConfigurationError, match="no such module: fts99"):
         await searching(opener)
 
