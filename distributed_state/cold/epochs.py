@@ -66,19 +66,19 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     here = and_(c.namespace == namespace, c.partition == partition)
     # The lock waits for an archive() under way; a later one finds its epoch closed.
     found = connection.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
-    ordinal, *at = max(found) if found else (0, None, 0, "")
+    number, *at = max(found) if found else (0, None, 0, "")
     # By what it was, too: whoever compared the journal with it must have seen all that is archived.
     if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
         return None
     ended = last_event(connection, namespace, partition, after.epoch) if after else 0
-    new = Cursor(partition, f"{ordinal + 1}-{chance.token_hex(4)}", ordinal + 1, 0, "", ended)
+    new = Cursor(partition, f"{number + 1}-{chance.token_hex(4)}", number + 1, 0, "", ended)
     row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
     # Not the one that somebody may have minted since our look: its insert below is what shows us.
-    connection.execute(update(cursors).where(here, c.ordinal <= ordinal).values(closed=True))
+    connection.execute(update(cursors).where(here, c.ordinal <= number).values(closed=True))
     # A store that is embedded begins one with each start. Redis may still show one that is over: the last that archived
     # anything, if whoever began the next ones did not come to tell it.
     used = max((row.ordinal for row in found if row.offset), default=0)
-    connection.execute(delete(cursors).where(here, c.ordinal <= ordinal - _KEPT, c.ordinal != used))
+    connection.execute(delete(cursors).where(here, c.ordinal <= number - _KEPT, c.ordinal != used))
     try:
         with connection.begin_nested():
             row |= {"offset": 0, "event": "", "closed": False, "minted_ms": now_ms(connection), "begun": False}
