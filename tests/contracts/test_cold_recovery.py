@@ -249,3 +249,13 @@ def test_records_with_a_lifetime_are_listed_in_order(cold: ColdStore, journal: J
         ("session:b", 0, "5000 0"),
     ]
     assert cold.mortal([1], after="", limit=9) == []
+
+
+def test_the_last_lifecycle_event_of_each_open_epoch_is_known(cold: ColdStore, journal: Journal) -> None:
+    assert cold.last_events() == {0: (0, None)}, "nothing was archived under the first epoch"
+    journal.tell(b"1 lock.lost client:web")
+    journal.tell(b"2 lock.lost client:web")
+    journal.flush()
+    assert cold.last_events() == {0: (1, 2)}
+    journal.renew()
+    assert cold.last_events() == {0: (1, None)}, "the second one may never begin"
