@@ -56,208 +56,15 @@ from distributed_state.warm.link import Link
 from distributed_state.warm.presence import Figures, Presence
 from distributed_state.warm.stream import BackgroundEvents, Position, Stream
 
-Step = Callable[[], Awaitable[None] | None]
-_LOOK_EVERY = 0.05  # seconds
-
-
-class LastArchiving:
-    """Has what this process wrote archived before its store closes, in `close_timeout` seconds at most.
-
-    In a thread of its own: a server that does not answer may hold that up, and not the one who closes.
-    """
-
-    def __init__(self, port: Port, archiver: Archiver, memory: Memory, clock: ServerClock, settings: Settings) -> None:
-        self._port = port
-        self._archiver = archiver
-        self._memory = memory
-        self._clock = clock
-        self._settings = settings
-        self._left: dict[int, tuple[str, int]] = {}
-        self._why = ""
-
-    async def finish(self) -> None:
-        """Wait until it is archived, or the time is over; then log how much is not."""
-        seconds = self._settings.close_timeout
-        self._left = self._memory.written()
-        if not seconds or not self._left:
-            return
-        self._why = f"close_timeout={seconds:g} is over"
-        over, began = self._port.signal(), self._port.monotonic()
-        job = self._port.spawn(partial(self._run, over), "distributed-state-last-archiving")
-        try:
-            await over.wait(seconds)
-        finally:
-            job.ask()
-        if self._left:
-            if (account := waited.present()) is not None:
-                account.add(began)  # or a Redis that does not answer would be waited for again by the next steps
-            count = f"up to {len(self._memory)} commits" if self._memory.remembers else "commits"
-            text = "close: %s of this process in %d partitions are in Redis and not archived yet: %s"
-            log.warning(text, count, len(self._left), self._why)
-
-    async def _run(self, over: Signal) -> None:
-        try:
-            with waited.call():  # in a thread of its own it is no part of the call that closes
-                await self._memory.look()  # lets go of what is archived, and keeps what was lost with an epoch
-                await self._archive()
-                await self._memory.look()
-        except StateError as error:
-            self._why = str(error)
-        finally:
-            over.set()
-
-    async def _archive(self) -> None:
-        self._left = await self._archiver.unreached(self._memory.written())
-        if self._left and self._settings.archiver:
-            # Also where another worker archives: two at once are harmless, and the other one may be slow, or dead.
-            await self._archiver.drain(self._left)
-            self._left = await self._archiver.unreached(self._left)
-        while self._left:
-            await self._clock.know()
-            if not await self._archiver.anybody(self._clock.now()):
-                self._why = "no worker archives now"
-                return
-            await self._port.sleep(_LOOK_EVERY)
-            self._left = await self._archiver.unreached(self._left)
-
-
-async def try_each(steps: Iterable[Step]) -> None:
-    """Take each step; what ends more than a step, as a cancellation does, is raised after the last one."""
-    failed: BaseException | None = None
-    for step in steps:
-        try:
-            waits = step()
-            if waits is not None:
-                await waits
-        except StateError as error:
-            log.warning("close: %s", error)
-        except BaseException as error:  # noqa: BLE001 - what is not ended would go on for good
-            failed = failed or error
-    if failed is not None:
-        raise failed
-
-
-_LOOK_SECONDS = 15.0
-_CLOCKS_MS = 600_000  # how far the clock of the process that kept a branch may be ahead of Redis'
-
-
-class Branches:
-    """The branches of a namespace, as one replica keeps them. `count` is how many SQL has; None: not asked yet."""
-
-    def __init__(self, port: Port, cold: ColdStore, stream: Stream, keys: Keys) -> None:
-        self._port = port
-        self._cold = cold
-        self._stream = stream
-        self._keys = keys
-        self._look_at = 0.0
-        self.commits = 0
-        self.count: int | None = None
-
-    async def keep(self, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
-        """Keep commits of a closed epoch that their records do not continue, and publish it; what was new.
-
-        Harmless for what is kept or archived already, and for what was erased. The partition has an epoch again: else
-        the event is published later. Raises ColdUnavailable, and then nothing is kept.
-        """
-        kept = await self._port.sql(self._cold.branches.keep, partition, epoch, list(entries), cause)
-        self.noted(kept)
-        await self.tell({each.record for each in kept})
-        return kept
-
-    def noted(self, kept: Iterable[Kept]) -> None:
-        """Count what somebody kept in a transaction of their own, once that is committed."""
-        for each in kept:
-            about = each.record[:200]
-            log.warning(
-                "%s: %d commits are kept in branch %s", about, each.commits, each.branch, extra={"record": about}
-            )
-            self.commits += each.commits
-
-    async def tell(self, records: Iterable[str]) -> None:
-        """Publish `conversation.diverged` about each branch of these records, unless that was done."""
-        for record in sorted(records):
-            for branch in await self._port.sql(self._cold.branches.of, record):
-                if not branch.told:
-                    try:
-                        await self._publish(branch)
-                    except StateError as error:
-                        text = "%s: branch %s is not published yet: %s"
-                        log.warning(text, record[:200], branch.id, error, extra={"record": record[:200]})
-
-    async def _publish(self, branch: Branched) -> None:
-        data = {"branch": branch.id, "base": branch.base, "commits": len(branch.versions), "cause": branch.cause}
-        keys = self._keys.partition(branch.partition)
-        text = f"{self._keys.namespace}\0{branch.record}\0{branch.id}"
-        writer = "d" + hashlib.sha256(text.encode()).hexdigest()[:15]
-        since_ms = branch.kept_ms - _CLOCKS_MS
-        encoded = codec.encode(data, "data")
-        if await self._stream.emit_once(keys, writer, since_ms, "conversation.diverged", branch.record, encoded):
-            await self._port.sql(self._cold.branches.told, branch.record, branch.id)
-
-    async def look_after(self, partitions: Sequence[int]) -> None:
-        """Now and then: count the branches, and publish what nobody has of those in these partitions."""
-        now = self._port.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + _LOOK_SECONDS
-        self.count, untold = await self._port.sql(self._cold.branches.survey, partitions)
-        await self.tell(untold)
-
-
-_FAMILIAR = 16_384
-
-
-class Familiar:
-    """The newest of them, by their texts."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, None] = {}
-
-    def __contains__(self, text: str) -> bool:
-        return text in self._seen
-
-    def note(self, text: str) -> None:
-        """A commit of this record was acknowledged."""
-        if text not in self._seen:
-            self._seen[text] = None
-            while len(self._seen) > _FAMILIAR:
-                self._seen.pop(next(iter(self._seen), ""), None)
-
-
-_KEPT = 4096
-
-
-class Absence:
-    """The newest answers of SQL that there is no such record, by its text."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, Cold] = {}
-
-    def note(self, text: str, cold: Cold) -> None:
-        """SQL has no such record, as it said after this answer of Redis came."""
-        if cold.token:
-            self._seen.pop(text, None)
-            self._seen[text] = cold
-            while len(self._seen) > _KEPT:
-                self._seen.pop(next(iter(self._seen), ""), None)
-
-    def proven(self, text: str, cold: Cold) -> bool:
-        """Whether SQL would say so now, given what Redis answers now."""
-        return bool(cold.token) and self._seen.get(text) == cold
-
-
 log = logging.getLogger(__name__)
+Step = Callable[[], Awaitable[None] | None]
+_LOOK_EVERY = 0.05  # seconds between two looks at the last archiving
+_LOOK_SECONDS = 15.0  # between two looks for branches whose event was not published
+_CLOCKS_MS = 600_000  # how far the clock of the process that kept a branch may be ahead of Redis'
+_FAMILIAR = 16_384  # records that this replica wrote
+_ABSENT = 4096  # records that SQL did not have
 _SILENCE = 1.0  # seconds without a word after which a replica is not there
-_SILENT_SECONDS = 10.0
-
-
-async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
-    """What Redis kept about the store; None if it kept nothing, and does now. `ask` sends a command."""
-    # Looked at first: a full Redis refuses SET even where NX would make it change nothing.
-    found: bytes | None = await ask(b"GET", keys.store)
-    if found is None and await ask(b"SET", keys.store, orjson.dumps(layout), b"NX") is None:
-        found = await ask(b"GET", keys.store)
-    return found
+_SILENT_SECONDS = 10.0  # for which a replica that did not answer is not waited for again
 
 
 class Tiers:
@@ -513,3 +320,188 @@ class Tiers:
         steps += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
         steps += [self.leases.close, self.link.close, self.port.close]
         await try_each(steps)
+
+
+class LastArchiving:
+    """Has what this process wrote archived before its store closes, in `close_timeout` seconds at most.
+
+    In a thread of its own: a server that does not answer may hold that up, and not the one who closes.
+    """
+
+    def __init__(self, port: Port, archiver: Archiver, memory: Memory, clock: ServerClock, settings: Settings) -> None:
+        self._port = port
+        self._archiver = archiver
+        self._memory = memory
+        self._clock = clock
+        self._settings = settings
+        self._left: dict[int, tuple[str, int]] = {}
+        self._why = ""
+
+    async def finish(self) -> None:
+        """Wait until it is archived, or the time is over; then log how much is not."""
+        seconds = self._settings.close_timeout
+        self._left = self._memory.written()
+        if not seconds or not self._left:
+            return
+        self._why = f"close_timeout={seconds:g} is over"
+        over, began = self._port.signal(), self._port.monotonic()
+        job = self._port.spawn(partial(self._run, over), "distributed-state-last-archiving")
+        try:
+            await over.wait(seconds)
+        finally:
+            job.ask()
+        if self._left:
+            if (account := waited.present()) is not None:
+                account.add(began)  # or a Redis that does not answer would be waited for again by the next steps
+            count = f"up to {len(self._memory)} commits" if self._memory.remembers else "commits"
+            text = "close: %s of this process in %d partitions are in Redis and not archived yet: %s"
+            log.warning(text, count, len(self._left), self._why)
+
+    async def _run(self, over: Signal) -> None:
+        try:
+            with waited.call():  # in a thread of its own it is no part of the call that closes
+                await self._memory.look()  # lets go of what is archived, and keeps what was lost with an epoch
+                await self._archive()
+                await self._memory.look()
+        except StateError as error:
+            self._why = str(error)
+        finally:
+            over.set()
+
+    async def _archive(self) -> None:
+        self._left = await self._archiver.unreached(self._memory.written())
+        if self._left and self._settings.archiver:
+            # Also where another worker archives: two at once are harmless, and the other one may be slow, or dead.
+            await self._archiver.drain(self._left)
+            self._left = await self._archiver.unreached(self._left)
+        while self._left:
+            await self._clock.know()
+            if not await self._archiver.anybody(self._clock.now()):
+                self._why = "no worker archives now"
+                return
+            await self._port.sleep(_LOOK_EVERY)
+            self._left = await self._archiver.unreached(self._left)
+
+
+async def try_each(steps: Iterable[Step]) -> None:
+    """Take each step; what ends more than a step, as a cancellation does, is raised after the last one."""
+    failed: BaseException | None = None
+    for step in steps:
+        try:
+            waits = step()
+            if waits is not None:
+                await waits
+        except StateError as error:
+            log.warning("close: %s", error)
+        except BaseException as error:  # noqa: BLE001 - what is not ended would go on for good
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+class Branches:
+    """The branches of a namespace, as one replica keeps them. `count` is how many SQL has; None: not asked yet."""
+
+    def __init__(self, port: Port, cold: ColdStore, stream: Stream, keys: Keys) -> None:
+        self._port = port
+        self._cold = cold
+        self._stream = stream
+        self._keys = keys
+        self._look_at = 0.0
+        self.commits = 0
+        self.count: int | None = None
+
+    async def keep(self, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
+        """Keep commits of a closed epoch that their records do not continue, and publish it; what was new.
+
+        Harmless for what is kept or archived already, and for what was erased. The partition has an epoch again: else
+        the event is published later. Raises ColdUnavailable, and then nothing is kept.
+        """
+        kept = await self._port.sql(self._cold.branches.keep, partition, epoch, list(entries), cause)
+        self.noted(kept)
+        await self.tell({each.record for each in kept})
+        return kept
+
+    def noted(self, kept: Iterable[Kept]) -> None:
+        """Count what somebody kept in a transaction of their own, once that is committed."""
+        for each in kept:
+            about = each.record[:200]
+            log.warning(
+                "%s: %d commits are kept in branch %s", about, each.commits, each.branch, extra={"record": about}
+            )
+            self.commits += each.commits
+
+    async def tell(self, records: Iterable[str]) -> None:
+        """Publish `conversation.diverged` about each branch of these records, unless that was done."""
+        for record in sorted(records):
+            for branch in await self._port.sql(self._cold.branches.of, record):
+                if not branch.told:
+                    try:
+                        await self._publish(branch)
+                    except StateError as error:
+                        text = "%s: branch %s is not published yet: %s"
+                        log.warning(text, record[:200], branch.id, error, extra={"record": record[:200]})
+
+    async def _publish(self, branch: Branched) -> None:
+        data = {"branch": branch.id, "base": branch.base, "commits": len(branch.versions), "cause": branch.cause}
+        keys = self._keys.partition(branch.partition)
+        text = f"{self._keys.namespace}\0{branch.record}\0{branch.id}"
+        writer = "d" + hashlib.sha256(text.encode()).hexdigest()[:15]
+        since_ms = branch.kept_ms - _CLOCKS_MS
+        encoded = codec.encode(data, "data")
+        if await self._stream.emit_once(keys, writer, since_ms, "conversation.diverged", branch.record, encoded):
+            await self._port.sql(self._cold.branches.told, branch.record, branch.id)
+
+    async def look_after(self, partitions: Sequence[int]) -> None:
+        """Now and then: count the branches, and publish what nobody has of those in these partitions."""
+        now = self._port.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_SECONDS
+        self.count, untold = await self._port.sql(self._cold.branches.survey, partitions)
+        await self.tell(untold)
+
+
+class Familiar:
+    """The newest of them, by their texts."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, None] = {}
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._seen
+
+    def note(self, text: str) -> None:
+        """A commit of this record was acknowledged."""
+        if text not in self._seen:
+            self._seen[text] = None
+            while len(self._seen) > _FAMILIAR:
+                self._seen.pop(next(iter(self._seen), ""), None)
+
+
+class Absence:
+    """The newest answers of SQL that there is no such record, by its text."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Cold] = {}
+
+    def note(self, text: str, cold: Cold) -> None:
+        """SQL has no such record, as it said after this answer of Redis came."""
+        if cold.token:
+            self._seen.pop(text, None)
+            self._seen[text] = cold
+            while len(self._seen) > _ABSENT:
+                self._seen.pop(next(iter(self._seen), ""), None)
+
+    def proven(self, text: str, cold: Cold) -> bool:
+        """Whether SQL would say so now, given what Redis answers now."""
+        return bool(cold.token) and self._seen.get(text) == cold
+
+
+async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
+    """What Redis kept about the store; None if it kept nothing, and does now. `ask` sends a command."""
+    # Looked at first: a full Redis refuses SET even where NX would make it change nothing.
+    found: bytes | None = await ask(b"GET", keys.store)
+    if found is None and await ask(b"SET", keys.store, orjson.dumps(layout), b"NX") is None:
+        found = await ask(b"GET", keys.store)
+    return found
