@@ -100,7 +100,8 @@ class Befell:
     """What happened to a fleet.
 
     `losses`: when servers lost what they wrote, as intervals; `joined`: when each replica was opened; `ttl`: of leases;
-    `takeovers`: the losses that occurred because a replica took over that had less data.
+    `takeovers`: the losses that occurred because a replica took over that had less data; `flushes`: those because Redis
+    was emptied by a command, which is fsynced and replicated, too.
     """
 
     losses: Sequence[tuple[float, float]]
@@ -109,6 +110,7 @@ class Befell:
     staleness: float
     ttl: float
     takeovers: Sequence[tuple[float, float]] = ()
+    flushes: Sequence[tuple[float, float]] = ()
 
     def is_lost(self, each: Outcome, after: float = 0.0) -> bool:
         """Whether a server lost what was written or read during this operation, or up to `after` seconds later."""
@@ -118,7 +120,7 @@ class Befell:
         """Whether this write may be missing although it was acknowledged at its level."""
         match each.level:
             case "fsynced":  # a replica that takes over does not know what is on the primary's disk
-                return _overlaps(each, self.takeovers)
+                return _overlaps(each, [*self.takeovers, *self.flushes])
             case "replicated":  # a primary that comes back with older data makes its replicas equally old
                 return _overlaps(each, [loss for loss in self.losses if loss not in self.takeovers])
             case level:

@@ -27,6 +27,7 @@ class Loss:
     until: float
     former: str = ""
     is_takeover: bool = False
+    is_flush: bool = False  # whether they were deleted by a command, which no disk and no replica prevents
 
 
 class Group:

@@ -118,7 +118,8 @@ class Run:
     def _befell(self) -> Befell:
         staleness = float(self.fleet.settings["max_staleness"])
         takeovers = [loss for group in self.fleet.groups for loss in group.takeovers]
-        return Befell(self.losses, self.harms, self.joined, staleness, self.shape.ttl, takeovers)
+        flushes = [(each.since, each.until) for group in self.fleet.groups for each in group.losses if each.is_flush]
+        return Befell(self.losses, self.harms, self.joined, staleness, self.shape.ttl, takeovers, flushes)
 
     # The phases of a run
 
@@ -243,7 +244,7 @@ class Run:
                 fleet.evict(server)
             case "flush":
                 server.carry_out([(b"FLUSHALL",)])
-                group.losses.append(Loss(-1.0, world.now))
+                group.losses.append(Loss(-1.0, world.now, is_flush=True))
             case "forget scripts":
                 server.fake.script_cache.clear()
             case "drop subscribers":

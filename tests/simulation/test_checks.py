@@ -61,3 +61,7 @@ def test_a_rollback_that_an_older_sql_lacks_is_no_fault() -> None:
 
 def test_a_commit_may_be_lost_with_its_writer_though_a_later_attempt_was_answered_elsewhere() -> None:
     assert not Run(Plan.of(30078, SHAPES["restarts"])).result().broken
+
+
+def test_what_was_fsynced_may_be_in_a_branch_if_redis_was_emptied_while_it_was_waited_for() -> None:
+    assert not Run(Plan.of(23, SHAPES["maintained"])).result().broken
