@@ -202,8 +202,8 @@ class Archiver:
     async def insist(self) -> None:
         """Raise WarmUnavailable unless the servers that are asked here have the newest epochs, as SQL knows them.
 
-        A primary that was cut off goes on in an epoch that is over, without what is written behind the new one. SQL
-        knows each epoch before anything is written in it, so what was acknowledged before this began is not missed.
+        A primary that was cut off stays in an epoch that has ended, without the writes that the new primary accepts.
+        SQL knows each epoch before anything is written in it, so no write acknowledged before this call is missed.
         """
         if self._settings.url is not None:
             await self._warm.patiently(self._compare_epochs)
@@ -214,7 +214,7 @@ class Archiver:
         over = [each for each, at in cursors.items() if each in places and at.ordinal > count(places[each].epoch)]
         if over:
             await self._port.relocate()
-            text = "the server of %d partitions, as %d, has an epoch that is over: another one has taken its place"
+            text = "another server has replaced this one: %d partitions have newer epochs, such as %d"
             raise WarmUnavailable(text % (len(over), over[0]))
 
     async def unreached(self, goals: dict[int, tuple[str, int]]) -> dict[int, tuple[str, int]]:

@@ -30,7 +30,7 @@ REVISION = "adk:revision"
 _OURS = "adk:"
 _APP, _USER, _TEMP = "app:", "user:", "temp:"
 _EVENT = "event"
-# What an event may hold and yet say nothing that a model reads: who wrote it, when, and what it does to the state.
+# Parts of an event that a model does not read: its author, its time, and its changes to the state.
 _ASIDE = {
     "id",
     "timestamp",
@@ -118,7 +118,7 @@ def dumped(event: Event) -> dict[str, Any]:
 
 
 def changed(stored: dict[str, Any]) -> dict[str, Any]:
-    """What an event does to the state."""
+    """The changes that an event makes to the state."""
     found: dict[str, Any] = stored["actions"]["stateDelta"]
     return found
 
@@ -220,7 +220,7 @@ async def listed(store: AsyncStateStore, app: str, user: str | None) -> list[tup
     # In the order of ids, in which nothing that is written meanwhile moves past the pages.
     while page := await store.sessions(prefix=joined(*names, ""), user=owner, fresh=True, limit=1000, after=after):
         parts = [parted(info.id) for info in page]
-        # What has more parts is none of ADK: somebody forked a session to a name below its own.
+        # A name with more parts is not ADK's: somebody forked a session to a name below its own.
         found += [(each[0], each[1], each[2]) for each in parts if len(each) == len(("app", "user", "id"))]
         after = page[-1].cursor
     return found

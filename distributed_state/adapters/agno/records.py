@@ -165,10 +165,10 @@ class Records:
     async def _save(
         self, record: Any, fields: dict[str, Any], known: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, bool]:
-        """What the session holds after this, None if it is somebody else's; and whether it began with it."""
+        """The content of the session after this, None if it belongs to somebody else; and whether this created it."""
         was_read = known is not None
         for _ in range(_ROUNDS):
-            # Who made the object without reading the session means it as it stands: the rest goes.
+            # An object that was made without reading the session replaces it: whatever it lacks is deleted.
             base = await record.get_all(fresh=True) if known is None else known
             begins = ID not in base  # also where something is that is no session, as a name that came too late
             if not begins and base[OWNER] not in (None, fields[OWNER]):
@@ -279,7 +279,7 @@ class Records:
             newest = (await session.items(RUNS).list(limit=1, reverse=True)).items
             index = index_of(newest[0].key) + 1 if newest else 0
         place = {"session_id": session_id, "key": run_key(index, row)}
-        # Whoever owns the session owns what points to it: `store.forget` of a user finds both.
+        # The session's owner also owns the records that point to it: `store.forget` of a user finds both.
         pointer = self._pointer(row["run_id"], user_id or fields[OWNER])
         try:
             await pointer.write(set=place, expect={"key": known.get("key", ABSENT)}, revive=True)
@@ -486,7 +486,7 @@ def _as_run(row: dict[str, Any], deserialize: bool | None) -> Any:
     return deserialize_run(get_run_type(row), row) if deserialize else row
 
 
-# What is listed; sorted and cut as by Agno's database in memory
+# Listings, sorted and cut as in Agno's in-memory database
 
 
 def _page(

@@ -286,7 +286,7 @@ _POSTGRES = {
 
 
 def saver_of(url: str) -> Any:
-    """What opens the saver of a URL of PostgreSQL or SQLite. Raises NotFound if it has no tables of LangGraph."""
+    """Return an opener of the saver at a PostgreSQL or SQLite URL. Raises NotFound if it has no LangGraph tables."""
     path = sqlite_path(url)
     if path is not None:
         demand_in_file(path, "LangGraph", _SQLITE)
