@@ -306,12 +306,12 @@ class StoreLifecycle:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
         self._mutex = Mutex()  # perhaps held by a thread that is not here
         self._changing = Exclusive()
-        if self._tiers is not None:
-            self._tiers.leases.abandoned = True
-            self._tiers.port.abandon()
-            self._tiers = None
         self.context.ephemeral.forget()
         self.context.deleting.clear()
+        tiers, self._tiers = self._tiers, None
+        if tiers is not None:
+            tiers.leases.abandoned = True
+            tiers.port.abandon()
         if self.cold is not None:
             self.cold.abandon()
         if self.connections.embedded:
@@ -344,4 +344,7 @@ def _watch_forks() -> None:
 
 def _after_fork() -> None:
     for store in list(_open_stores):
-        store.after_fork()
+        try:
+            store.after_fork()
+        except Exception:  # one store that fails must not leave the others with their parent's connections
+            log.exception("a forked child could not let go of a store that it inherited")

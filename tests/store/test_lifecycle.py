@@ -22,6 +22,7 @@ from distributed_state.cold.tables import changes, records
 from distributed_state.hot.cache import Hot
 from distributed_state.records import messages
 from distributed_state.records.context import RECORDS, Ephemeral
+from distributed_state.store.lifecycle import twin_of
 from distributed_state.values import codec
 from distributed_state.values.freshness import Freshness
 
@@ -474,6 +475,23 @@ def test_a_forked_child_begins_without(tmp_path: Any) -> None:
         child = os.fork()
         if child == 0:
             os._exit(0 if not values and not store.session("s").ephemeral else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_store_that_fails_in_a_forked_child_keeps_no_other_from_letting_go(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError("broken")
+
+    with StateStore.open(archive=f"sqlite:///{tmp_path}/a.db") as a, StateStore.open(archive="memory") as b:
+        for store in (a, b):
+            store.session("s").ephemeral["x"] = 1
+            monkeypatch.setattr(twin_of(store).tiers().port, "abandon", fail)
+        child = os.fork()
+        if child == 0:
+            os._exit(sum(bool(store.session("s").ephemeral) for store in (a, b)))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.session("s").ephemeral == {"x": 1}
 
