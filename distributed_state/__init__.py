@@ -83,8 +83,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "store.maintenance": ("LostMessages", "Reencrypted", "Repaired", "Upcast"),
     "values.encryption": ("Encryption", "KeyRing"),
     "values.items": ("DeleteItem", "Item", "ItemPage", "PutItem"),
-    "values.model": ("Message",),
-    "values.presence": ("ABSENT", "PRESENT"),
+    "values.model": ("ABSENT", "Message", "PRESENT"),
     "values.results": (
         "Branch",
         "Change",

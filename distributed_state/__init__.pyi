@@ -80,8 +80,7 @@ from distributed_state.store.maintenance import LostMessages, Reencrypted, Repai
 from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
-from distributed_state.values.model import Message
-from distributed_state.values.presence import ABSENT, PRESENT
+from distributed_state.values.model import ABSENT, PRESENT, Message
 from distributed_state.values.results import (
     Branch,
     Change,

@@ -116,7 +116,7 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
 # What the tables below name and no source module does: where it is.
 IMPORTS = {
     "finish": f"from {PACKAGE}.{PORT} import finish",
-    "callers": f"from {PACKAGE}.port import callers",
+    "bodies": f"from {PACKAGE}.port import bodies",
     "face_of": f"from {PACKAGE}.store.lifecycle import face_of",
     "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
     "resolve": f"from {PACKAGE}.store.lifecycle import resolve",
@@ -283,7 +283,7 @@ return store
     ("AsyncStateStore", "on"): """
 if handler is None:
     return lambda given: self.on(types, given, group=group, since=since)
-with callers.blocking():
+with bodies.blocking():
     self._twin.on(types, handler, group=group, since=since)
 return handler
 """,

@@ -23,7 +23,7 @@ from distributed_state.agents.worker import HookRunner, while_unavailable
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import ConfigurationError, Deleted, StateError, Unavailable
 from distributed_state.events import config
-from distributed_state.port.signals import HAS_RELOAD
+from distributed_state.port.background import HAS_RELOAD
 from distributed_state.store.services import StoreServices
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Event

@@ -25,7 +25,7 @@ from distributed_state.values.model import (
     escape,
     unescape,
 )
-from distributed_state.values.tags import tag_of
+from distributed_state.values.search import tag_of
 
 LARGEST = 2**63 - 1
 

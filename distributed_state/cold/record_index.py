@@ -34,7 +34,7 @@ from distributed_state.cold.entries import Parsed, parse
 from distributed_state.cold.tables import TEXT, quarantine, records, tags
 from distributed_state.values.journal import JournalEntry, State, pack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, PHASE, TAG
-from distributed_state.values.tags import tag_of
+from distributed_state.values.search import tag_of
 
 NOWHERE = -1  # the partition of rows that are about no record
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left

@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary,
 from distributed_state.values.journal import COLLECTION_BYTES
 from distributed_state.values.journal import KEY_BYTES as ITEM_KEY_BYTES
 from distributed_state.values.model import MAX_ID_BYTES, MAX_PHASE
-from distributed_state.values.tags import KEY_BYTES, TEXT_BYTES
+from distributed_state.values.search import KEY_BYTES, TEXT_BYTES
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
 REVISIONS = ("1", "2", "3")

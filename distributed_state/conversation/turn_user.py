@@ -33,7 +33,7 @@ from distributed_state.records.context import RecordContext
 from distributed_state.records.transaction import GONE, Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
-from distributed_state.values import bytes_as_text, codec
+from distributed_state.values import as_text, codec
 from distributed_state.values.model import OWNER, REQUEST, Ref, unescape
 from distributed_state.warm.answers import Draft
 
@@ -156,7 +156,7 @@ def changes_of(view: Workspace) -> Effects:
         for name, value in list(found[key].items()):
             if isinstance(value, bytes):  # all this is JSON, and the name of a part is ours
                 del found[key][name]
-                found[key][name + _IN_BASE64] = bytes_as_text.text_of(value)
+                found[key][name + _IN_BASE64] = as_text.text_of(value)
     return found
 
 
@@ -164,7 +164,7 @@ def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The parts as `changed` found them."""
     plain = {name: value for name, value in stored.items() if not name.endswith(_IN_BASE64)}
     encoded = {name.removesuffix(_IN_BASE64): value for name, value in stored.items() if name not in plain}
-    return bytes_as_text.together(plain, encoded)
+    return as_text.together(plain, encoded)
 
 
 def apply_changes(effects: Effects, view: Workspace) -> None:

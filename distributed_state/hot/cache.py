@@ -17,8 +17,8 @@ from typing import Any, Self
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Port
 from distributed_state.port.bodies import Body, leaving
-from distributed_state.values.freshness import Freshness
 from distributed_state.values.journal import Step
+from distributed_state.values.levels import Freshness
 
 _SWEPT = 1000  # records with flights, from which number on it is looked for abandoned ones
 

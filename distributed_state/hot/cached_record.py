@@ -17,8 +17,8 @@ from typing import Any
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
-from distributed_state.values.freshness import UNHEARD
 from distributed_state.values.journal import Step, fold
+from distributed_state.values.levels import UNHEARD
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
 
 # By index, for a function object of our own: as an attribute it is everybody's, and so would be what it takes.

@@ -1,9 +1,11 @@
-"""Threads of a store that work in the background, and users' coroutines that blocking code waits for.
+"""Threads of a store that work in the background, users' coroutines that blocking code waits for, and signals.
 
 Law: a thread that is asked to end does so in its current wait or at the next one. A background thread keeps one event
-loop to its end, because what a user's coroutine opens may be bound to it.
+loop to its end, because what a user's coroutine opens may be bound to it. Threads and the tasks of any event loop wait
+for a `SharedSignal`; setting one never waits, in any thread. A handler of a signal of the operating system only
+notifies, and the handler that was there before is put back.
 
-Design: section 16.
+Design: sections 16, 27.
 """
 
 from __future__ import annotations
@@ -11,16 +13,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from contextvars import copy_context
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar, cast
 
 from distributed_state.errors import StateError
-from distributed_state.port import callers
+from distributed_state.port import bodies
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+JOINED = 10.0  # seconds to wait for a job that is asked to end
+CUT = 9.5  # seconds after which one waits for Redis no longer: before the others, which wait for SQL, are given up
+REPLICA: ContextVar[str] = ContextVar("distributed_state_replica", default="")
+"""The replica of the store that began the present job; "" outside of any."""
+
 
 _kept = threading.local()
 
@@ -57,12 +68,6 @@ def _in_event_loop() -> bool:
     return True
 
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
-JOINED = 10.0  # seconds to wait for a job that is asked to end
-CUT = 9.5  # seconds after which one waits for Redis no longer: before the others, which wait for SQL, are given up
-
-
 class _Here(threading.local):
     job: BlockingJob | None = None  # whose thread this is
 
@@ -72,15 +77,15 @@ _here = _Here()
 
 def finish(core: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine whose every await is answered at once; fail loudly if one is not."""
-    loop = callers.running()
-    before = None if loop is None else callers.hold_up(loop)
+    loop = bodies.running()
+    before = None if loop is None else bodies.hold_up(loop)
     try:
         core.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # StopIteration.value is untyped
     finally:
         if loop is not None:
-            callers.hold_up(before)
+            bodies.hold_up(before)
     core.close()
     raise RuntimeError("the core may await nothing but its port")
 
@@ -102,7 +107,7 @@ def end_if_stopped() -> None:
 
 async def join(thread: threading.Thread, seconds: float) -> None:
     """Wait for a thread to end; a task's loop goes on meanwhile."""
-    if callers.loop() is None:
+    if bodies.loop() is None:
         thread.join(max(0.0, seconds))
         return
     # Not in a thread of asyncio's own pool, which the user's work may fill.
@@ -181,3 +186,136 @@ class BlockingJob:
         self.ask()
         if self._thread is not threading.current_thread():
             await join(self._thread, self._until - time.monotonic())
+
+
+# Signals
+
+
+HAS_RELOAD = hasattr(signal, "SIGHUP")  # not so on Windows
+
+
+@contextmanager
+def listening(handlers: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
+    """Call these, by the signal's name, until `with` ends; False outside the main thread, which alone gets them."""
+    ours = threading.current_thread() is threading.main_thread()
+    before: dict[int, Any] = {}
+    try:
+        for name, call in handlers.items() if ours else ():
+            number = getattr(signal, name, None)
+            if number is not None:
+                before[number] = signal.signal(number, lambda *_, call=call: call())
+        yield ours
+    finally:
+        for number, handler in before.items():
+            # None: it was set by C code, which Python cannot put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+_LOOK_EVERY = 1.0  # in short steps, so that nobody depends on being woken
+
+
+class SharedSignal:
+    """An event that also ends when its thread is asked to stop.
+
+    Not threading.Event, whose waiting is Python code: Ctrl-C in the middle of it breaks the event for other threads.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[Any] = []  # each is woken by its `release`
+
+    def set(self) -> None:
+        """Wake all who wait."""
+        self._set = True
+        waiters = self._waiters
+        self._waiters = []
+        for waiter in waiters:
+            with suppress(RuntimeError):  # another set() was faster, or the task's loop is closed
+                waiter.release()
+
+    def clear(self) -> None:
+        """Let whoever waits from now on wait."""
+        self._set = False
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait until set, at most `seconds`; True if it was set."""
+        loop = bodies.loop()
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._set:
+            end_if_stopped()
+            left = _LOOK_EVERY if end is None else min(_LOOK_EVERY, end - time.monotonic())
+            if left <= 0:
+                return False
+            if loop is None:
+                self._doze(left)
+            else:
+                await self._pause(loop, left)
+        return True
+
+    def _doze(self, seconds: float) -> None:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        # Looked at again: set() may have taken the list of waiters before this one was in it.
+        if not self._set:
+            doze(waiter, seconds)
+        self._gone(waiter)
+
+    async def _pause(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        waiter = _Task(loop)
+        self._waiters.append(waiter)
+        try:
+            if not self._set:
+                async with asyncio.timeout(seconds):
+                    await waiter.woken
+        except TimeoutError:
+            return
+        finally:
+            self._gone(waiter)
+
+    def _gone(self, waiter: Any) -> None:
+        with suppress(ValueError):
+            self._waiters.remove(waiter)
+
+
+class _Task:
+    """What a task leaves in place of the lock that a thread waits for."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.woken: asyncio.Future[None] = loop.create_future()
+
+    def release(self) -> None:
+        """Wake it, from any thread. Raises RuntimeError if its loop is closed."""
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
+
+
+class Exclusive:
+    """Held by one caller at a time, a task of any loop or blocking code, for as long as what it does takes."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._free: SharedSignal | None = None  # set when whoever holds it now is done
+
+    async def take(self, *, unless: bool) -> bool:
+        """Hold it, once nobody else does. False if that has to be waited for and must not be: `unless` it is free."""
+        while True:
+            with self._mutex:
+                free = self._free
+                if free is None:
+                    self._free = SharedSignal()
+                    return True
+            # Whoever holds it may wait for a task of the loop that the caller holds up.
+            if unless or bodies.held_up() is not None:
+                return False
+            await free.wait()
+
+    def give_back(self) -> None:
+        """Let the next one have it."""
+        free, self._free = self._free, None
+        if free is not None:
+            free.set()

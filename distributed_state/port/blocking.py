@@ -25,9 +25,9 @@ from typing import Any, TypeVar, cast
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Wire, Words, background, waited
 from distributed_state.port.background import finish as finish  # what the blocking face is written with
+from distributed_state.port.commands import BROKEN, ReplyError, translate
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded import EmbeddedServer
-from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import Socket, SocketWire
 from distributed_state.port.waited import Waited

@@ -27,9 +27,8 @@ from redis.retry import Retry
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Filled, lives, waited
 from distributed_state.port.addresses import host_and_port, read_address
-from distributed_state.port.commands import encode, packed
+from distributed_state.port.commands import BROKEN, ReplyError, encode, packed, translate
 from distributed_state.port.embedded import EmbeddedServer
-from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.sockets import Socket, nothing
 from distributed_state.port.topology import SentinelWatch, Topology, threads

@@ -17,8 +17,7 @@ from typing import Any
 
 from distributed_state.errors import ConfigurationError
 from distributed_state.port import Words
-from distributed_state.port.commands import encode
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError, encode
 from distributed_state.port.lives import EMBEDDED, filled
 
 log = logging.getLogger(__name__)

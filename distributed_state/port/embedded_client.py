@@ -20,7 +20,7 @@ from fakeredis import FakeServer
 from fakeredis._socket import FakeSocket
 from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 
 _BYTECODE = b"\x1bLua"  # how Lua marks a chunk that is compiled
 

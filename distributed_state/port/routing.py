@@ -15,8 +15,8 @@ from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Script, Words, lives
+from distributed_state.port.commands import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, translate
 from distributed_state.port.connections import Connections
-from distributed_state.port.errors import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, translate
 from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.topology import with_host
 

@@ -21,14 +21,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
-from distributed_state.port import Guard, Job, Words, background, callers, waited
+from distributed_state.port import Guard, Job, Words, background, bodies, waited
 from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, Pools, complete, shield
-from distributed_state.port.background import CUT, JOINED, BlockingJob, finish
+from distributed_state.port.background import CUT, JOINED, REPLICA, BlockingJob, SharedSignal, finish
 from distributed_state.port.blocking import BlockingGuard, BlockingPort
 from distributed_state.port.connections import Connections
 from distributed_state.port.waited import Waited
-from distributed_state.port.waking import SharedSignal
-from distributed_state.values.background_replica import REPLICA
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ class SharedPort(BlockingPort):
         self.ask_all()
         for loop, port in list(self._loops.items()):
             port.forget()  # at once: one that does not run closes its connections when it ends
-            if loop is callers.running() or loop.is_closed():
+            if loop is bodies.running() or loop.is_closed():
                 self._part(loop)
             else:
                 with suppress(RuntimeError):  # it was closed just now
@@ -89,7 +87,7 @@ class SharedPort(BlockingPort):
 
     def _tasks(self) -> AsyncioPort | None:
         """What the calling task's loop has here; None for blocking code."""
-        loop = callers.loop()
+        loop = bodies.loop()
         return None if loop is None else self._loops.get(loop) or self._meet(loop)
 
     def _meet(self, loop: asyncio.AbstractEventLoop) -> AsyncioPort:
@@ -128,13 +126,13 @@ class SharedPort(BlockingPort):
 
     @property
     def suspends(self) -> bool:
-        return callers.loop() is not None
+        return bodies.loop() is not None
 
     def here(self) -> object:
-        return callers.loop()
+        return bodies.loop()
 
     def holds_up(self, here: object) -> bool:
-        return here is not None and callers.held_up() is here
+        return here is not None and bodies.held_up() is here
 
     def loop_of(self, owner: object) -> object:
         return owner.get_loop() if isinstance(owner, asyncio.Task) else None
@@ -143,7 +141,7 @@ class SharedPort(BlockingPort):
         self._when_ended.append(call)
 
     def owner(self) -> object:
-        return callers.owner()
+        return bodies.owner()
 
     def exchange_with(self, node: str, commands: Sequence[Words]) -> Coroutine[Any, Any, list[Any]]:
         tasks = self._tasks()
@@ -164,10 +162,10 @@ class SharedPort(BlockingPort):
         return super().look() if tasks is None else tasks.look()
 
     def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
-        return super().sleep(seconds) if callers.loop() is None else asyncio.sleep(seconds)
+        return super().sleep(seconds) if bodies.loop() is None else asyncio.sleep(seconds)
 
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
-        loop = callers.loop()
+        loop = bodies.loop()
         if loop is None:
             return await super().sql(call, *arguments)
         try:
@@ -177,16 +175,16 @@ class SharedPort(BlockingPort):
         return await found
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        loop = callers.loop()
+        loop = bodies.loop()
         if loop is None:
             return call(*arguments)
         return await loop.run_in_executor(self._pools.handlers, partial(copy_context().run, call, *arguments))
 
     def complete(self, work: Awaitable[T]) -> Coroutine[Any, Any, T]:
-        return super().complete(work) if callers.loop() is None else complete(work)
+        return super().complete(work) if bodies.loop() is None else complete(work)
 
     def shield(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        return super().shield(work) if callers.loop() is None else shield(work, self._connections.timeout)
+        return super().shield(work) if bodies.loop() is None else shield(work, self._connections.timeout)
 
     def drive(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return self._drive(self._pools.passes, work)
@@ -195,7 +193,7 @@ class SharedPort(BlockingPort):
         return self._drive(self._pools.starts, work)
 
     async def _drive(self, pool: ThreadPoolExecutor, work: Coroutine[Any, Any, T]) -> T:
-        loop = callers.loop()
+        loop = bodies.loop()
         if loop is None:
             return await super().shield(work)
         # Not in a task: who waits for the work may be blocking code that holds this loop up.
@@ -207,7 +205,7 @@ class SharedPort(BlockingPort):
         return await shield(found, self._connections.timeout)
 
     def guard(self) -> Guard:
-        return BlockingGuard() if callers.loop() is None else AsyncioGuard()
+        return BlockingGuard() if bodies.loop() is None else AsyncioGuard()
 
     # What any caller may wait for
 
@@ -241,7 +239,7 @@ class SharedPort(BlockingPort):
         self.cut(account)
 
     def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
-        loop = callers.loop()
+        loop = bodies.loop()
         work = partial(self._as_replica, job)
         return BlockingJob(work, name) if loop is None else LoopJob(loop, work, name)
 
@@ -285,7 +283,7 @@ class LoopJob:
     async def stop(self) -> None:
         """Cancel it, and wait for its end unless that waits for the caller, or its loop does not run."""
         self.ask()
-        if callers.held_up() is self._loop or not self._loop.is_running():
+        if bodies.held_up() is self._loop or not self._loop.is_running():
             return
-        if callers.loop() is not self._loop or asyncio.current_task() is not self._task:
+        if bodies.loop() is not self._loop or asyncio.current_task() is not self._task:
             await self._ended.wait(JOINED)

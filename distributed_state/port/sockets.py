@@ -22,8 +22,7 @@ import redis.exceptions as driver
 from hiredis import Reader
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port.commands import packed
-from distributed_state.port.errors import LOST, ReplyError
+from distributed_state.port.commands import LOST, ReplyError, packed
 from distributed_state.port.lives import Packer
 
 _READ = 65_536

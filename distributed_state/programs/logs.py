@@ -17,7 +17,7 @@ from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 
-from distributed_state.values.background_replica import REPLICA
+from distributed_state.port.background import REPLICA
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("distributed_state_request_id", default=None)
 """The X-Request-Id of the request that is being served."""

@@ -16,7 +16,7 @@ from distributed_state.records.access import MESSAGES, MOVES
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import bytes_as_text, codec, field_ttl, message_ranges
+from distributed_state.values import as_text, codec, field_ttl, message_ranges
 from distributed_state.values.model import PHASE, Message
 
 _PARTS = ("fields", "bytes", "phase", "expires", "messages")
@@ -50,7 +50,7 @@ def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] 
     """Fields, bytes in base64, phase, deadlines, all but the first if there are any, messages if given: JSON only."""
     phase = entry.fields.get(PHASE)
     state: dict[str, Any] = {
-        **bytes_as_text.apart(fields),
+        **as_text.apart(fields),
         "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
     }
     if entry.expires != field_ttl.NEVER:
@@ -80,7 +80,7 @@ def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
     bad += [f"{part!r:.80}: none of {', '.join(_PARTS)}" for part in state if part not in _PARTS]
     fields = _part(state, "fields", Mapping, bad)
     try:
-        fields = bytes_as_text.together(fields, _part(state, "bytes", Mapping, bad))
+        fields = as_text.together(fields, _part(state, "bytes", Mapping, bad))
     except InvalidValue as error:
         bad.append(f"bytes: {error}")
     expires = _part(state, "expires", Mapping, bad)

@@ -26,7 +26,7 @@ from distributed_state.values.journal import JournalEntry, State, item_of, unpac
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, TAG, TIMES, Message, unescape
 from distributed_state.values.results import Change, Checkpoint, Snapshot
-from distributed_state.values.tags import split_tag, tags_in
+from distributed_state.values.search import split_tag, tags_in
 
 _TOGETHER = 200  # changes that are read at once where their bytes are limited
 _PAGE = 2**18  # bytes of them, but for one that is larger

@@ -17,7 +17,7 @@ from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.values import codec
-from distributed_state.values.presence import ABSENT, PRESENT, Presence
+from distributed_state.values.model import ABSENT, PRESENT, Presence
 from distributed_state.warm.answers import Committed, Draft, unmet
 
 _MOST = 1000  # Lua takes so many arguments, and some more

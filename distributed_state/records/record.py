@@ -31,7 +31,7 @@ from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
-from distributed_state.values.tags import tags_in
+from distributed_state.values.search import tags_in
 from distributed_state.warm.lease import AsyncLease
 
 _EXACT = 10**15  # the server adds doubles, exact up to here

@@ -24,8 +24,7 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.changes import Changes, add
 from distributed_state.values import chance, codec, field_ttl
 from distributed_state.values.codec import Codec
-from distributed_state.values.model import SCHEMA, Message, Ref
-from distributed_state.values.presence import Presence
+from distributed_state.values.model import SCHEMA, Message, Presence, Ref
 from distributed_state.warm.answers import Committed, Draft
 
 

@@ -51,12 +51,12 @@ from distributed_state.errors import (
     Unauthenticated,
     Unavailable,
 )
-from distributed_state.port import callers
+from distributed_state.port import bodies
 from distributed_state.port.bodies import Body, leaving
 from distributed_state.port.http import Http, HttpAnswer, HttpPlace, Unanswered
 from distributed_state.remote import values
 from distributed_state.settings import require_host
-from distributed_state.values import chance, path_names
+from distributed_state.values import as_text, chance
 from distributed_state.values.model import Ref
 
 _PROBLEM = "application/problem+json"
@@ -287,7 +287,7 @@ def encoded(body: Any) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        path_names.checked(text)
+        as_text.checked(text)
     return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -384,7 +384,7 @@ class AsyncRemoteLease:
         """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
         outer = _holder(self._requests, self._path)
         # A task started inside the body writes under the lease, but locks like anybody else.
-        nests = outer is not None and outer.owner == callers.owner()
+        nests = outer is not None and outer.owner == bodies.owner()
         self._outer = outer if nests else None
         if self._outer is not None:
             if self._outer is self:
@@ -397,7 +397,7 @@ class AsyncRemoteLease:
             self._lost = self._released = False
             self.lease = found["lease"]
             self._token = found["token"]
-            self.owner = callers.owner()
+            self.owner = bodies.owner()
             self._stop = self._requests.http.every(self._ttl / 3, self._renewing())
             _held.set({**_others(self), (id(self._requests), self._path): ref(self)})
         except BaseException:
@@ -541,7 +541,7 @@ class RecordPlace:
 
 def path_of(ref: Ref, form: str = "", *names: str) -> str:
     """Where a record is, or what is below it: `form` as "/fields/{}", with a {} for each name."""
-    return path_names.path("/v1", f"/{kind_of(ref.scope)}/{{}}{form}", ref.id, *names)
+    return as_text.path("/v1", f"/{kind_of(ref.scope)}/{{}}{form}", ref.id, *names)
 
 
 def kind_of(scope: str) -> str:

@@ -14,11 +14,10 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from distributed_state.errors import ConfigurationError, InvalidValue
-from distributed_state.values import bytes_as_text, codec, field_ttl
-from distributed_state.values.freshness import check_staleness
+from distributed_state.values import as_text, codec, field_ttl
 from distributed_state.values.items import ANY, DeleteItem, Item, PutItem, encode_collection, encode_item_key
-from distributed_state.values.model import Message, Ref
-from distributed_state.values.presence import ABSENT, Presence
+from distributed_state.values.levels import check_staleness
+from distributed_state.values.model import ABSENT, Message, Presence, Ref
 from distributed_state.values.results import (
     Branch,
     Change,
@@ -31,8 +30,7 @@ from distributed_state.values.results import (
     Snapshot,
     Waiter,
 )
-from distributed_state.values.search import SearchHit
-from distributed_state.values.tags import tag_texts
+from distributed_state.values.search import SearchHit, tag_texts
 from distributed_state.values.turn_times import TimedRun, TurnTimes
 
 T = TypeVar("T", Branch, Checkpoint, HeldLease, Lifetime, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter)
@@ -45,7 +43,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         codec.encode_key(key)
         codec.encode_value(value, key)
-    found = bytes_as_text.apart(values)
+    found = as_text.apart(values)
     body: dict[str, Any] = {"set": found["fields"]} if found["fields"] else {}
     return body | ({"bytes": found["bytes"]} if "bytes" in found else {})
 
@@ -124,7 +122,7 @@ def items(given: Iterable[PutItem | DeleteItem]) -> list[dict[str, Any]]:
         else:
             codec.encode_value(each.value, each.key)
             is_bytes = isinstance(each.value, bytes)
-            body |= {"bytes": bytes_as_text.text_of(each.value)} if is_bytes else {"value": each.value}
+            body |= {"bytes": as_text.text_of(each.value)} if is_bytes else {"value": each.value}
             body |= {"keep": True} if each.keep else {}
         found.append(body)
     return found
@@ -157,12 +155,12 @@ def held_lease(found: Mapping[str, Any]) -> HeldLease:
 
 def shown(found: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an answer, bytes among them."""
-    return bytes_as_text.together(found["fields"], found.get("bytes") or {})
+    return as_text.together(found["fields"], found.get("bytes") or {})
 
 
 def value(found: Mapping[str, Any], name: str) -> Any:
     """A value of an answer, which has `value` or `bytes`."""
-    return bytes_as_text.bytes_of(found["bytes"], name) if found.get("bytes") is not None else found.get("value")
+    return as_text.bytes_of(found["bytes"], name) if found.get("bytes") is not None else found.get("value")
 
 
 def message(said: dict[str, Any], number: int | None, time: float | None) -> Message:

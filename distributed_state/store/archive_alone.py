@@ -27,8 +27,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.model import Ref, escape
 from distributed_state.values.results import Branch, Change, Event, SessionInfo
-from distributed_state.values.search import KINDS, SearchHit
-from distributed_state.values.tags import tag_texts
+from distributed_state.values.search import KINDS, SearchHit, tag_texts
 
 _CLOCKS_MS = 600_000  # that SQL's clock may be ahead of Redis', by which all is dated
 

@@ -50,8 +50,7 @@ from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import MAX_ID_BYTES, Ref, escape, is_storable
 from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
-from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
-from distributed_state.values.tags import tag_texts
+from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit, tag_texts
 
 H = TypeVar("H", bound=Handler)
 

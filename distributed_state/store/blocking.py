@@ -17,7 +17,7 @@ from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.events.config import Source
 from distributed_state.events.handlers import Handler
-from distributed_state.port import callers
+from distributed_state.port import bodies
 from distributed_state.port.blocking import finish
 from distributed_state.port.connections import Credentials
 from distributed_state.records.access import Policy
@@ -779,7 +779,7 @@ class StateStore:
         """
         if handler is None:
             return lambda given: self.on(types, given, group=group, since=since)
-        with callers.blocking():
+        with bodies.blocking():
             self._twin.on(types, handler, group=group, since=since)
         return handler
 

@@ -23,7 +23,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import NotFound, StateError
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values import bytes_as_text, message_ranges
+from distributed_state.values import as_text, message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
@@ -207,7 +207,7 @@ def _value(data: bytes) -> str | dict[str, str]:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return {"base64": bytes_as_text.text_of(data)}
+        return {"base64": as_text.text_of(data)}
 
 
 def _text(data: bytes) -> str:

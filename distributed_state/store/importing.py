@@ -28,7 +28,7 @@ from distributed_state.store.export import FORMAT
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values import bytes_as_text, codec, field_ttl, message_ranges
+from distributed_state.values import as_text, codec, field_ttl, message_ranges
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import JournalEntry, Op, State, fold, item_of, pack, unpack
 from distributed_state.values.model import (
@@ -54,8 +54,8 @@ from distributed_state.values.model import (
     is_value,
     unescape,
 )
-from distributed_state.values.tags import MOST as MOST_TAGS
-from distributed_state.values.tags import tag_of
+from distributed_state.values.search import MOST as MOST_TAGS
+from distributed_state.values.search import tag_of
 
 MOST = 10**15  # versions and numbers of messages are doubles in Lua, exact up to here
 LATEST_MS = 253_402_300_799_999  # the year 9999: no later time can be shown
@@ -73,7 +73,7 @@ def raw(text: Any) -> bytes:
 def raw_value(given: Any) -> bytes:
     """A value of the file as it was stored: a text, or an object that holds it in base64."""
     if isinstance(given, dict) and given.keys() == {"base64"}:
-        return bytes_as_text.bytes_of(given["base64"], "base64")
+        return as_text.bytes_of(given["base64"], "base64")
     return raw(given)
 
 

@@ -25,9 +25,9 @@ from distributed_state.errors import ColdUnavailable, ConfigurationError
 from distributed_state.events import handlers
 from distributed_state.port import Mutex, Port
 from distributed_state.port.addresses import SCHEMES
+from distributed_state.port.background import Exclusive
 from distributed_state.port.connections import Connections, Credentials
 from distributed_state.port.shared import SharedPort
-from distributed_state.port.waking import Exclusive
 from distributed_state.records.access import Guard
 from distributed_state.records.context import StoreContext
 from distributed_state.search.follower import Follower

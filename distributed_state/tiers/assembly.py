@@ -41,9 +41,9 @@ from distributed_state.tiers.refill import Refill
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
-from distributed_state.values.freshness import Freshness, check_staleness
 from distributed_state.values.journal import Happened, JournalEntry, unpack
 from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.values.levels import Freshness, check_staleness
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Cold
 from distributed_state.warm.client import Warm

@@ -21,7 +21,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.items import ANY, MOST_ITEMS, DeleteItem, Item, PutItem, name_of, stamp_of
 from distributed_state.values.journal import Step
 from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message, checked_phase
-from distributed_state.values.tags import tag_field, tag_texts
+from distributed_state.values.search import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Swap
 
 

@@ -1,6 +1,10 @@
-"""How hard a write is kept before it is acknowledged. Law: a level is one of a few words, and each has one meaning.
+"""How durable a write is before it is acknowledged, and until when the hot tier may answer a read.
 
-Design: section 14.
+Law: a level is one of a few words, and each has one meaning. A hot entry is as good as the subscription under which it
+was read, and ends with it: `Freshness` is the only value that changes, because each proof of a subscription moves its
+end on. Each subscription to a partition has one of its own.
+
+Design: sections 7, 14.
 """
 
 from __future__ import annotations
@@ -44,3 +48,37 @@ def level_of(text: Any) -> Level:
 MEMORY = level_of("memory")
 FSYNCED = level_of("fsynced")
 ARCHIVED = level_of("archived")
+
+
+def check_staleness(seconds: Any) -> None:
+    """Raise InvalidValue unless an answer may be so old."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {seconds!r:.80}")
+
+
+class Freshness:
+    """`good_until` is a time by the monotonic clock; 0 before the first proof."""
+
+    __slots__ = ("good_until", "partition")
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.good_until = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether the subscription has ended: what was read under it never answers again."""
+        return self.good_until < 0
+
+    def prove(self, until: float) -> None:
+        """Answer until then, unless it is over."""
+        if not self.over:
+            self.good_until = max(self.good_until, until)
+
+    def end(self) -> None:
+        """Answer no more."""
+        self.good_until = -1.0
+
+
+UNHEARD = Freshness(-1)  # of what was read without a subscription
+UNHEARD.end()

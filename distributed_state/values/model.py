@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import repeat
 from typing import Any, Literal, Self
 
@@ -63,7 +64,7 @@ STATE_FIELDS = frozenset(
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
 TIMES = REQUEST + b"#times "  # no record has such a field: a deletion notes what follows, see values/turn_times.py
-TAG = b"##"  # followed by a tag of the record: see values/tags.py
+TAG = b"##"  # followed by a tag of the record: see values/search.py
 
 
 def is_state(name: bytes) -> bool:
@@ -281,3 +282,17 @@ _set_number = vars(Message)["_number"].__set__
 _unread_of, _set_unread = vars(Message)["_unread"].__get__, vars(Message)["_unread"].__set__
 # Set here, so that type checkers know the fields as declared and no others.
 Message.__getattr__ = _attribute  # type: ignore[attr-defined]
+
+
+class Presence(Enum):
+    """What stands in `expect` in place of a value: ABSENT for a field that is not there, PRESENT for one that is."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ABSENT = Presence.ABSENT
+PRESENT = Presence.PRESENT

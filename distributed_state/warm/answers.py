@@ -29,7 +29,7 @@ from distributed_state.values.journal import Step
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import Level
 from distributed_state.values.model import ITEMS, PHASE, SCHEMA
-from distributed_state.values.tags import MOST
+from distributed_state.values.search import MOST
 
 REFUSALS = (
     *("backpressure", "conflict", "deleted", "epoch", "exists"),

@@ -30,8 +30,8 @@ from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Job, Port, Wire
-from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
+from distributed_state.values.levels import Freshness
 from distributed_state.warm.clock import ROUND_SECONDS, Rounds
 from distributed_state.warm.scripts import PROBE
 

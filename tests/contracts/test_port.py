@@ -18,7 +18,7 @@ from distributed_state import port as port_package
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Port, Script, lives, waited
 from distributed_state.port.background import Stopped
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 from tests.contracts.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, SINGLE, Ground, Steps, on
 
 SHORT = 0.5  # seconds, for tests that wait for an answer that never comes

@@ -15,7 +15,7 @@ from below import logged_in, relocated
 from combinations import FACES
 
 from distributed_state.errors import Backpressure, ConfigurationError, NotPermitted, StateError, WarmUnavailable
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 from distributed_state.programs.servers import free_port
 from tests.contracts.grounds import CLUSTER, EVERY, NETWORK, REAL, SENTINEL, Case, Ground, cases, on
 from tests.contracts.test_port import SHORT, script_of

@@ -16,8 +16,7 @@ import pytest
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import waited
-from distributed_state.port.background import Stopped
-from distributed_state.values.background_replica import REPLICA
+from distributed_state.port.background import REPLICA, Stopped
 from tests.contracts.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, REAL, SIMULATED, on
 
 SHORT = 0.5  # seconds, for tests that wait for an answer that never comes

@@ -22,7 +22,7 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
-from distributed_state.values.freshness import Freshness
+from distributed_state.values.levels import Freshness
 from distributed_state.warm import link
 from distributed_state.warm.scripts import COMMIT
 

@@ -12,7 +12,7 @@ import pytest
 from distributed_state.hot.cache import Hot
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.values.codec import Codec
-from distributed_state.values.freshness import Freshness
+from distributed_state.values.levels import Freshness
 
 pytestmark = pytest.mark.unit
 

@@ -16,8 +16,8 @@ from distributed_state.hot.cache import Hot
 from distributed_state.hot.cached_record import CachedRecord, untrack
 from distributed_state.values import field_ttl
 from distributed_state.values.codec import Codec
-from distributed_state.values.freshness import Freshness
 from distributed_state.values.journal import Op
+from distributed_state.values.levels import Freshness
 from distributed_state.values.model import TIMED
 
 pytestmark = pytest.mark.unit

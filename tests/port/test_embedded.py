@@ -14,9 +14,9 @@ from fakeredis._socket import FakeSocket
 from distributed_state import ConfigurationError, WarmUnavailable
 from distributed_state.port.background import Stopped
 from distributed_state.port.blocking import EmbeddedWire, finish
+from distributed_state.port.commands import ReplyError
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.embedded_client import EmbeddedClient, compiled
-from distributed_state.port.errors import ReplyError
 
 pytestmark = pytest.mark.unit
 

@@ -13,8 +13,8 @@ from hiredis import Reader, pack_command
 
 import distributed_state
 from distributed_state.port import Words
+from distributed_state.port.commands import ReplyError
 from distributed_state.port.embedded import EmbeddedServer
-from distributed_state.port.errors import ReplyError
 
 PACKAGE = Path(distributed_state.__file__).parent
 ECHO = b"return {KEYS[1], ARGV[1], 7, 2.9, false, true, {'a', {}}, {ok = 'FINE'}, {err = 'MINE own'}}"

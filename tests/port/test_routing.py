@@ -11,9 +11,9 @@ import pytest
 import redis.exceptions as driver
 
 from distributed_state.errors import ConfigurationError, WarmUnavailable
-from distributed_state.port import Script, Words, callers, topology
+from distributed_state.port import Script, Words, bodies, topology
 from distributed_state.port.addresses import read_address
-from distributed_state.port.errors import ReplyError, translate
+from distributed_state.port.commands import ReplyError, translate
 from distributed_state.port.lives import Life, Packer
 from distributed_state.port.routing import Router
 from distributed_state.port.shared import SharedPort
@@ -312,7 +312,7 @@ class Refusing(Connections):
         return self.connect(node)
 
 
-@pytest.mark.parametrize("face", [nullcontext, callers.blocking])
+@pytest.mark.parametrize("face", [nullcontext, bodies.blocking])
 async def test_of_several_servers_one_that_refuses_the_login_is_an_error_as_of_one(face: Any) -> None:
     port = SharedPort(Refusing())  # type: ignore[arg-type]  # played
     with face():
@@ -320,7 +320,7 @@ async def test_of_several_servers_one_that_refuses_the_login_is_an_error_as_of_o
             await port.exchange([get(A), get(B), get(C)])
         with pytest.raises(WarmUnavailable):
             await port.exchange([get(A)])
-    with callers.blocking():  # a loop would look again and again whether its threads have ended
+    with bodies.blocking():  # a loop would look again and again whether its threads have ended
         await port.close()
 
 
@@ -343,7 +343,7 @@ async def test_with_one_connection_that_turns_out_to_be_lost_all_free_ones_are_c
     free = [Stale() for _ in range(3)]
     port._free[A] = free.copy()  # type: ignore[assignment]
     port._free[B] = [Stale()]  # type: ignore[list-item]
-    with callers.blocking():
+    with bodies.blocking():
         found = await port.exchange_with_all({A: [get(A)], B: [get(B)]})
         assert all(isinstance(each, WarmUnavailable) for each in found.values())
         assert port._free[A] == []

@@ -23,7 +23,7 @@ from distributed_state import NotFound, RemoteStore, TooLarge
 from distributed_state.programs.inspector import PATH, inspector
 from distributed_state.programs.service import Access
 from distributed_state.programs.service.running import mount
-from distributed_state.values import path_names
+from distributed_state.values import as_text
 from distributed_state.values.access_tokens import RIGHTS
 from distributed_state.values.model import Ref
 
@@ -70,7 +70,7 @@ class Asking:
         self.form = form
 
     def path(self, form: str, *names: str) -> str:
-        made = {"": path_names.quoted, "/base64": path_names.in_base64}[self.form]
+        made = {"": as_text.quoted, "/base64": as_text.in_base64}[self.form]
         return f"/v1{self.form}" + form.format(*map(made, names))
 
     def __call__(self, method: str, path: str, body: Any = None) -> Any:
@@ -271,8 +271,8 @@ async def test_the_id_that_is_allowed_is_the_id_that_is_read() -> None:
     targets: dict[str, str] = {}
     for id in IDS:
         for start in "/v1", PATH:
-            targets[f"{start}/conversations/{path_names.quoted(id)}"] = id
-            targets[f"{start}/base64/conversations/{path_names.in_base64(id)}"] = id
+            targets[f"{start}/conversations/{as_text.quoted(id)}"] = id
+            targets[f"{start}/base64/conversations/{as_text.in_base64(id)}"] = id
 
     @settings(FEW, max_examples=2 * settings.default.max_examples)
     @given(
@@ -280,12 +280,12 @@ async def test_the_id_that_is_allowed_is_the_id_that_is_read() -> None:
         below=st.sampled_from(["", "/fields", "/versions/1", "page"]),
     )  # fmt: skip
     def spell(id: str, how: list[int], base: bool, below: str) -> None:
-        part = spelled(path_names.in_base64(id) if base else id, how)
+        part = spelled(as_text.in_base64(id) if base else id, how)
         start = PATH if below == "page" else "/v1"
         target = f"{start}{'/base64' if base else ''}/conversations/{part}{below.removeprefix('page')}"
         if "/" not in part:  # else they are several parts, and name nothing
             try:
-                meant = (path_names.read_base64 if base else path_names.read)(part.encode())
+                meant = (as_text.read_base64 if base else as_text.read)(part.encode())
             except ValueError:
                 meant = ""
             targets[target] = meant
@@ -357,7 +357,7 @@ async def test_the_inspector_opens_and_steers_what_it_lists() -> None:
                     await get(html.unescape(each))
             assert {"graph", "fork", "export", "erase"} <= {each.rpartition("/")[2].partition("?")[0] for each in links}
             before = await offered()
-            taken = await service.ask("POST", path_names.path("/v1", "/conversations/{}/lease", id), token, json={})
+            taken = await service.ask("POST", as_text.path("/v1", "/conversations/{}/lease", id), token, json={})
             assert taken.status_code == 201
             (over,) = await offered() - before
             assert f'action="{over}"' in await get(over)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from hashlib import sha1
 from typing import Any
 
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 from distributed_state.port.topology import SLOTS
 from distributed_state.port.topology import slot_of as slot_of_key
 from tests.simulation.node import Node

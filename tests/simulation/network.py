@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port.commands import encode
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError, encode
 from distributed_state.port.lives import filled
 from tests.simulation.node import Node
 from tests.simulation.world import Future, Process, World

@@ -25,9 +25,9 @@ from fakeredis._socket._resp import convert_to_resp2
 from fakeredis.commands_mixins import scripting_mixin
 from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 
+from distributed_state.port.commands import ReplyError
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.embedded_client import EmbeddedClient
-from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import Life
 from tests.simulation.world import Clock, World
 

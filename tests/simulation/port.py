@@ -21,13 +21,12 @@ import redis.exceptions as driver
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import lives, waited
-from distributed_state.port.background import CUT, JOINED, Stopped
+from distributed_state.port.background import CUT, JOINED, REPLICA, Stopped
+from distributed_state.port.commands import translate
 from distributed_state.port.connections import Connections
-from distributed_state.port.errors import translate
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import LATE
 from distributed_state.port.waited import Waited
-from distributed_state.values.background_replica import REPLICA
 from tests.simulation.network import Connection, Network, Wire
 from tests.simulation.watch import SimulatedWatch
 from tests.simulation.world import Future, Process, RunOver, Task

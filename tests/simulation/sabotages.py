@@ -20,7 +20,7 @@ from unittest import mock
 from distributed_state.cold import archive, erasure
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
-from distributed_state.port import errors, lives, routing, topology
+from distributed_state.port import commands, lives, routing, topology
 from distributed_state.records import rollback
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver, assembly, commit, memory, read, reconcile, recovery
@@ -716,7 +716,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "keys on their way are taken for a cluster that is set up wrongly": Sabotage(
         (
             Python(
-                errors.translate,
+                commands.translate,
                 'return WarmUnavailable(f"{place}: the keys',
                 'return (reached() or ConfigurationError)(f"{place}: the keys',
             ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 from tests.simulation.node import Node
 from tests.simulation.replication import Group
 

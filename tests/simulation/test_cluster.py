@@ -10,7 +10,7 @@ import hiredis
 import pytest
 from below import server_binary
 
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 from distributed_state.programs.servers import begin_move, end_move, move_keys, redis_cluster
 from tests.simulation.cluster import hand_over, slot_of
 from tests.simulation.fleet import Fleet

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributed_state.port import lives
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 from distributed_state.port.lives import Life
 from tests.simulation import node as nodes
 from tests.simulation.fleet import Fleet

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributed_state.port import lives
-from distributed_state.port.errors import ReplyError
+from distributed_state.port.commands import ReplyError
 from tests.simulation.fleet import SERVER, Fleet
 from tests.simulation.network import Connection
 from tests.simulation.node import Node, Persistence

@@ -15,11 +15,10 @@ from below import tiers, until
 from faces import core
 
 from distributed_state import AsyncStateStore
-from distributed_state.port import background, waking
+from distributed_state.port import background
 from distributed_state.port.asyncio import Pools
-from distributed_state.port.background import BlockingJob
+from distributed_state.port.background import BlockingJob, SharedSignal
 from distributed_state.port.shared import LoopJob
-from distributed_state.port.waking import SharedSignal
 
 asynchronous = pytest.mark.only(face="asyncio")
 fleet = pytest.mark.replicas
@@ -261,7 +260,7 @@ async def test_a_task_of_a_loop_is_asked_to_end_once(store: Any) -> None:
 
 
 def test_a_thread_that_waits_is_woken_when_it_is_asked_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waking, "_LOOK_EVERY", 600.0)
+    monkeypatch.setattr(background, "_LOOK_EVERY", 600.0)
     waits = threading.Event()
 
     async def work() -> None:

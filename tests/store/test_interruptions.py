@@ -27,7 +27,7 @@ from interrupting import Interrupted, Steps
 from remotely import Serving
 
 from distributed_state import AsyncRemoteStore, AsyncStateStore, LockTimeout, RemoteStore, StateStore
-from distributed_state.port import background, callers, waited
+from distributed_state.port import background, bodies, waited
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import Body
 from distributed_state.port.http import AsyncHttp, BlockingHttp
@@ -65,7 +65,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
 
 def is_held(store: StateStore, id: str) -> bool:
     """Whether anybody holds it at the server, or it is looked after, once the next rounds of renewing are over."""
-    with callers.blocking():
+    with bodies.blocking():
         home = tiers(store.aio)
         renewal = home.leases.renewal
         for _ in range(3):
@@ -353,12 +353,12 @@ def loads_interrupted_at_every_point(store: StateStore, load: Callable[[StateSto
         except Interrupted as interrupted:
             error = interrupted
         assert waited.present() is None, (steps.where, error)
-        with callers.blocking():
+        with bodies.blocking():
             flight, ours = hot.take_off(text, freshness=None, alone=False)
         assert ours, (steps.where, error)
         hot.land(text, flight, None)
         assert not hot._flights, (steps.where, error)
-        with callers.blocking():
+        with bodies.blocking():
             assert not is_held(store, "s")
         count += 1
     return count
@@ -394,7 +394,7 @@ def test_who_waits_for_one_already_looks_for_itself(store: StateStore) -> None:
             leader.leave()
             return False
 
-    with callers.blocking():
+    with bodies.blocking():
         flight, _ = hot.take_off(text, freshness=None, alone=False, body=leader)
     flight.done = NeverSet()
     assert store.session("s").get("n") == 1
@@ -427,7 +427,7 @@ def test_if_its_thread_were_never_seen_to_end_it_would_be_held(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control."""
-    monkeypatch.setattr(callers, "ended", lambda owner: False)
+    monkeypatch.setattr(bodies, "ended", lambda owner: False)
     kept: list[Any] = []
     thread = threading.Thread(target=lambda: kept.append(store.session("s").lock(ttl=0.3).acquire()))
     thread.start()

@@ -24,7 +24,7 @@ from distributed_state.records import messages
 from distributed_state.records.context import RECORDS, Ephemeral
 from distributed_state.store.lifecycle import twin_of
 from distributed_state.values import codec
-from distributed_state.values.freshness import Freshness
+from distributed_state.values.levels import Freshness
 
 pytestmark = pytest.mark.brief("servers")
 

@@ -18,7 +18,7 @@ from distributed_state.cold.values import Wanted
 from distributed_state.store import maintenance
 from distributed_state.tiers import unarchived as journals
 from distributed_state.values.model import PHASE
-from distributed_state.values.tags import tag_field, tag_text
+from distributed_state.values.search import tag_field, tag_text
 from tests.journals import Journal, put, statements
 
 UNARCHIVED = {"archive_every": 3600, "durability": "memory"}

@@ -14,7 +14,7 @@ from faces import core
 
 from distributed_state import AsyncStateStore, ConfigurationError, Locked, LockTimeout, StateStore, WarmUnavailable
 from distributed_state.events import handlers
-from distributed_state.port import callers
+from distributed_state.port import bodies
 from distributed_state.port.shared import SharedPort
 
 
@@ -251,7 +251,7 @@ async def test_a_handler_runs_where_it_was_given(store: Any) -> None:
         heard.append(("task", asyncio.get_running_loop() is loop, event.data["n"]))
 
     def plain(event: Any) -> None:
-        heard.append(("thread", callers.running() is None, event.data["n"]))
+        heard.append(("thread", bodies.running() is None, event.data["n"]))
 
     aio.on("a", awaited)
     blocking.on("a", plain)

@@ -15,7 +15,7 @@ from proxy import Proxy
 
 from distributed_state.hot.cache import Hot
 from distributed_state.tiers.refill import Refill
-from distributed_state.values.freshness import Freshness
+from distributed_state.values.levels import Freshness
 from distributed_state.warm.client import Warm
 from distributed_state.warm.link import Link
 from distributed_state.warm.scripts import READ, UNCHANGED

@@ -15,8 +15,8 @@ from slots import slot
 
 from distributed_state.errors import WarmUnavailable
 from distributed_state.port.shared import LoopJob
-from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
+from distributed_state.values.levels import Freshness
 from distributed_state.warm import link
 from distributed_state.warm.clock import Rounds
 from distributed_state.warm.link import Link, NodeChannels

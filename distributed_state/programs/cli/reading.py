@@ -35,7 +35,7 @@ from distributed_state.programs.cli.shell import (
     say_more,
     when,
 )
-from distributed_state.programs.turn_parts import spent
+from distributed_state.values.turn_times import spent
 
 _PAGE = 1000
 

@@ -31,7 +31,7 @@ from distributed_state.programs.inspector.pages import (
     query_of,
     typed,
 )
-from distributed_state.programs.turn_parts import spent
+from distributed_state.values.turn_times import spent
 
 _MESSAGES = 30
 _VERSIONS = 20

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.connections import CONNECTION
-from distributed_state.values import path_names
+from distributed_state.values import as_text
 
 COOKIE = "distributed_state_inspector"
 HELD = "distributed_state_inspector_lease"
@@ -159,7 +159,7 @@ def _lease(request: Request, path: str) -> str:
 
 def named(form: str, *names: str) -> str:
     """A path of the interface: `form` as "/v1/users/{}", with a {} for each name, which may hold anything."""
-    return form.format(*map(path_names.quoted, names))
+    return form.format(*map(as_text.quoted, names))
 
 
 def digest(path: str) -> str:
@@ -219,7 +219,7 @@ def _to_sign_in(request: Request) -> Response:
 
 def conversation_page(id: str, root: str) -> str:
     """Where the page of a conversation is."""
-    return path_names.path(root, "/conversations/{}", id)
+    return as_text.path(root, "/conversations/{}", id)
 
 
 def typed(text: str) -> str:
@@ -229,7 +229,7 @@ def typed(text: str) -> str:
 
 def quoted_query(query: str | dict[str, Any]) -> str:
     """A query, or a value of one. That of jinja2 fails for a lone surrogate."""
-    return urlencode(query, errors="surrogatepass") if isinstance(query, dict) else path_names.quoted(query)
+    return urlencode(query, errors="surrogatepass") if isinstance(query, dict) else as_text.quoted(query)
 
 
 def moment(seconds: float | None) -> str:

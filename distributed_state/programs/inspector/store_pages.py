@@ -32,7 +32,7 @@ from distributed_state.programs.inspector.pages import (
     page,
     query_of,
 )
-from distributed_state.values import path_names
+from distributed_state.values import as_text
 
 # Of conversations
 _ROWS = 50
@@ -211,7 +211,7 @@ def _row(lease: dict[str, Any], mine: str, root: str) -> dict[str, Any]:
 
 
 def _page(root: str, kind: str, id: str, token: int) -> str:
-    return path_names.path(root, f"/leases/{kind}/{{}}/{token}", id)
+    return as_text.path(root, f"/leases/{kind}/{{}}/{token}", id)
 
 
 async def ask_about_lease(request: Request, api: Api) -> Response:

@@ -46,7 +46,7 @@ from distributed_state.programs.service.scheduling import copying, searching
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
-from distributed_state.values import bytes_as_text, path_names
+from distributed_state.values import as_text
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.items import DeleteItem, PutItem, name_of
 from distributed_state.values.model import PHASE
@@ -137,7 +137,7 @@ class Endpoint:
         if not named or not named.startswith(asked.caller.prefix) or "read" not in asked.caller.rights:
             return types.ListResourcesResult(resources=[])
         listed = [
-            types.Resource(uri=f"{kind}://{path_names.quoted(named)}", name=kind, description=text, mime_type=_JSON)
+            types.Resource(uri=f"{kind}://{as_text.quoted(named)}", name=kind, description=text, mime_type=_JSON)
             for kind, text in RESOURCES.items()
         ]
         return types.ListResourcesResult(resources=listed)
@@ -174,7 +174,7 @@ class Endpoint:
 
 def _name(quoted: str) -> str:
     try:
-        return path_names.read(quoted.encode("utf-8", "surrogatepass"))
+        return as_text.read(quoted.encode("utf-8", "surrogatepass"))
     except UnicodeDecodeError as error:
         raise InvalidValue("the session is not UTF-8 where its % are decoded") from error
 
@@ -369,7 +369,7 @@ class GetState(OfSession):
             "session": session.id,
             "version": entry.version,
             "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
-            **bytes_as_text.apart(fields),
+            **as_text.apart(fields),
         }
 
 

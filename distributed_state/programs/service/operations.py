@@ -54,8 +54,8 @@ from distributed_state.programs.service.routes import (
 )
 from distributed_state.programs.service.streaming import Heard
 from distributed_state.values.access_tokens import Right
+from distributed_state.values.as_text import BASE64
 from distributed_state.values.model import Scope
-from distributed_state.values.path_names import BASE64
 
 OfScope = Callable[[Scope, Asked], Coroutine[Any, Any, Response]]
 Line = Callable[..., Operation]

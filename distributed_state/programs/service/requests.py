@@ -31,7 +31,7 @@ from starlette.types import Scope
 from distributed_state.errors import InvalidValue, TooLarge, Unavailable
 from distributed_state.programs.service import scheduling
 from distributed_state.programs.service.limits import Limits
-from distributed_state.values import path_names
+from distributed_state.values import as_text
 from distributed_state.values.model import escape
 
 B = TypeVar("B", bound=BaseModel)
@@ -107,9 +107,9 @@ def _take(found: dict[str, Any], name: str, kind: Convertor[Any], part: bytes, e
     if isinstance(kind, StringConvertor | PathConvertor):
         if not part and isinstance(kind, StringConvertor):
             return False
-        found[name] = path_names.read_base64(part) if encoded else path_names.read(part)
+        found[name] = as_text.read_base64(part) if encoded else as_text.read(part)
         return True
-    text = path_names.read(part)
+    text = as_text.read(part)
     if re.fullmatch(kind.regex, text) is None:
         return False
     found[name] = kind.convert(text)
@@ -127,7 +127,7 @@ def _parts(scope: Scope, start: int) -> tuple[list[bytes], bool]:
         begin, *parts = raw.split(b"/")
         # A target that does not begin with '/' names another host, or nothing.
         parts = [] if begin else parts[root.count("/") :]
-        encoded = parts[start : start + 1] == [path_names.BASE64.encode()]
+        encoded = parts[start : start + 1] == [as_text.BASE64.encode()]
         if encoded:
             parts = parts[:start] + parts[start + 1 :]
         known = scope[_PARTS] = root, start, (parts, encoded)
@@ -194,7 +194,7 @@ def pairs(request: Request) -> list[tuple[str, str]]:
     text = request.scope["query_string"].decode("latin-1")
     try:
         found = parse_qsl(text, keep_blank_values=True, errors="surrogatepass")
-        return [(name, path_names.checked(value)) for name, value in found]
+        return [(name, as_text.checked(value)) for name, value in found]
     except UnicodeDecodeError as error:
         raise InvalidValue("the query is not UTF-8 where its % are decoded") from error
 

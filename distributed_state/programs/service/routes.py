@@ -20,9 +20,9 @@ from distributed_state.programs.service.budget import Budget
 from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits, Quota, Rates
 from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.values import bytes_as_text
+from distributed_state.values import as_text
 from distributed_state.values.access_tokens import Right
-from distributed_state.values.presence import ABSENT, PRESENT
+from distributed_state.values.model import ABSENT, PRESENT
 from distributed_state.values.turn_times import TurnTimes
 
 PREFIX = "/v1"
@@ -189,7 +189,7 @@ class Written(Answer):
 
 def value_shown(value: Any) -> dict[str, Any]:
     """One value as an answer has it."""
-    return {"bytes": bytes_as_text.text_of(value)} if isinstance(value, bytes) else {"value": value}
+    return {"bytes": as_text.text_of(value)} if isinstance(value, bytes) else {"value": value}
 
 
 def expected(expect: Values | None, absent: list[str], present: list[str]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def expected(expect: Values | None, absent: list[str], present: list[str]) -> di
 
 def together(given: dict[str, Any] | None, encoded: dict[str, Any] | None) -> dict[str, Any]:
     """Values and bytes as the store takes them. Raises InvalidValue."""
-    return bytes_as_text.together(given or {}, encoded or {})
+    return as_text.together(given or {}, encoded or {})
 
 
 class Times(Answer):

@@ -49,7 +49,7 @@ from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page, Shown
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import bytes_as_text, field_ttl
+from distributed_state.values import as_text, field_ttl
 from distributed_state.values.model import PHASE, Message, Scope
 from distributed_state.values.turn_times import TimedRun
 
@@ -129,7 +129,7 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
         "id": id,
         "version": entry.version,
         "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
-        **bytes_as_text.apart(context.fields(entry)),
+        **as_text.apart(context.fields(entry)),
         "messages": [each.to_dict() for each in shown.messages()],
     }
     return answer(found, version=entry.version)

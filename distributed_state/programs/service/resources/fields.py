@@ -46,10 +46,10 @@ from distributed_state.records.access import ITEMS, TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes, add
-from distributed_state.values import bytes_as_text, codec
+from distributed_state.values import as_text, codec
 from distributed_state.values.items import Item
 from distributed_state.values.model import INITIALIZED, MAX_PHASE, PHASE, Scope
-from distributed_state.values.tags import tags_in
+from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Draft
 
 _GONE: Any = object()
@@ -80,7 +80,7 @@ async def read(scope: Scope, asked: Asked) -> Response:
 
 
 def _shown(context: RecordContext, entry: CachedRecord) -> Response:
-    return answer({"version": entry.version, **bytes_as_text.apart(context.fields(entry))}, version=entry.version)
+    return answer({"version": entry.version, **as_text.apart(context.fields(entry))}, version=entry.version)
 
 
 class FieldAt(records.Fresh):
@@ -133,7 +133,7 @@ async def put(scope: Scope, asked: Asked) -> Response:
     """Set one field."""
     given = requests.body(asked.request, asked.limits, SetField)
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
-    value = given.value if given.bytes is None else bytes_as_text.bytes_of(given.bytes, key)
+    value = given.value if given.bytes is None else as_text.bytes_of(given.bytes, key)
     if given.ttl is not None:
         await context_of(record).tiers.clock.know()
     change = Write("set", lambda changes: changes.set(key, value, ttl=given.ttl))
@@ -400,7 +400,7 @@ class ItemChange(Body):
                 raise InvalidValue(f"item {key!r:.80}: it is to be deleted, so it is neither kept nor to be absent")
             changes.delete_item(collection, key, if_present=present)
             return
-        value = self.value if self.bytes is None else bytes_as_text.bytes_of(self.bytes, key)
+        value = self.value if self.bytes is None else as_text.bytes_of(self.bytes, key)
         changes.put_item(collection, key, value, if_absent=absent, if_present=present, keep=self.keep)
 
 

@@ -32,10 +32,10 @@ from distributed_state.programs.service.routes import (
 from distributed_state.records import inspection
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page
-from distributed_state.values import bytes_as_text
+from distributed_state.values import as_text
 from distributed_state.values.model import OWNER, PARENT, PHASE, Message, Ref, Scope, unescape
 from distributed_state.values.results import Change, Snapshot
-from distributed_state.values.tags import tags_in
+from distributed_state.values.search import tags_in
 
 _NAMED = 200  # fields that are left out
 
@@ -117,7 +117,7 @@ def _change(change: Change) -> dict[str, Any]:
         "actor": change.actor,
         "token": change.token,
         "replica": change.replica,
-        **bytes_as_text.apart(change.set),
+        **as_text.apart(change.set),
         "deleted": change.deleted,
         "messages": [_message(each) for each in change.appended],
         "phase": change.phase,
@@ -158,7 +158,7 @@ async def at(scope: Scope, asked: Asked) -> Response:
     found = await records.read_version(context_of(record), asked.limits, version=version, branch=given.branch)
     shown = {
         "version": found.version,
-        **bytes_as_text.apart(found.fields),
+        **as_text.apart(found.fields),
         "messages": [_message(each) for each in found.messages],
         "phase": found.phase,
         "deleted": found.deleted,
@@ -213,7 +213,7 @@ def _difference(one: Snapshot, other: Snapshot) -> dict[str, Any]:
     return {
         "version": one.version,
         "to": other.version,
-        **bytes_as_text.apart(changed),
+        **as_text.apart(changed),
         "deleted": [key for key in one.fields if key not in other.fields],
         "messages": [_message(each) for number, each in after.items() if number not in before],
         "removed_messages": [number for number in before if number not in after],
@@ -367,7 +367,7 @@ def _overview_shown(context: RecordContext, found: inspection.Overview) -> dict[
         "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
         "deleted": entry.deleted,
         "tags": tags_in(kept),
-        **bytes_as_text.apart(context.fields(entry)),
+        **as_text.apart(context.fields(entry)),
         "left_out": [{"name": name, "size": size} for name, size in left],
         "left_out_count": len(found.left_out),
         "messages": found.shown.raw(),

@@ -33,11 +33,11 @@ from distributed_state.records.access import TAGS
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.export import Export
-from distributed_state.values import bytes_as_text, path_names
+from distributed_state.values import as_text
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.model import Ref, Scope
 from distributed_state.values.results import Change, Snapshot
-from distributed_state.values.tags import tags_in
+from distributed_state.values.search import tags_in
 
 _TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def begun(asked: Asked, id: str | None) -> str | None:
 
 def place(scope: Scope, id: str) -> dict[str, str]:
     """The header that says where a record is."""
-    return {"Location": path_names.path(PREFIX, f"/{NAMES[scope]}s/{{}}", id)}
+    return {"Location": as_text.path(PREFIX, f"/{NAMES[scope]}s/{{}}", id)}
 
 
 # Reading it
@@ -232,7 +232,7 @@ async def read(scope: Scope, asked: Asked) -> Response:
 
 
 def _shown(context: RecordContext, entry: CachedRecord) -> Response:
-    fields = bytes_as_text.apart(context.fields(entry))
+    fields = as_text.apart(context.fields(entry))
     shown = {"id": context.ref.id, "version": entry.version, **fields, "tags": tags_in(entry.fields)}
     return answer(shown, version=entry.version)
 
