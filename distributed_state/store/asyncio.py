@@ -1,7 +1,7 @@
-"""The store: opens and closes, hands out records, and does what concerns many of them or the whole fleet.
+"""The store: opens and closes, hands out records, and does what concerns many of them.
 
-Law: a method here is a line or two. This is the whole public face of a store, in one place; what each method does is
-done by its parts: `lifecycle`, `records`, `fleet`, and the modules beside them.
+Law: a method here is a line or two; what it does is done by `lifecycle`, `records` and the modules beside them. The
+methods that concern the whole fleet are those of `AsyncFleet`.
 
 Design: section 16.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Self, Unpack, cast, overload
 
 from distributed_state.cold.values import Wanted
 from distributed_state.conversation.agent_state import AgentState
@@ -19,9 +19,6 @@ from distributed_state.conversation.session import AsyncSession, AsyncTypedSessi
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
 from distributed_state.errors import InvalidValue
-from distributed_state.events.config import Source
-from distributed_state.events.consumer import AsyncEvents
-from distributed_state.events.handlers import Handler
 from distributed_state.port.connections import Credentials
 from distributed_state.port.waited import bounded
 from distributed_state.records import branches, lifecycle
@@ -37,7 +34,7 @@ from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, importing, maintenance, records
 from distributed_state.store import maintenance as repairing
 from distributed_state.store.doctor import Finding
-from distributed_state.store.fleet import Fleet
+from distributed_state.store.fleet import AsyncFleet
 from distributed_state.store.importing import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, face_of, opened_remotely, resolve
 from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast, upcast_many
@@ -49,14 +46,12 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import MAX_ID_BYTES, Ref, escape, is_storable
-from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
+from distributed_state.values.results import Branch, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit, tag_texts
-
-H = TypeVar("H", bound=Handler)
 
 
 @bounded()
-class AsyncStateStore:
+class AsyncStateStore(AsyncFleet):
     """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
 
     Example::
@@ -85,7 +80,6 @@ class AsyncStateStore:
         guard = None if access is None else Guard(access)
         self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials, search)
         self._context = self._lifecycle.context
-        self._fleet = Fleet(self._context)
         self._blocking = blocking
         self.keys = self._context.keys
         self.ephemeral = self._context.ephemeral
@@ -734,196 +728,3 @@ class AsyncStateStore:
         tiers = self._context.tiers()
         self._lifecycle.search.look_again()
         return await tiers.port.sql(tiers.cold.search.switch_off)
-
-    # The fleet
-
-    async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
-        """Publish an event to every replica and to the archive; return it as it was written.
-
-        Example::
-
-            event = await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
-
-        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
-        events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
-        the store has keys; type and subject are not.
-
-        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
-        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
-        `change_directory` publish them. Published by the store itself:
-        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
-        about the record whose lock was lost, by a turn that another request took over, too; and
-        `conversation.diverged` (`branch`, `base`, `commits`, `cause`) about a record that has a branch now.
-        """
-        return await self._fleet.emit(type, data, subject=subject)
-
-    async def activate_agent(
-        self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
-    ) -> Event:
-        """Publish that a client goes on with this agent, None: with none; return the event.
-
-        `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
-        the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
-        """
-        return await self._fleet.activate_agent(
-            agent, client=client, conversation_id=conversation_id, previous_agent=previous_agent
-        )
-
-    async def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
-        """Publish that a client's user works from this folder now; return the event.
-
-        `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
-        the client's last such event, as SQL has it, unless `old_path` is given.
-        """
-        return await self._fleet.change_directory(new_path, client=client, old_path=old_path)
-
-    def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
-        """Events as they come, for `async for`; better inside `async with`, which says when that is over.
-
-        Example::
-
-            async with store.events("conversation.*", "mail.*") as events:
-                await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
-                event = await events.next(timeout=5.0)
-
-        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
-        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
-        events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
-        Where that is not kept any more, or Redis lost it, there comes one event of type `resync`, whatever `types`
-        say: reload what you keep.
-
-        With a `group` its members share the events, in all replicas: each event is one member's, and where the group
-        is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
-        member takes over within ten seconds, and from a member that is at one event for more than `handler_timeout`
-        seconds, too: it may get again, under the same id, what was not seen to be handled.
-        """
-        return self._fleet.events(*types, group=group, since=since)
-
-    @overload
-    def on(
-        self, types: str | Iterable[str], handler: H, *, group: str | None = None, since: str | None = None
-    ) -> H: ...
-    @overload
-    def on(
-        self, types: str | Iterable[str], handler: None = None, *, group: str | None = None, since: str | None = None
-    ) -> Callable[[H], H]: ...
-    def on(
-        self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
-    ) -> Any:
-        """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
-
-        Example::
-
-            @store.on("conversation.deleted", group="cleaners")
-            def clean(event):
-                print("to clean up after:", event.conversation_id)
-
-            await store.ready()
-
-        Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
-        and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
-        `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
-        only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
-        """
-        if handler is None:
-            return lambda given: self.on(types, given, group=group, since=since)
-        self._fleet.on(types, handler, group, since)
-        return handler
-
-    async def off(self, handler: Handler) -> None:
-        """Call this handler no more. Returns when what it is at is done, or after 5 s."""
-        await self._fleet.off(handler)
-
-    async def ready(self) -> None:
-        """Wait until every handler given to `on` listens, so that none of them misses later writes.
-
-        Raises WarmUnavailable if that takes longer than `timeout`.
-        """
-        await self._fleet.ready()
-
-    async def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
-
-        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
-        is lost, and another one publishes the event `replica.lost` within another `beat`.
-        """
-        return await self._fleet.replicas()
-
-    async def leases(
-        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
-    ) -> list[HeldLease]:
-        """List who holds which records, locks and running turns, and who waits for them; those held longest first.
-
-        Example::
-
-            for lease in await store.leases():
-                print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
-
-        Only of a `scope`, of records whose ids begin with `prefix`. The first `limit` (1 to 1000); `after` is the
-        `cursor` of a previous page's last. It costs by what is held, not by how many records there are.
-        """
-        return await self._fleet.leases(scope, prefix, limit, after)
-
-    async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, whoever holds it; False if it is not held any more.
-
-        Example::
-
-            for lease in await store.leases(scope="session"):
-                if await store.time() - lease.since > 600:
-                    await store.end_lease(lease.record_id, lease.token)
-
-        Its holder is refused when it writes (Interrupted, Fenced), and the first who waits has the record. A turn that
-        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
-        """
-        return await self._fleet.end_lease(id, token, scope)
-
-    def announce(self, **fields: Any) -> None:
-        """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
-
-        Example::
-
-            store.announce(model="small", queue=3)
-
-        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
-        """
-        self._fleet.announce(**fields)
-
-    async def reload_config(self, config: Source, *, agent: str = "") -> int:
-        """Give all agents of the fleet, or one by its name, another config; return the version of its record.
-
-        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
-        `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
-        later takes it unless its own file is newer. The event `config.changed` says which names changed, and a digest;
-        what to, only the record does. Raises ConfigurationError for a file that is broken; what an agent
-        finds not valid, it logs, and goes on with what it had.
-        """
-        return await self._fleet.reload_config(config, agent=agent)
-
-    async def audit(
-        self,
-        *,
-        conversation: str | None = None,
-        subject: str | AsyncRecord | None = None,
-        type: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> list[Event]:
-        """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
-
-        Example::
-
-            for event in await store.audit(conversation="c1", type="conversation.*", limit=20):
-                print(event.time, event.type, event.data)
-
-        Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
-        type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
-        give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
-        none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
-        Raises ColdUnavailable if the events so far cannot be archived.
-        """
-        return await self._fleet.audit(
-            conversation=conversation, subject=subject, type=type, since=since, until=until, limit=limit, after=after
-        )

@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from distributed_state.errors import (
     CorruptState,
@@ -32,6 +32,7 @@ from distributed_state.events.config import RECORD, Source, difference, field_of
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler, Handling
 from distributed_state.events.types import checked_subject, checked_type
+from distributed_state.port.waited import bounded
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.doctor import ages
@@ -47,22 +48,39 @@ from distributed_state.warm import held_leases
 from distributed_state.warm.answers import Draft, PartitionState
 
 log = logging.getLogger(__name__)
+H = TypeVar("H", bound=Handler)
 MAX_EVENT_BYTES = 256 * 1024
 _LONGEST_PATH = 4096  # also of a name
 
 
-class Fleet:
-    """The part of a store that is about the whole fleet. What its methods do is said on those of the store."""
+@bounded()
+class AsyncFleet:
+    """The part of a store that is about the whole fleet: events, agents, replicas, leases, the config, the audit."""
 
-    def __init__(self, store: StoreContext) -> None:
-        self._store = store
+    _context: StoreContext
 
     async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
-        """Write an event for every replica and the archive; the event as it was written."""
+        """Publish an event to every replica and to the archive; return it as it was written.
+
+        Example::
+
+            event = await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+
+        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
+        events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
+        the store has keys; type and subject are not.
+
+        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
+        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
+        `change_directory` publish them. Published by the store itself:
+        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
+        about the record whose lock was lost, by a turn that another request took over, too; and
+        `conversation.diverged` (`branch`, `base`, `commits`, `cause`) about a record that has a branch now.
+        """
         text = checked_subject(subject)
-        tiers = self._store.tiers()
+        tiers = self._context.tiers()
         ref, _ = audit.about(None, subject.ref if isinstance(subject, AsyncRecord) else text)
-        self._store.allow("write", ref, scope="session")
+        self._context.allow("write", ref, scope="session")
         if not isinstance(data or {}, Mapping):
             raise InvalidValue(f"an event's data is an object, not {data!r:.80}")
         given = dict(data or {})
@@ -86,7 +104,11 @@ class Fleet:
     async def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
     ) -> Event:
-        """Publish that a client goes on with this agent: `agent.switched`."""
+        """Publish that a client goes on with this agent, None: with none; return the event.
+
+        `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
+        the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
+        """
         named = {"agent": agent, "previous_agent": previous_agent}
         self._check_client(client=client, conversation_id=conversation_id, **_given(named))
         if previous_agent is None:
@@ -95,93 +117,165 @@ class Fleet:
         return await self.emit("agent.switched", {**data, "client": client}, subject=f"client:{client}")
 
     async def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
-        """Publish that a client's user works from this folder: `directory.changed`."""
+        """Publish that a client's user works from this folder now; return the event.
+
+        `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
+        the client's last such event, as SQL has it, unless `old_path` is given.
+        """
         self._check_client(client=client, new_path=new_path, **_given({"old_path": old_path}))
         if old_path is None:
             old_path = await self._last_of(client, "directory.changed", "new_path")
         data = {"old_path": old_path, "new_path": new_path, "client": client}
         return await self.emit("directory.changed", data, subject=f"client:{client}")
 
-    def _check_client(self, **given: Any) -> None:
-        for name, value in given.items():
-            if not isinstance(value, str) or len(value) > _LONGEST_PATH:
-                raise InvalidValue(f"{name} is a str of at most {_LONGEST_PATH} characters, not {value!r:.80}")
-        checked_subject(f"client:{given['client']}")
-
-    async def _last_of(self, client: str, type: str, name: str) -> str:
-        """What a client's last event of a type says, for one who may read events."""
-        self._store.allow("read", scope="session")
-        wanted = audit.sought(f"client:{client}", type, None, None, 1, None)
-        try:
-            found = await audit.audit(self._store.tiers(), wanted)
-        except Unavailable as error:
-            # Better without a name than not published: agents that hear it know whom the client had.
-            log.warning("%s of client %.80r: what was before is not known: %s", type, client, error)
-            return ""
-        said = found[0].data.get(name) if found else None
-        return said if isinstance(said, str) else ""
-
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
-        """Events as they come."""
-        self._store.allow("read", scope="session")
-        self._store.tiers().consumers.check(since)
-        return AsyncEvents(self._store.tiers(), types or ("*",), group, since)
+        """Events as they come, for `async for`; better inside `async with`, which says when that is over.
 
-    def on(self, types: str | Iterable[str], handler: Handler, group: str | None, since: str | None) -> None:
-        """Call `handler(event)` for each event of these types from now on."""
+        Example::
+
+            async with store.events("conversation.*", "mail.*") as events:
+                await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+                event = await events.next(timeout=5.0)
+
+        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
+        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
+        events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
+        Where that is not kept any more, or Redis lost it, there comes one event of type `resync`, whatever `types`
+        say: reload what you keep.
+
+        With a `group` its members share the events, in all replicas: each event is one member's, and where the group
+        is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
+        member takes over within ten seconds, and from a member that is at one event for more than `handler_timeout`
+        seconds, too: it may get again, under the same id, what was not seen to be handled.
+        """
+        self._context.allow("read", scope="session")
+        self._context.tiers().consumers.check(since)
+        return AsyncEvents(self._context.tiers(), types or ("*",), group, since)
+
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: H, *, group: str | None = None, since: str | None = None
+    ) -> H: ...
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: None = None, *, group: str | None = None, since: str | None = None
+    ) -> Callable[[H], H]: ...
+    def on(
+        self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
+    ) -> Any:
+        """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
+
+        Example::
+
+            @store.on("conversation.deleted", group="cleaners")
+            def clean(event):
+                print("to clean up after:", event.conversation_id)
+
+            await store.ready()
+
+        Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
+        and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
+        `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
+        only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        """
+        if handler is None:
+            return lambda given: self.on(types, given, group=group, since=since)
         chosen = list(types) if isinstance(types, Iterable) and not isinstance(types, str) else [types]
-        tiers = self._store.tiers()
+        tiers = self._context.tiers()
         events = self.events(*chosen, group=group, since=since)
         tiers.handlings.append(Handling(tiers, events, handler))
+        return handler
 
     async def off(self, handler: Handler) -> None:
-        """Call this handler no more."""
-        tiers = self._store.tiers()
+        """Call this handler no more. Returns when what it is at is done, or after 5 s."""
+        tiers = self._context.tiers()
         for handling in [each for each in tiers.handlings if each.handler == handler]:
             tiers.handlings.remove(handling)
             await handling.close()
 
     async def ready(self) -> None:
-        """Wait until every handler listens."""
-        if not await self._store.tiers().listening():
+        """Wait until every handler given to `on` listens, so that none of them misses later writes.
+
+        Raises WarmUnavailable if that takes longer than `timeout`.
+        """
+        if not await self._context.tiers().listening():
             raise WarmUnavailable("a handler does not listen yet: Redis did not answer it in time; call ready() again")
 
     async def replicas(self) -> list[Replica]:
-        """The replicas that have this namespace open, the oldest first."""
-        self._store.allow("admin")
-        return await self._store.tiers().presence.replicas()
+        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
 
-    async def leases(self, scope: str | None, prefix: str, limit: int, after: str | None) -> list[HeldLease]:
-        """Who holds what, those longest first."""
+        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
+        is lost, and another one publishes the event `replica.lost` within another `beat`.
+        """
+        self._context.allow("admin")
+        return await self._context.tiers().presence.replicas()
+
+    async def leases(
+        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
+    ) -> list[HeldLease]:
+        """List who holds which records, locks and running turns, and who waits for them; those held longest first.
+
+        Example::
+
+            for lease in await store.leases():
+                print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
+
+        Only of a `scope`, of records whose ids begin with `prefix`. The first `limit` (1 to 1000); `after` is the
+        `cursor` of a previous page's last. It costs by what is held, not by how many records there are.
+        """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         if not isinstance(prefix, str):
             raise InvalidValue(f"prefix is a str, not {prefix!r:.80}")
         scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
-        self._store.allow("admin", scope=scope, prefix=prefix or None)
+        self._context.allow("admin", scope=scope, prefix=prefix or None)
         begins = tuple(f"{each}:{escape(prefix)}" for each in scopes)
-        tiers = self._store.tiers()
+        tiers = self._context.tiers()
         found = held_leases.HeldLeases(tiers.port, tiers.keys, tiers.clock)
         all_of_them = scope is None and not prefix
         return await found.page(limit, after, None if all_of_them else lambda text: text.startswith(begins))
 
-    async def end_lease(self, id: str, token: int, scope: str) -> bool:
-        """End a lease, whoever holds it."""
+    async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
+        """End the lease with this fencing token, whoever holds it; False if it is not held any more.
+
+        Example::
+
+            for lease in await store.leases(scope="session"):
+                if await store.time() - lease.since > 600:
+                    await store.end_lease(lease.record_id, lease.token)
+
+        Its holder is refused when it writes (Interrupted, Fenced), and the first who waits has the record. A turn that
+        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        """
         ref = Ref(scope, id)
-        self._store.allow("admin", ref)
-        return await held_leases.end(self._store.tiers().leases, self._store.keys.of(ref), token)
+        self._context.allow("admin", ref)
+        return await held_leases.end(self._context.tiers().leases, self._context.keys.of(ref), token)
 
     def announce(self, **fields: Any) -> None:
-        """Add these values to the status that this replica publishes with each beat."""
-        self._store.allow("write")
-        self._store.tiers().presence.announce(fields)
+        """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
+
+        Example::
+
+            store.announce(model="small", queue=3)
+
+        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        """
+        self._context.allow("write")
+        self._context.tiers().presence.announce(fields)
 
     async def reload_config(self, config: Source, *, agent: str = "") -> int:
-        """Store a config for all agents of the fleet, or for one; the version of its record."""
+        """Give all agents of the fleet, or one by its name, another config; return the version of its record.
+
+        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
+        `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
+        later takes it unless its own file is newer. The event `config.changed` says which names changed, and a digest;
+        what to, only the record does. Raises ConfigurationError for a file that is broken; what an agent
+        finds not valid, it logs, and goes on with what it had.
+        """
         ref = Ref("app", RECORD)
-        self._store.allow("admin", ref)
-        record = RecordContext(self._store, ref)
-        tiers = self._store.tiers()
+        self._context.allow("admin", ref)
+        record = RecordContext(self._context, ref)
+        tiers = self._context.tiers()
         found = await tiers.port.thread(of_fleet, config)
         await tiers.clock.know()
         field = field_of(agent)
@@ -217,14 +311,45 @@ class Fleet:
         limit: int = 100,
         after: str | None = None,
     ) -> list[Event]:
-        """What happened, from SQL."""
+        """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
+
+        Example::
+
+            for event in await store.audit(conversation="c1", type="conversation.*", limit=20):
+                print(event.time, event.type, event.data)
+
+        Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
+        type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
+        give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
+        none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
+        Raises ColdUnavailable if the events so far cannot be archived.
+        """
         ref, text = audit.about(conversation, subject.ref if isinstance(subject, AsyncRecord) else subject)
         wanted = audit.sought(text, type, since, until, limit, after)
         if ref is None:
-            self._store.allow("read", scope="session")
+            self._context.allow("read", scope="session")
         else:
-            self._store.allow("read", ref)
-        return await audit.audit(self._store.tiers(), wanted)
+            self._context.allow("read", ref)
+        return await audit.audit(self._context.tiers(), wanted)
+
+    def _check_client(self, **given: Any) -> None:
+        for name, value in given.items():
+            if not isinstance(value, str) or len(value) > _LONGEST_PATH:
+                raise InvalidValue(f"{name} is a str of at most {_LONGEST_PATH} characters, not {value!r:.80}")
+        checked_subject(f"client:{given['client']}")
+
+    async def _last_of(self, client: str, type: str, name: str) -> str:
+        """What a client's last event of a type says, for one who may read events."""
+        self._context.allow("read", scope="session")
+        wanted = audit.sought(f"client:{client}", type, None, None, 1, None)
+        try:
+            found = await audit.audit(self._context.tiers(), wanted)
+        except Unavailable as error:
+            # Better without a name than not published: agents that hear it know whom the client had.
+            log.warning("%s of client %.80r: what was before is not known: %s", type, client, error)
+            return ""
+        said = found[0].data.get(name) if found else None
+        return said if isinstance(said, str) else ""
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

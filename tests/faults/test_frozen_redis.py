@@ -248,12 +248,17 @@ def classes() -> list[type]:
 
 
 def methods() -> dict[str, Any]:
-    """The public coroutine methods, and the entrances and exits of `async with`."""
+    """The public coroutine methods, and the entrances and exits of `async with`, with those of bases without a face."""
     inner = generate_blocking.INNER
+    faces = classes()
+    own = {
+        kind: {name for base in kind.__mro__[:-1] if base is kind or base not in faces for name in vars(base)}
+        for kind in faces
+    }
     return {
         f"{kind.__name__}.{name}": each
-        for kind in classes()
-        for name, each in ((name, getattr(kind, name)) for name in vars(kind))
+        for kind in faces
+        for name, each in ((name, getattr(kind, name)) for name in own[kind])
         if inspect.iscoroutinefunction(each)
         and (name[0] != "_" or name.startswith("__a"))
         and name not in inner.get(kind.__name__, ())
@@ -423,7 +428,8 @@ async def opened_here(url: str, given: dict[str, Any]) -> Any:
 async def test_without_a_limit_of_the_whole_call_its_waits_add_up(opener: Any, monkeypatch: Any) -> None:
     """The negative control: each of two questions waits for itself."""
     name = "AsyncStateStore.activate_agent"
-    monkeypatch.setattr(AsyncStateStore, "activate_agent", vars(AsyncStateStore)["activate_agent"].__wrapped__)
+    bounded: Any = AsyncStateStore.activate_agent
+    monkeypatch.setattr(AsyncStateStore, "activate_agent", bounded.__wrapped__)
     with own_server(opener) as server:
         found = await how_long(opener, server, [name])
     assert found[name][0] > 1.9 * RETRY_FOR
