@@ -114,7 +114,11 @@ def twins(url: str, opened: Opener) -> Twins:
     return Twins(opened(url, snapshot_every=10), opened(url, snapshot_every=10))
 
 
-@pytest.mark.parametrize(("seed", "rounds"), [(0, 2), *(pytest.param(n, 4, marks=pytest.mark.wide) for n in range(8))])
+WIDE = [pytest.param(n, 4, marks=pytest.mark.wide) for n in range(3)]
+FULL = [pytest.param(n, 4, marks=pytest.mark.full) for n in range(3, 8)]
+
+
+@pytest.mark.parametrize(("seed", "rounds"), [(0, 2), *WIDE, *FULL])
 def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, rounds: int, monkeypatch: Any) -> None:
     """Written on, packed again and again up to any time, in blocks of any size, and purged."""
     chance = random.Random(seed)

@@ -685,7 +685,11 @@ def act(model: Model, chance: random.Random) -> None:
         compact(store, journal.now - chance.randint(-5, 20))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in range(1, 12))])
+WIDE = [pytest.param(n, marks=pytest.mark.wide) for n in range(1, 4)]
+FULL = [pytest.param(n, marks=pytest.mark.full) for n in range(4, 12)]
+
+
+@pytest.mark.parametrize("seed", [0, *WIDE, *FULL])
 def test_random_schedules_read_as_the_model_says(model: Model, seed: int) -> None:
     """In the end nothing is kept that nobody can ask for."""
     chance = random.Random(seed)
