@@ -29,7 +29,7 @@ def _overview(described: dict[str, Any], groups: dict[str, list[tuple[str, str, 
     parts = [
         "# HTTP",
         f"{described['info']['summary']} `distributed-state serve` has the same description as OpenAPI "
-        f"{described['openapi']} at `/v1/openapi.json`, and as a page at `/v1/docs`. Who may do what: "
+        f"{described['openapi']} at `/v1/openapi.json`. Who may do what: "
         "[security](../../security.md). Errors are problem details (RFC 9457, `application/problem+json`): "
         "[Problem](bodies.md#Problem), of which `error` is a name of the [errors](../errors.md).",
     ]

@@ -117,7 +117,6 @@ class Service:
                 for each in (*self.operations, *self._more)
             ),
             Route(f"{PREFIX}/openapi.json", self._openapi),
-            Route(f"{PREFIX}/docs", self._docs),
         ]
 
     def _ops(self) -> list[Route]:
@@ -325,9 +324,6 @@ class Service:
 
     async def _openapi(self, request: Request) -> Response:
         return await self._sent(request, await self._described.openapi(request), 0.0)
-
-    async def _docs(self, request: Request) -> Response:
-        return await self._sent(request, await self._described.docs(request), 0.0)
 
     # The worker itself
 
