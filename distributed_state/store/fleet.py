@@ -1,10 +1,9 @@
-"""The whole fleet as one store sees it: events, positions and their short names, and a live overview.
+"""The whole fleet as one store sees it: its events, and a live overview.
 
 Law: it asks Redis alone, with a bounded number of commands a look, and no writer does anything extra for it.
 
 The number of writes is exact: each partition counts its commits. The busiest records are a sample of the ends of the
-journals, which archivers trim: a record that came and went between two looks is missing. A position names every
-partition and is long; its short name in Redis has eight letters and lasts no longer than the events it leads to.
+journals, which archivers trim: a record that came and went between two looks is missing.
 
 Design: sections 12, 27.
 """
@@ -12,7 +11,6 @@ Design: sections 12, 27.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +19,6 @@ from typing import Any, TypeVar, overload
 from distributed_state.errors import (
     CorruptState,
     InvalidValue,
-    NotFound,
     StateError,
     TooLarge,
     Unavailable,
@@ -40,7 +37,7 @@ from distributed_state.tiers import actors, durability
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import chance, codec
+from distributed_state.values import codec
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.model import SCOPES, Ref, escape, unescape
 from distributed_state.values.results import Event, HeldLease, Replica
@@ -504,32 +501,3 @@ def _readable(rows: list[tuple[bytes, list[bytes]]]) -> Iterator[JournalEntry]:
             yield JournalEntry.read(*row)
         except (StateError, ValueError):  # it is somebody else's to say so
             continue
-
-
-_NAME = re.compile(r"@[0-9a-f]{8}")
-
-
-def is_bookmark(text: str) -> bool:
-    """Whether a text may be the name of a position."""
-    return bool(_NAME.fullmatch(text))
-
-
-async def keep_position(tiers: Tiers, position: str) -> str:
-    """Keep a position for `events_for`; its name, or itself where Redis does not take it, or ends with us."""
-    if tiers.settings.url is None:
-        return position
-    name = f"@{chance.token_hex(4)}"
-    try:
-        lasts_ms = int(tiers.settings.events_for * 1000)
-        await tiers.port.command(b"SET", tiers.keys.bookmark(name), position.encode(), b"PX", lasts_ms)
-    except StateError:
-        return position
-    return name
-
-
-async def find_position(tiers: Tiers, name: str) -> str:
-    """The position of a name. Raises NotFound."""
-    found = await tiers.warm.command(b"GET", tiers.keys.bookmark(name))
-    if found is None:
-        raise NotFound(f"there is no position {name}: it is forgotten with the events that it led to; give an age")
-    return str(found.decode())

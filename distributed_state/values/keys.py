@@ -142,10 +142,6 @@ class Keys:
         """The slot of a cluster in which a partition lies."""
         return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS
 
-    def bookmark(self, name: str) -> bytes:
-        """A string, for a while: a position of events that has a short name."""
-        return f"{self.namespace}:bookmark:{name}".encode()
-
     def replica(self, replica: str) -> bytes:
         """A string, for a while: what a replica reports of itself."""
         return f"{self._fleet}:replica:{replica}".encode()

@@ -114,7 +114,7 @@ def test_every_key_in_redis_has_its_row() -> None:
     record, partition = sample.of(Ref("session", "ID")), sample.partition(0)
     named = [getattr(each, name) for each in (record, partition) for name in each.__dataclass_fields__]
     named += [sample.link(0, "REPLICA"), sample.probe(0), sample.gathered(0, "TOKEN"), *sample.group(0, "GROUP")]
-    named += [sample.team("GROUP"), sample.replica("REPLICA"), sample.bookmark("NAME"), sample.store, sample.roll]
+    named += [sample.team("GROUP"), sample.replica("REPLICA"), sample.store, sample.roll]
     for each in named:
         if isinstance(each, bytes) and each.startswith(b"NAMESPACE"):
             shown = each.decode().replace("{0.0}", "{p}").replace("session:ID", "SCOPE:ID")

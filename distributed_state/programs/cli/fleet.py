@@ -107,7 +107,7 @@ def tail(
     since: Annotated[
         str | None,
         typer.Option(
-            help="Where to start: an age (10m, 2h), a date and time, 'oldest' in Redis, or a place that `tail` named."
+            help="Where to start: an age (10m, 2h), a date and time, 'oldest' in Redis, or a position `tail` printed."
         ),
     ] = None,
     conversation: Annotated[str | None, typer.Option(help="Only events of this conversation.")] = None,
@@ -125,7 +125,7 @@ def tail(
     left = count
     with (
         open_existing(context) as store,
-        store.events(*wanted, since=_position(store, since) if named else None) as events,
+        store.events(*wanted, since=since if named else None) as events,
     ):
         try:
             past = _past(store, begin, wanted, conversation)
@@ -146,28 +146,8 @@ def tail(
             # The reader closed the pipe: nothing more may be written to it, not even at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
-            place = _place(store, events.position)
+            place = events.position
             err.print(f"to continue from here: --since {place}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _position(store: distributed_state.StateStore, since: str | None) -> str | None:
-    """The position that `since` names: by a short name that `tail` printed, or itself a position."""
-    from distributed_state.port.background import finish
-    from distributed_state.store import fleet
-    from distributed_state.store.lifecycle import twin_of
-
-    if since is None or not fleet.is_bookmark(since):
-        return since
-    return finish(fleet.find_position(twin_of(store).tiers(), since))
-
-
-def _place(store: distributed_state.StateStore, position: str) -> str:
-    """A short name of a position."""
-    from distributed_state.port.background import finish
-    from distributed_state.store import fleet
-    from distributed_state.store.lifecycle import twin_of
-
-    return finish(fleet.keep_position(twin_of(store).tiers(), position))
 
 
 def _past(
