@@ -39,7 +39,7 @@ def score(store: Any, id: str) -> float | None:
     """When the session is to be looked at, in seconds."""
     with redis_of(store) as client:
         keys = names(store, id)
-        found = client.zscore(keys.event_keys[3], keys.text)
+        found = client.zscore(keys.lifetimes, keys.text)
     return None if found is None else found / 1000
 
 

@@ -247,7 +247,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     calls = []
     for names, version in done.items():
         notice = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
-        keys = [names.record, names.hydration, names.channel, names.event_keys[3], names.items]
+        keys = [names.record, names.hydration, names.channel, names.lifetimes, names.items]
         keys += [names.leases, names.lock]
         calls.append((DROP, keys, [version, notice, names.text]))
     for answer in await patiently(tiers.port.scripts, calls):

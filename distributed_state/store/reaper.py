@@ -330,4 +330,4 @@ class Reaper(JobWorker):
 def _later(each: Due, score: int | None) -> Call:
     """Look at it at this time in ms, None: never again, unless somebody changed that since."""
     names = each.names
-    return DEFER, [names.event_keys[3]], [names.text, each.score, b"" if score is None else score]
+    return DEFER, [names.lifetimes], [names.text, each.score, b"" if score is None else score]

@@ -50,7 +50,6 @@ from distributed_state.warm.client import Warm
 from distributed_state.warm.clock import Rounds, ServerClock
 from distributed_state.warm.confirming import Confirming
 from distributed_state.warm.consumers import Consumers
-from distributed_state.warm.event_channels import EventRelay
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.link import Link
 from distributed_state.warm.presence import Figures, Presence
@@ -108,8 +107,7 @@ class Tiers:
         self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
-        relay = EventRelay(port, keys, self.link, self.replica)
-        self.consumers = Consumers(port, self.stream, keys, self.link, relay, self._epochs_over)
+        self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.memory, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # who did not say what they remember, and when

@@ -43,7 +43,6 @@ class PartitionKeys:
     archiver: bytes  # string: who archives the partition, with a TTL
     events: bytes  # stream: the newest lifecycle events; an entry's id is a dense offset
     events_channel: bytes  # channel: its events, to every replica that hears them
-    relay_channel: bytes  # channel: its events, to the one replica that passes them on
     lifetimes: bytes  # sorted set: sessions that end by themselves, by when the next look at each is due
     gathering: bytes  # string, for a while: replicas are asked what they remember, as Redis lost something
     leases: bytes  # sorted set: the records that are locked, by their fencing tokens
@@ -51,7 +50,7 @@ class PartitionKeys:
     @property
     def emit_keys(self) -> tuple[bytes, ...]:
         """What is touched by an event that belongs to no commit."""
-        return self.journal, self.meta, self.events, self.events_channel, self.relay_channel
+        return self.journal, self.meta, self.events, self.events_channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,8 @@ class RecordKeys:
     meta: bytes
     channel: bytes  # channel: its changes, to the replicas that have it hot
     lock_channel: bytes  # channel: it was given back, to who waits
-    event_keys: tuple[bytes, bytes, bytes, bytes]
+    event_keys: tuple[bytes, bytes]
+    lifetimes: bytes
     items: bytes  # hash: its newest items
     forks: bytes  # hash: forks of it that are being made, and until when, with a TTL
     leases: bytes
@@ -156,7 +156,7 @@ class Keys:
 
     def _partition(self, partition: int) -> PartitionKeys:
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}"
-        named = ("journal", "meta", "archiver", "events", "e", "relay", "lifetimes", "gathering", "leases")
+        named = ("journal", "meta", "archiver", "events", "e", "lifetimes", "gathering", "leases")
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
     def gathered(self, partition: int, token: str) -> bytes:
@@ -188,12 +188,8 @@ class Keys:
             meta=f"{prefix}:meta".encode(),
             channel=f"{prefix}:c:{ref.text}".encode(),
             lock_channel=f"{prefix}:l:{ref.text}".encode(),
-            event_keys=(
-                f"{prefix}:events".encode(),
-                f"{prefix}:e".encode(),
-                f"{prefix}:relay".encode(),
-                f"{prefix}:lifetimes".encode(),
-            ),
+            event_keys=(f"{prefix}:events".encode(), f"{prefix}:e".encode()),
+            lifetimes=f"{prefix}:lifetimes".encode(),
             items=f"{prefix}:i:{ref.text}".encode(),
             forks=f"{prefix}:f:{ref.text}".encode(),
             leases=f"{prefix}:leases".encode(),

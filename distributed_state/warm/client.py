@@ -177,9 +177,14 @@ class Warm(RetryingClient):
         if draft.items:
             # Not remembered with the commit: they change nothing.
             checks = [word for step in (*draft.proofs, *draft.expected_items) for word in step]
-            return self._commit, (*names.commit_keys, *names.event_keys, names.items), [*arguments, *checks]
+            return (
+                self._commit,
+                (*names.commit_keys, *names.event_keys, names.lifetimes, names.items),
+                [*arguments, *checks],
+            )
         # A key costs the server as much as a word.
-        return self._commit, (*names.commit_keys, *names.event_keys[: 4 if lives else 3]), arguments
+        keys = (*names.commit_keys, *names.event_keys)
+        return self._commit, (*keys, names.lifetimes) if lives else keys, arguments
 
     def _sealed(self, names: RecordKeys, events: Sequence[Step], op: OpId) -> Sequence[Step]:
         """The steps beside a change as they are sent, and sent again: who remembers the commit has the same bytes."""

@@ -31,12 +31,9 @@ from distributed_state.values.keys import Keys
 from distributed_state.values.model import unescape
 from distributed_state.values.results import Event
 from distributed_state.warm.event_channels import (
-    BATCH,
     EventChannels,
-    EventRelay,
     Types,
     are_within,
-    messages,
     published,
     types_of,
     types_together,
@@ -67,14 +64,12 @@ class Consumers:
         stream: Stream,
         keys: Keys,
         link: Link,
-        relay: EventRelay,
         over: Callable[[], Awaitable[dict[int, Position]]],
     ) -> None:
         self._port = port
         self._stream = stream
         self._keys = keys
         self._channels = EventChannels(port, keys, link, lambda *heard: self._hear(*heard))
-        self._relay = relay
         self._over = over  # behind the epochs that each partition has had, as SQL knows
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
@@ -171,11 +166,7 @@ class Consumers:
         self._stirred.set()
 
     def _hear(self, partition: int, payload: bytes, types: Types) -> None:
-        if payload.startswith(BATCH):
-            for at, message in messages(payload):
-                self._take(at, message, types)
-        elif payload:
-            self._relay.noticed()
+        if payload:
             self._take(partition, payload, types)
         else:
             # The channel is confirmed: what came before that may have been missed.
@@ -316,7 +307,6 @@ class Consumers:
         """Close all subscriptions and stop reading."""
         for each in list(self._subscriptions):
             each.close()
-        await self._relay.close()
         if self._job is not None:
             await self._job.stop()
             self._job = None

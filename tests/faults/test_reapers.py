@@ -179,7 +179,7 @@ async def test_what_was_found_for_another_epoch_is_not_put_into_this_one(opener:
     await session.set("a", 1)
     await store.archive()
     with redis_of(store) as client:
-        client.delete(place.event_keys[3])
+        client.delete(place.lifetimes)
     old = {place.partition: "1-of-another-life"}
     with nullcontext() if guard else sabotage("fill", "then return {'epoch'} end", "then local nothing end"):
         await run(store, Sweeps(store).reaper._fill(old))

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
-from unittest import mock
 
 from distributed_state import AsyncStateStore, Event
 from distributed_state.errors import ConfigurationError, StateError
-from distributed_state.warm import event_channels
 from distributed_state.warm.consumers import RESYNC
 from distributed_state.warm.stream import count
 from tests.simulation.checks import Broken
@@ -116,13 +113,6 @@ class Listening:
             for each in faults
             if each.kind not in _ONE_AT_A_TIME and not each.kind.startswith(("sql", "disk"))
         ]
-
-    @staticmethod
-    @contextmanager
-    def rules() -> Iterator[None]:
-        """Inside, a few listeners are enough for one of them to relay events to the others."""
-        with mock.patch.multiple(event_channels, _WORTH=40.0, _HURRIED=5.0):
-            yield
 
     # The listeners
 

@@ -92,7 +92,7 @@ class Run:
             self.listening = Listening(
                 self.fleet, [each for each in self.plan.faults if f"f{each.number}" not in self.plan.left_out]
             )
-        with self.fleet.rules(), Listening.rules(), uncollected():
+        with self.fleet.rules(), uncollected():
             root = self.fleet.run(world.outside, self._all(), "run")
             try:
                 world.run_until(root.ended, 3600.0)

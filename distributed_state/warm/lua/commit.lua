@@ -1,6 +1,6 @@
 --[[
   Change one record: every check first, then every write, because a script does not roll back.
-  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  relay_channel  lifetimes  items
+  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes  items
         the last five only if there are steps 'e', 'E', 'x' or 'X', or of items; lifetimes only for 'x' or 'X', or those
   ARGV  life            of the connection: see port/lives.py
         replica         part of the op id: see below
@@ -40,7 +40,7 @@
         | {'late', ms, epoch}     op ids are not kept for that long
         both with the server's clock; nothing was changed
 ]]
-local record, lock, hydration, journal, meta, channel, events, events_channel, relay_channel, lifetimes, items = unpack(KEYS)
+local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes, items = unpack(KEYS)
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
 local life, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
@@ -187,7 +187,7 @@ local size, growth, cleared = head[5] or '0', 0, false
 local first_message = head[4] or '0'
 local last_message, results, lives = first_message, '', head[6]
 local several -- the results as a list once there are two: joined one by one, each would copy all before it
-local change, changes, gone, event, last_event, relay, interests, types, payloads, look
+local change, changes, gone, event, last_event, interests, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
 local tagged, tagging -- how many tags more there will be, and whether one is new
 local fields, n, said = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
@@ -394,7 +394,7 @@ for i = first_step, #words, 3 do
     end
   elseif step == 'e' then
     types, payloads = types or {}, payloads or {}
-    if not event then event, relay, interests = unpack(call('HMGET', meta, 'event', 'relay', 'interests')) end
+    if not event then event, interests = unpack(call('HMGET', meta, 'event', 'interests')) end
     event = (event or 0) + 0
     types[#types + 1], payloads[#payloads + 1] = name, value
     last_event = format('%d', event + #types)

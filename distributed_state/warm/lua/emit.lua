@@ -1,6 +1,6 @@
 --[[
   Write a lifecycle event that belongs to no commit: into the stream, and into the journal so that it is archived.
-  KEYS  journal  meta  events  events_channel  relay_channel  roll
+  KEYS  journal  meta  events  events_channel  roll
         roll only with a member
   ARGV  life                of the connection: see port/lives.py
         replica, sequence   the event's id
@@ -15,7 +15,7 @@
         | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}
         | {'unsure', ms, epoch}   if it was written, then it is not kept any more, and SQL knows; the server's clock
 ]]
-local journal, meta, events, events_channel, relay_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local life, replica, sequence, since, event_type, subject, actor, data = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local kept_events, member = tonumber(ARGV[12]), ARGV[13]
@@ -24,8 +24,8 @@ local call = redis.call
 local op = replica .. '.' .. sequence
 local id = op .. '.0'
 -- @include clock
-local written, event, event_ms, floor_ms, relay, interests =
-  unpack(call('HMGET', meta, 'journal', 'event', 'event_ms', 'event_floor_ms', 'relay', 'interests'))
+local written, event, event_ms, floor_ms, interests =
+  unpack(call('HMGET', meta, 'journal', 'event', 'event_ms', 'event_floor_ms', 'interests'))
 -- @include written
 -- @include same_data
 -- @include journal_end

@@ -1,20 +1,15 @@
 --[[
   Lifecycle events: into the stream and to who listens, and the oldest out of the stream.
-  Expects  clock, call (redis.call), events, events_channel, relay_channel, meta, epoch, actor, publish_bytes, kept_events
+  Expects  clock, call (redis.call), events, events_channel, meta, epoch, actor, publish_bytes, kept_events
            op            what their ids begin with
            event         the number of the last one so far
            last_event    that of the last one of these, as text
-           relay, interests   meta's fields of that name: see relay.lua and interest.lua
+           interests     meta's field of that name: see interest.lua
            types, payloads   of the new ones, at least one; payloads: their data
            subject       whom they are about
            version       of the record that was changed, '0' = none
   Defines  event         the number of the last one now, which is noted with the journal's entry
 ]]
-if relay then
-  -- A clock that was set back must not make it last: a relay that hangs would keep events from all others.
-  local left = string.match(relay, '^%d+') - now_ms
-  relay = left > 0 and left <= 2000
-end
 for i, type in ipairs(types) do
   -- Mostly there is one, and what makes a text of a number costs as much as two fields.
   local number = i == #types and last_event or format('%d', event + i)
@@ -35,12 +30,9 @@ for i, type in ipairs(types) do
     end)
     if asked ~= '' then call('HSET', meta, 'interests', interests) end
   end
-  -- A relay whose connection has ended hears nothing: then all others hear it at once.
-  if not relay or call('SPUBLISH', relay_channel, asked .. '\n' .. place .. body) == 0 then
-    call('SPUBLISH', events_channel, place .. body)
-    for types_of, before in string.gmatch(asked, '(%S+)@(%d+)') do
-      call('SPUBLISH', events_channel .. ':' .. types_of, place .. ' ' .. before .. body)
-    end
+  call('SPUBLISH', events_channel, place .. body)
+  for types_of, before in string.gmatch(asked, '(%S+)@(%d+)') do
+    call('SPUBLISH', events_channel .. ':' .. types_of, place .. ' ' .. before .. body)
   end
 end
 event = event + #types
