@@ -429,11 +429,8 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
         whole = put(change, state, base)
         if not change:
             return state
-        draft = change.draft("save_state")
-        draft.expected = base.version
-        draft.epoch = base.epoch
         try:
-            done = await context.commit(draft)
+            done = await context.commit(change.draft("save_state", expected=base.version, epoch=base.epoch))
         except Conflict as conflict:
             if new:
                 entry, history = await messages.messages(context.tiers, names, None, fresh=True)

@@ -169,10 +169,8 @@ async def transition(
         for message in messages:
             change.append(message)
         change.phase(following)
-        draft = change.draft("transition")
-        draft.expectations.append((PHASE, raw))
         try:
-            await context.commit(draft)
+            await context.commit(change.draft("transition", expectations=[(PHASE, raw)]))
         except Conflict as conflict:
             if conflict.found:
                 raw = conflict.found[0]

@@ -127,11 +127,11 @@ async def _commit(
         changes.append(message)
     if note is not None:
         note(entry, changes)
-    draft = changes.draft(kind)
-    draft.epoch = entry.epoch
-    draft.expected = None if note is None else entry.version
-    draft.expectations += [(name, entry.fields.get(name)) for name in _SHOWN]
-    return (await context.commit(draft, durability=durability)).version
+    draft = changes.draft(
+        kind, expected=None if note is None else entry.version, epoch=entry.epoch,
+        expectations=[(name, entry.fields.get(name)) for name in _SHOWN], durability=durability,
+    )  # fmt: skip
+    return (await context.commit(draft)).version
 
 
 def _stands(summary: Summary, kept: Sequence[Segment]) -> bool:

@@ -134,7 +134,7 @@ class AsyncSession(AsyncRecord):
         changes = self._context.changes()
         for message in messages:
             changes.append(message)
-        return (await self._context.commit(changes.draft("append"), durability=durability)).version
+        return (await self._context.commit(changes.draft("append", durability=durability))).version
 
     async def messages(
         self,

@@ -95,7 +95,8 @@ class AsyncTurn(Transaction):
         self._workspace.closed = _NOT_BEGUN
         self._entered = False
         self._context = context
-        self._expected = preconditions(context, expect, expect_exists)
+        given = expect is not None or expect_exists is not None
+        self._expected = preconditions(context, expect, expect_exists) if given else None
         self._tiers = context.tiers
         self._durability = None if durability is None else level_of(durability).text
         self.request_id = request_id
@@ -389,24 +390,23 @@ class AsyncTurn(Transaction):
             kept = [begun.version, self._outcome, self.request_id, effect]
             most = context.store.settings.remembered_requests
             remember(most, self._workspace.changes, begun, self._request, kept)
-        draft = self._workspace.draft("turn")
+        changes = self._workspace.end()
         if effect:
             self._tiers.leases.lock_value(context.text)  # raises Fenced if the turn is over
-        if draft is None:
+        if changes is None:
             if effect:
                 await self._user.apply(effect)
             return
-        # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
-        draft.expected = None
-        signed = context.sign(context.turn_ends(draft, begun))
+        # For no version: the lease keeps others out, and what this task wrote beside the turn is no conflict.
+        signed = context.sign(context.turn_ends(changes.draft("turn", epoch=begun.epoch), begun))
         theirs = None
         if effect:
             with self._clock.reading():
                 theirs = await self._user.prepare(effect)
         self._clock.stop()
-        signed.steps.append(step_of(self._clock.times))
+        timed = signed._replace(steps=(*signed.steps, step_of(self._clock.times)))
         try:
-            done = await write_path.commit(self._tiers, context.keys, signed, last=self._lease)
+            done = await write_path.commit(self._tiers, context.keys, timed, last=self._lease)
             self._clock.committed()
         except Fenced as error:
             raise self._tiers.leases.judge(self._lease, error) from None
@@ -414,7 +414,7 @@ class AsyncTurn(Transaction):
             if effect and theirs and error.version:  # else nobody knows whether it is applied: its user is left alone
                 await self._user.follow(effect, theirs, error.version, self.request_id)
             raise
-        self.written = Written(done.version, first_message=done.added(signed.steps))
+        self.written = Written(done.version, first_message=done.added)
         if self._state is not None:
             self._state = agent_state.saved(self._state, context.keys, done.epoch, done.version)
         if effect and theirs:

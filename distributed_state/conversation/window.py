@@ -421,11 +421,9 @@ async def of_session(context: RecordContext, bounds: Bounds) -> Window:
     async def keep(seen: CachedRecord, data: bytes) -> None:
         change = context.changes()
         change.put(SUMMARY, data)
-        draft = change.draft("summary")
         # Of the very messages that it was made from, and not over somebody else's.
-        draft.epoch = seen.epoch
-        draft.expectations += [(name, seen.fields.get(name)) for name in (SUMMARY, SEGMENTS, START)]
-        await context.commit(draft)
+        expectations = [(name, seen.fields.get(name)) for name in (SUMMARY, SEGMENTS, START)]
+        await context.commit(change.draft("summary", epoch=seen.epoch, expectations=expectations))
 
     async with _alone(context, bounds.wait):
         return await summarized(
@@ -536,9 +534,7 @@ async def leave_out(context: RecordContext, keep: int | None, before_ms: int | N
             changes = context.changes()
             for name, value in message_ranges.shown(kept, entry.fields).items():
                 changes.reserved(name, value)
-            draft = changes.draft("retention")
-            draft.expected, draft.epoch = entry.version, entry.epoch
-            await context.commit(draft)
+            await context.commit(changes.draft("retention", expected=entry.version, epoch=entry.epoch))
         return left_out
 
     try:

@@ -32,7 +32,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
-from distributed_state.warm.answers import Committed, Draft
+from distributed_state.warm.answers import Committed, Draft, Expectations
 
 RECORDS = 10_000
 
@@ -222,23 +222,18 @@ class RecordContext:
 
     def changes(self) -> Changes:
         """An empty change. Every change made through this handle begins here."""
-        return Changes(self.store.settings, self.codec, self.prepare, self.prepare_message, self.now)
-
-    def own(self, draft: Draft) -> Draft:
-        """Say whose record it is and who writes."""
-        draft.owner = self.owner
-        draft.actor = self.actor
-        draft.lifetime = self.lifetime
-        return draft
+        return Changes(
+            self.store.settings, self.codec, self.prepare, self.prepare_message, self.now,
+            owner=self.owner, actor=self.actor, lifetime=self.lifetime,
+        )  # fmt: skip
 
     def sign(self, draft: Draft) -> Draft:
-        """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
+        """Ask the policy for a change, and say whether the record is surely new. Raises AccessDenied."""
         if self.store.guard is not None:
             self.allow_steps(draft)
-        self.own(draft)
         if self.unused:
             self.unused = False  # only one write ever says so
-            draft.creation = "*"
+            return draft._replace(creation="*")
         return draft
 
     def durable(self, durability: str | None) -> AbstractContextManager[None]:
@@ -247,22 +242,9 @@ class RecordContext:
             return nullcontext()
         return asking(self.store.settings, level_of(durability))
 
-    def commit(
-        self, draft: Draft, expect_version: int | None = None, durability: str | None = None
-    ) -> Coroutine[Any, Any, Committed]:
+    def commit(self, draft: Draft) -> Coroutine[Any, Any, Committed]:
         """Sign a change, and apply it when that is awaited."""
-        return self.send(self.ready(draft, expect_version, durability))
-
-    def ready(self, draft: Draft, expect_version: int | None = None, durability: str | None = None) -> Draft:
-        """Sign a change, with the version that it holds for, and how hard it is to be kept."""
-        if durability is not None:
-            draft.level = level_of(durability)
-        self.sign(draft)
-        if expect_version is not None:
-            if type(expect_version) is not int or expect_version < 0:
-                raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
-            draft.expected = expect_version
-        return draft
+        return self.send(self.sign(draft))
 
     def send(self, draft: Draft) -> Coroutine[Any, Any, Committed]:
         """Apply a change that is signed, when that is awaited."""
@@ -293,8 +275,8 @@ class RecordContext:
             changes.set(key, change(empty if raw is None else form.decode(raw, key)), until=until)
             return changes
 
-        def draft(changes: Changes) -> Draft:
-            return self.own(changes.draft(kind))
+        def draft(changes: Changes, expectations: Expectations) -> Draft:
+            return changes.draft(kind, expectations=expectations)
 
         changes, done = await write_path.swap(self.tiers, self.keys, name, changed, draft)
         return changes.fields[name][2], done

@@ -64,8 +64,6 @@ async def fork(
         draft = await plan(tiers, context.keys, target, changes, version, branch)
         context.allow("read", *_copied(draft))
         context.allow_steps(draft, target.ref)
-        draft.actor = context.actor
-        draft.lifetime = context.lifetime
         under_way.require_time()
         done = await write_path.commit(tiers, target, draft)
     if under_way.over:
@@ -129,10 +127,9 @@ async def plan(
         message_ranges.refuse_many(source, data)
         changes.reserved(SEGMENTS, data)
         changes.reserved(START, b"%d" % following)
-    draft = changes.draft("fork")
-    # Not even a deleted record may be there: its own message numbers would stand between the shared ones.
-    draft.expected = 0
-    return draft
+    # Not even a deleted record may be there: its own message numbers would stand between the shared ones. Its owner is
+    # among the fields that are copied.
+    return changes.draft("fork", expected=0)._replace(owner="")
 
 
 def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> bytes:

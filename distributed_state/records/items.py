@@ -182,9 +182,8 @@ class AsyncItems:
         changes = self._context.changes()
         for key, value in _pairs(values):
             changes.put_item(self._collection, key, value, keep=True)
-        draft = changes.draft("put")
-        done = await self._context.commit(draft, durability=durability)
-        put = await item_tiers.put_of(self._context.tiers, self._context.keys, draft, done)
+        done = await self._context.commit(changes.draft("put", durability=durability))
+        put = await item_tiers.put_of(self._context.tiers, self._context.keys, done)
         return frozenset(names[name] for name in put)
 
     async def delete(
@@ -201,7 +200,7 @@ class AsyncItems:
     async def _change(self, items: Iterable[PutItem | DeleteItem], kind: str, durability: str | None) -> int:
         changes = self._context.changes()
         await add(self._context, changes, items)
-        return (await self._context.commit(changes.draft(kind), durability=durability)).version
+        return (await self._context.commit(changes.draft(kind, durability=durability))).version
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._collection!r} of {self._context.text[:200]}>"

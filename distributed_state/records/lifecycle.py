@@ -46,17 +46,7 @@ def creation(context: RecordContext, changes: Changes, is_clear: bool) -> Draft:
         changes.emit("conversation.created", {"is_clear": True})
     changes.undelete()
     changes.reserved(OWNER, context.owner.encode() or None)  # not the owner that it had before it was deleted
-    draft = changes.draft("create")
-    draft.deleted = "create"
-    return draft
-
-
-def revival(changes: Changes) -> Draft:
-    """The change as a `write` that begins a deleted record again."""
-    changes.undelete()
-    draft = changes.draft("write")
-    draft.deleted = "begin"
-    return draft
+    return changes.draft("create", deleted="create")
 
 
 async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1") -> bool:
@@ -78,11 +68,8 @@ async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1
         for name in sorted(changes.fields.keys() & entry.fields.keys()):
             changes.leave(name)
         changes.reserved(INITIALIZED, b"\n".join([*done, mark]))
-        draft = changes.draft("initialize")
-        draft.expected = entry.version
-        draft.epoch = entry.epoch
         try:
-            await context.commit(draft)
+            await context.commit(changes.draft("initialize", expected=entry.version, epoch=entry.epoch))
         except Conflict:
             entry = await context.read(fresh=True)
             raise
@@ -91,9 +78,9 @@ async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1
     return await write_path.until_no_conflict(context.tiers, once)
 
 
-def tombstone(settings: Settings, codec: Codec, kind: str, *, expired: str = "") -> Draft:
+def tombstone(settings: Settings, codec: Codec, *, actor: str = "", expired: str = "") -> Changes:
     """The change that deletes a record, or ends a session that `expired` for this reason."""
-    changes = Changes(settings, codec)
+    changes = Changes(settings, codec, actor=actor)
     changes.clear(messages=True, tags=True, items=True)
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
@@ -103,7 +90,7 @@ def tombstone(settings: Settings, codec: Codec, kind: str, *, expired: str = "")
         changes.emit("session.expired", {"reason": expired})
     else:
         changes.emit("conversation.deleted", {})
-    return changes.draft(kind)
+    return changes
 
 
 async def delete(
@@ -120,10 +107,10 @@ async def delete(
     entry = await read_path.read(tiers, names, fresh=True)
     if entry.version == 0:
         raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
-    draft = tombstone(tiers.settings, entry.codec, "delete")
     if check is not None:
         check(entry.version, entry.deleted)
-        draft.expected = entry.version
+    expected = None if check is None else entry.version
+    draft = tombstone(tiers.settings, entry.codec).draft("delete", expected=expected)
     if not entry.deleted:
         for hook in tuple(hooks):
             await hook(names.ref)
@@ -220,12 +207,9 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
-        draft = tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
-        draft.actor = each.actor
-        draft.deleted = (
-            "revive"  # one that is deleted already gets another: replicas that are away learn of the end by it
-        )
-        writes.append((names, draft))
+        changes = tombstone(tiers.settings, tiers.codec_of(each.record), actor=each.actor)
+        # One that is deleted already gets another: replicas that are away learn of the end by it.
+        writes.append((names, changes.draft(FORGET if each.forks else ERASE, deleted="revive")))
     buried: set[int] = set()
     texts = []
     for (names, _), result in zip(writes, await write_path.commit_many(tiers, writes) if writes else [], strict=True):

@@ -242,7 +242,4 @@ async def plan_cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before
     for name, value in message_ranges.shown(kept, present.fields).items():
         changes.reserved(name, value)
     changes.reserved(SUMMARY, None)  # it holds what they said
-    draft = changes.draft("cleanup")
-    draft.expected = present.version
-    draft.epoch = present.epoch
-    return draft, hidden
+    return changes.draft("cleanup", expected=present.version, epoch=present.epoch), hidden

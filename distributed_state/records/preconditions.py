@@ -47,7 +47,6 @@ class Preconditions:
 
     def __init__(self, context: RecordContext, wanted: Mapping[str, Any], exists: bool | None) -> None:
         self._context = context
-        self.sent: Draft | None = None
         self._words: dict[bytes, bytes] = {}  # for each field what the script is sent
         self._values: dict[bytes, tuple[str, Any]] = {}  # of those that must hold a value
         if exists is not None:
@@ -67,18 +66,20 @@ class Preconditions:
                 self._words[name] = b"+" + raw
 
     def on(self, draft: Draft) -> Draft:
-        """The change under these conditions; it shares nothing with `draft` that sending it would change."""
-        others = list(draft.expectations)
-        return draft.but(preconditions=list(self._words.items()), expectations=others, steps=list(draft.steps))
+        """The change under these conditions."""
+        return draft._replace(preconditions=tuple(self._words.items()))
+
+    async def commit(self, draft: Draft) -> Committed:
+        """Sign a change and apply it if they hold, else raise Conflict."""
+        return await self.send(self._context.sign(draft))
 
     async def send(self, draft: Draft) -> Committed:
-        """Apply a change that is signed if they hold, else raise Conflict. `sent` is the change as it was applied."""
+        """Apply a change that is signed if they hold, else raise Conflict."""
         left = self._context.store.settings.conflict_retries
         while True:
             left -= 1
-            self.sent = self.on(draft)
             try:
-                return await self._context.send(self.sent)
+                return await self._context.send(self.on(draft))
             except Conflict as conflict:
                 if not self.learn(conflict) or left < 1:
                     raise

@@ -32,6 +32,7 @@ from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
 from distributed_state.values.search import tags_in
+from distributed_state.warm.answers import Expectations
 from distributed_state.warm.lease import AsyncLease
 
 _EXACT = 10**15  # the server adds doubles, exact up to here
@@ -198,9 +199,9 @@ class AsyncRecord:
         if ttl is not None:
             await self._context.tiers.clock.know()
         changes.set(key, value, ttl=ttl)
-        given = preconditions(self._context, expect)
-        draft = self._context.ready(changes.draft("set"), expect_version, durability)
-        return (await (self._context if given is None else given).send(draft)).version
+        given = None if expect is None else preconditions(self._context, expect)
+        draft = changes.draft("set", expected=expect_version, durability=durability)
+        return (await (self._context if given is None else given).commit(draft)).version
 
     async def set_many(
         self,
@@ -215,7 +216,8 @@ class AsyncRecord:
         if ttl is not None:
             await self._context.tiers.clock.know()
         changes.set_many(values, ttl=ttl)
-        return (await self._context.commit(changes.draft("set"), expect_version, durability)).version
+        draft = changes.draft("set", expected=expect_version, durability=durability)
+        return (await self._context.commit(draft)).version
 
     async def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
         """Delete one field and return the new version. A field that is not there is no error.
@@ -224,7 +226,8 @@ class AsyncRecord:
         """
         changes = self._context.changes()
         changes.delete(key)
-        return (await self._context.commit(changes.draft("delete"), expect_version, durability)).version
+        draft = changes.draft("delete", expected=expect_version, durability=durability)
+        return (await self._context.commit(draft)).version
 
     async def clear(self, *, messages: bool = False, items: bool = False, durability: str | None = None) -> int:
         """Delete all fields, and messages and items if asked; return the new version. History stays."""
@@ -232,7 +235,7 @@ class AsyncRecord:
         changes.clear(messages=messages, items=items)
         changes.reserved(INITIALIZED, None)
         changes.emit("conversation.cleared", {"messages": messages})
-        return (await self._context.commit(changes.draft("clear"), durability=durability)).version
+        return (await self._context.commit(changes.draft("clear", durability=durability))).version
 
     async def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
@@ -329,19 +332,23 @@ class AsyncRecord:
             changes.phase(phase)
         changes.put_tags(tag or {}, untag or {})
         await item_handle.add(self._context, changes, items)
-        draft = lifecycle.revival(changes) if revive else changes.draft("write")
         given = preconditions(self._context, expect, expect_exists)
+        expectations: Expectations = ()
         if expect_phase is not None:
             if not isinstance(expect_phase, str):
                 raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
             self._context.allow("read", MOVES)  # who learns that it is another one has read it
-            draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
-        draft = self._context.ready(draft, expect_version, durability)
-        done = await (self._context if given is None else given).send(draft)
-        draft = given.sent if given is not None and given.sent is not None else draft
+            expectations = [(PHASE, expect_phase.encode("utf-8", "surrogatepass"))]
+        if revive:
+            changes.undelete()
+        draft = changes.draft(
+            "write", expected=expect_version, deleted="begin" if revive else "refuse", expectations=expectations,
+            durability=durability,
+        )  # fmt: skip
+        done = await (self._context if given is None else given).commit(draft)
         tiers = self._context.tiers
-        sums = await write_path.sums(tiers, self._context.keys, draft, done, changes.sums) if increment else {}
-        return Written(done.version, sums, done.added(draft.steps))
+        sums = await write_path.sums(tiers, self._context.keys, done, changes.sums) if increment else {}
+        return Written(done.version, sums, done.added)
 
     async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
@@ -677,10 +684,9 @@ async def increment(context: RecordContext, key: str, by: int | float) -> int | 
     if type(by) is int and abs(by) < _EXACT and context.server_adds(key):
         changes = context.changes()
         changes.increment(key, by)
-        draft = changes.draft("increment")
         try:
-            done = await context.commit(draft)
-            return (await write_path.sums(context.tiers, context.keys, draft, done, [key]))[key]
+            done = await context.commit(changes.draft("increment"))
+            return (await write_path.sums(context.tiers, context.keys, done, [key]))[key]
         except Conflict:
             pass  # what is stored is no plain integer: added here and swapped in
     context.allow("read", key)

@@ -87,11 +87,7 @@ async def plan(
     changes.emit("session.rollback", {"version": version})
     if note is not None:
         note(present, changes)
-    draft = changes.draft("rollback")
-    draft.expected = present.version
-    draft.epoch = present.epoch
-    draft.deleted = "revive"
-    return draft
+    return changes.draft("rollback", expected=present.version, epoch=present.epoch, deleted="revive")
 
 
 async def _items_differ(tiers: Tiers, names: RecordKeys, present: CachedRecord, target: State) -> bool:

@@ -87,21 +87,20 @@ class Workspace(MutableMapping[str, Any]):
             if GONE in (before, value) or codec.encode_value(value, key) != codec.encode_value(before, key):
                 yield key, before, value
 
-    def draft(self, kind: str = "transaction") -> Draft | None:
-        """End the transaction: its change, None if there is none."""
+    def end(self) -> Changes | None:
+        """End the transaction: its changes, None if there are none."""
         for key, value in self._now.items():
             if isinstance(value, (dict, list)):
                 self._notice(key, value)
         self.closed = "this transaction is over; nothing can be changed through it any more"
-        if not self.changes:
+        return self.changes or None
+
+    def draft(self, kind: str = "transaction", *, durability: str | None = None) -> Draft | None:
+        """End the transaction: its change of the version that it shows, None if there is none."""
+        changes, entry = self.end(), self.entry
+        if changes is None:
             return None
-        draft = self.changes.draft(kind)
-        if draft.epoch not in ("", self.entry.epoch):
-            # Of items that are expected: the version that this view shows is of another history than theirs.
-            raise Conflict(f"{self.entry.codec.record[:200]}: an item that is expected was read under another epoch")
-        draft.expected = self.entry.version
-        draft.epoch = self.entry.epoch
-        return draft
+        return changes.draft(kind, expected=entry.version, epoch=entry.epoch, durability=durability)
 
     def rebased(self, newest: CachedRecord, policies: Mapping[str, merge.Merge]) -> Draft | None:
         """The change of an ended transaction, merged with what others did since; None if that cannot be expressed."""
@@ -114,12 +113,7 @@ class Workspace(MutableMapping[str, Any]):
         changes = self.changes.copy()
         for key, value in merged.items():
             changes.set(key, value)
-        draft = changes.draft("transaction")
-        if draft.epoch not in ("", newest.epoch):
-            return None
-        draft.expected = newest.version
-        draft.epoch = newest.epoch
-        return draft
+        return changes.draft("transaction", expected=newest.version, epoch=newest.epoch)
 
     def _notice(self, key: str, value: Any) -> None:
         """A list or object that may have been changed in place; its deadline stays, unless it was set again."""
@@ -238,9 +232,9 @@ class AsyncTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        draft = self._workspace.draft() if error is None else None
+        draft = self._workspace.draft(durability=self._durability) if error is None else None
         if draft is not None:
-            await self._context.commit(draft, durability=self._durability)
+            await self._context.commit(draft)
 
 
 T = TypeVar("T")
@@ -300,7 +294,7 @@ class AsyncBatch:
 
     def __init__(self, store: StoreContext, durability: str | None = None) -> None:
         self._store = store
-        self._level = None if durability is None else level_of(durability)
+        self._durability = None if durability is None else level_of(durability).text
         self._changes: dict[Ref, tuple[RecordContext, Changes]] = {}
         self._given: dict[Ref, Preconditions] = {}
         self.versions = {}
@@ -329,14 +323,12 @@ class AsyncBatch:
     ) -> None:
         if error is not None:
             return
-        drafts = [
-            (context, changes.draft("batch"))
+        built = [
+            (context, changes.draft("batch", durability=self._durability))
             for ref, (context, changes) in self._changes.items()
             if changes or ref in self._given
         ]
-        for context, draft in drafts:
-            context.sign(draft)
-            draft.level = self._level
+        drafts = [(context, context.sign(draft)) for context, draft in built]
         conditional = [self._conditional(context, draft) for context, draft in drafts]
         attempts = [context.batched(draft) for (context, _), draft in zip(drafts, conditional, strict=True)]
         writes = [(context.keys, attempt) for (context, _), attempt in zip(drafts, attempts, strict=True)]

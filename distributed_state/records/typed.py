@@ -39,11 +39,15 @@ class TypedChanges(Changes):
         prepare: Callable[[str, Any], Any] | None = None,
         prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
         now: Callable[[], float] | None = None,
+        *,
+        owner: str = "",
+        actor: str = "",
+        lifetime: tuple[int, int] = (0, 0),
     ) -> None:
         def prepared(key: str, value: Any) -> Any:
             return schema.prepare(key, value if prepare is None else prepare(key, value))
 
-        super().__init__(settings, form, prepared, prepare_message, now)
+        super().__init__(settings, form, prepared, prepare_message, now, owner=owner, actor=actor, lifetime=lifetime)
         self._schema = schema
 
     def delete(self, key: str) -> None:
@@ -115,9 +119,10 @@ class TypedContext(RecordContext, Generic[M]):
 
     def changes(self) -> TypedChanges:
         """A change whose steps the schema checks."""
-        settings = self.store.settings
-        form = self.codec
-        return TypedChanges(settings, form, self.schema, self.prepare, self.prepare_message, self.now)
+        return TypedChanges(
+            self.store.settings, self.codec, self.schema, self.prepare, self.prepare_message, self.now,
+            owner=self.owner, actor=self.actor, lifetime=self.lifetime,
+        )  # fmt: skip
 
     def differences(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
         """What differs between two sets of fields, which were checked as a whole."""
@@ -155,11 +160,10 @@ class TypedContext(RecordContext, Generic[M]):
             changes = self.changes()
             before = empty if view.deleted else view.value(key, empty)
             value = changes.set(key, change(before), until=view.deadline(name))
-            draft = changes.draft(kind)
             if view is stored:
-                draft.expectations.append((name, None if stored.deleted else stored.raw(name)))
+                draft = changes.draft(kind, expectations=[(name, None if stored.deleted else stored.raw(name))])
             else:
-                draft.expected = stored.version
+                draft = changes.draft(kind, expected=stored.version)
             return self.codec.encode(value, key), await self.commit(draft)
 
         return await write_path.until_no_conflict(self.tiers, once)
@@ -172,7 +176,7 @@ class TypedContext(RecordContext, Generic[M]):
         lowers = self._lowers(draft)
         for lost in range(_ROUNDS):
             if known is not None and self._behind(known) and draft.deleted != "revive":
-                await self._upcast_for(draft)
+                draft = await self._upcast_for(draft)
                 known = None
             if lowers and (known is None or draft.expected not in (None, known.version)):
                 known = await self._seen_by(draft)
@@ -180,16 +184,13 @@ class TypedContext(RecordContext, Generic[M]):
             attempt = self._guarded(attempt, known)
             try:
                 done = await super().send(attempt)
-                if sums is not None:
-                    return done._replace(results=sums)
-                draft.steps = attempt.steps  # as they were sent: a number with a deadline was added here
-                return done
+                return done if sums is None else done._replace(results=sums, steps=draft.steps)
             except Conflict as conflict:
                 if not self._ours(draft, attempt, conflict):
                     raise
                 if conflict.version == 0:
                     known = _UNWRITTEN
-                    draft.creation = attempt.creation
+                    draft = draft._replace(creation=self.tiers.absence.token(self.text) or draft.creation)
                     continue
             if lowers:  # plain writes that meet at one record give way to one another
                 await self.tiers.port.sleep(chance.source.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))
@@ -201,7 +202,7 @@ class TypedContext(RecordContext, Generic[M]):
         known = self._known(draft)
         if self._lowers(draft):
             # Refused for certain: it has to be made on the whole record first, which `send` then does.
-            return draft.but(expectations=[*draft.expectations, (SCHEMA, b"")])
+            return draft._replace(expectations=(*draft.expectations, (SCHEMA, b"")))
         # Whatever is wrong with this record must not keep the batch from the others: the server says so later.
         return self._guarded(draft, known if known is not None and not known.version else None)
 
@@ -216,10 +217,10 @@ class TypedContext(RecordContext, Generic[M]):
         """The change as it ends a turn, which began with this and held the record since."""
         entry = entry.stored if isinstance(entry, View) else entry
         if self._lowers(draft):
-            draft = self._lowered(draft, entry)[0].but(expected=draft.expected)
+            draft = self._lowered(draft, entry)[0]._replace(expected=draft.expected)
         # No expectation: the turn's lease keeps others out, and what its own task writes beside it is no conflict.
         if entry.fields.get(SCHEMA) != self.schema.stamp:
-            draft.steps.append((b"s", SCHEMA, self.schema.stamp))
+            return self._stamped(draft)
         return draft
 
     def _known(self, draft: Draft) -> CachedRecord | None:
@@ -281,22 +282,25 @@ class TypedContext(RecordContext, Generic[M]):
             if field_ttl.marked(data):
                 what = f"version {self.schema.write_version}, which is still written, has no such field to carry a ttl"
                 raise InvalidValue(f"{key!r:.80}: {what}")
-        steps = [*first, *changes.fields.values(), *last]
-        lowered = draft.but(steps=steps, expected=known.version, epoch=draft.epoch or known.epoch)
+        steps = (*first, *changes.fields.values(), *last)
+        lowered = draft._replace(steps=steps, expected=known.version, epoch=draft.epoch or known.epoch)
         return lowered, tuple(sums)
 
     def _guarded(self, draft: Draft, known: CachedRecord | None) -> Draft:
         """The change under the condition that the record's schema is as known; unknown: the present one."""
         stored = self.schema.stamp if known is None else known.fields.get(SCHEMA)
-        attempt = draft.but(expectations=[*draft.expectations, (SCHEMA, stored)], steps=list(draft.steps))
+        attempt = draft._replace(expectations=(*draft.expectations, (SCHEMA, stored)))
         if known is not None:
             self.schema.version_of(self.text, stored)
             if stored != self.schema.stamp and draft.deleted != "revive":
-                attempt.steps.append((b"s", SCHEMA, self.schema.stamp))
+                attempt = self._stamped(attempt)
                 # There are no fields yet. If an older worker writes some first, they are to be upcast.
                 if self.schema.version > 1 and draft.expected is None:
-                    attempt.expected = known.version
+                    attempt = attempt._replace(expected=known.version)
         return attempt
+
+    def _stamped(self, draft: Draft) -> Draft:
+        return draft._replace(steps=(*draft.steps, (b"s", SCHEMA, self.schema.stamp)))
 
     def _ours(self, draft: Draft, attempt: Draft, conflict: Conflict) -> bool:
         """Whether a commit was refused for the schema's sake. Raises SchemaMismatch if the record is newer."""
@@ -310,16 +314,15 @@ class TypedContext(RecordContext, Generic[M]):
         moved = attempt.expected not in (draft.expected, conflict.version)
         return conflict.found[-1] != attempt.expectations[-1][1] or moved
 
-    async def _upcast_for(self, draft: Draft) -> None:
-        """Make the stored record one of this version before `draft` is applied to it."""
+    async def _upcast_for(self, draft: Draft) -> Draft:
+        """Make the stored record one of this version; the change as it is then to be applied."""
         entry = await read_path.read(self.tiers, self.keys, fresh=True)
         if draft.expected not in (None, entry.version):
             text = f"{self.text[:200]}: expected version {draft.expected}, found version {entry.version}"
             raise Conflict(text, version=entry.version)
         done = await self.upcast()
         # A commit of ours came between; whoever expected the version before it still may.
-        if done is not None and draft.expected == done - 1:
-            draft.expected = done
+        return draft._replace(expected=done) if done is not None and draft.expected == done - 1 else draft
 
     async def is_older(self) -> bool:
         """Whether the record is of an older schema version."""
@@ -344,12 +347,8 @@ class TypedContext(RecordContext, Generic[M]):
         self.schema.read(self.text, view)
         changes = self.differences(self.schema.lowered(self.text, view.all()), entry.all())
         changes.reserved(SCHEMA, self.schema.stamp)
-        draft = changes.draft("upcast")
-        self.own(draft)
-        draft.expected = entry.version
-        draft.epoch = entry.epoch
-        draft.expectations.append((SCHEMA, entry.fields.get(SCHEMA)))
-        return draft
+        expectations = [(SCHEMA, entry.fields.get(SCHEMA))]
+        return changes.draft("upcast", expected=entry.version, epoch=entry.epoch, expectations=expectations)
 
 
 @bounded("load")
@@ -477,8 +476,6 @@ class AsyncEdit(Generic[M]):
         fields = self._schema.settle(model)
         changes = self._context.differences(fields, self._before)
         if changes:
-            draft = changes.draft("edit")
-            draft.expected = self._entry.version
-            draft.epoch = self._entry.epoch
-            await self._context.commit(draft)
+            entry = self._entry
+            await self._context.commit(changes.draft("edit", expected=entry.version, epoch=entry.epoch))
         return self._schema.parse(fields)

@@ -42,7 +42,7 @@ from distributed_state.values.journal import JournalEntry
 from distributed_state.values.model import SCOPES, Ref, escape, unescape
 from distributed_state.values.results import Event, HeldLease, Replica
 from distributed_state.warm import held_leases
-from distributed_state.warm.answers import Draft, PartitionState
+from distributed_state.warm.answers import Draft, Expectations, PartitionState
 
 log = logging.getLogger(__name__)
 H = TypeVar("H", bound=Handler)
@@ -286,13 +286,12 @@ class AsyncFleet:
             changes.set(field, {"config": found, "time": tiers.clock.now()})
             return changes, codec.encode(difference(before, found, agent), "config")
 
-        def draft(change: tuple[Changes, bytes]) -> Draft:
+        def draft(change: tuple[Changes, bytes], expectations: Expectations) -> Draft:
             changes, data = change
             if len(data) > MAX_EVENT_BYTES:
                 raise TooLarge(f"config: its names are {len(data)} bytes, more than the {MAX_EVENT_BYTES} of an event")
-            draft = record.sign(changes.draft("reload_config"))
-            draft.events.append((b"e", b"config.changed", data))
-            return draft
+            draft = record.sign(changes.draft("reload_config", expectations=expectations))
+            return draft._replace(events=((b"e", b"config.changed", data),))
 
         name = codec.encode_key(field)
         return (await write_path.swap(tiers, record.keys, name, changed, draft))[1].version

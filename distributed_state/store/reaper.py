@@ -198,10 +198,8 @@ class Reaper(JobWorker):
         tiers = self._tiers
         until_ms = field_ttl.parse_lifetime(lifetime)[1]
         reason = "lifetime" if until_ms and until_ms <= each.now_ms else "idle"
-        draft = lifecycle.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), "expire", expired=reason)
-        draft.expected = version
-        draft.epoch = each.epoch
-        return draft
+        changes = lifecycle.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), expired=reason)
+        return changes.draft("expire", expected=version, epoch=each.epoch)
 
     def _outcome(self, each: Due, result: Committed | StateError) -> list[Call]:
         if isinstance(result, Committed | DurabilityUnknown):

@@ -491,6 +491,11 @@ class Absence:
             while len(self._seen) > _ABSENT:
                 self._seen.pop(next(iter(self._seen), ""), None)
 
+    def token(self, text: str) -> str:
+        """The hydration token under which SQL had no such record, '' if that was not asked."""
+        cold = self._seen.get(text)
+        return "" if cold is None else cold.token
+
     def proven(self, text: str, cold: Cold) -> bool:
         """Whether SQL would say so now, given what Redis answers now."""
         return bool(cold.token) and self._seen.get(text) == cold

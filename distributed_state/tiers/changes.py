@@ -9,20 +9,21 @@ Design: section 4.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from distributed_state.errors import InvalidValue, TooLarge
+from distributed_state.errors import Conflict, InvalidValue, TooLarge
 from distributed_state.settings import Settings
+from distributed_state.tiers import actors
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import ANY, MOST_ITEMS, DeleteItem, Item, PutItem, name_of, stamp_of
 from distributed_state.values.journal import Step
+from distributed_state.values.levels import level_of
 from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message, checked_phase
 from distributed_state.values.search import tag_field, tag_texts
-from distributed_state.warm.answers import Draft, Swap
+from distributed_state.warm.answers import Draft, Expectations
 
 
 class ItemChanges:
@@ -110,13 +111,21 @@ class ItemChanges:
         self._epoch = found.epoch
         return stamp_of(found.version, found.origin, self._codec.record)
 
-    def into(self, draft: Draft) -> None:
-        """Add it to a change that is ready."""
-        if self._steps:
-            draft.items = True
-            draft.steps += self._steps.values()
-            draft.expected_items = [*self._expected.values()]
-            draft.epoch = draft.epoch or self._epoch
+    @property
+    def steps(self) -> Sequence[Step]:
+        """One for each item, in order."""
+        return tuple(self._steps.values())
+
+    @property
+    def expected(self) -> Sequence[Step]:
+        """What must be so of items, as steps."""
+        return tuple(self._expected.values())
+
+    def under(self, epoch: str) -> str:
+        """The epoch under which the change holds that is asked to hold under this one, '' for any. Raises Conflict."""
+        if epoch and self._epoch not in ("", epoch):
+            raise Conflict(f"{self._codec.record[:200]}: an item that is expected was read under another epoch")
+        return epoch or self._epoch
 
 
 _EXACT = 10**15
@@ -128,7 +137,8 @@ class Changes:
     """Collects what one commit changes. The last word on a field counts.
 
     `prepare(key, value)` and `prepare_message(message)` make of a value what is stored, or raise InvalidValue. `now`
-    is the clock that field TTLs go by.
+    is the clock that field TTLs go by. `owner`, `actor` and `lifetime` are as in `Draft`; without an actor the context
+    says who acts.
     """
 
     def __init__(
@@ -138,12 +148,19 @@ class Changes:
         prepare: Callable[[str, Any], Any] | None = None,
         prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
         now: Callable[[], float] | None = None,
+        *,
+        owner: str = "",
+        actor: str = "",
+        lifetime: tuple[int, int] = (0, 0),
     ) -> None:
         self._settings = settings
         self._codec = record_codec
         self._now = now
         self._prepare = prepare
         self._prepare_message = prepare_message
+        self._owner = owner
+        self._actor = actor
+        self._lifetime = lifetime
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -370,37 +387,39 @@ class Changes:
         if self._codec.record.startswith("session:"):
             self._events.append((b"x", b"%d" % idle_ms, b"%d" % whole_ms))
 
-    def draft(self, kind: str) -> Draft:
-        """The change as it is sent."""
-        if not self:
+    def draft(
+        self,
+        kind: str,
+        *,
+        expected: int | None = None,
+        epoch: str = "",
+        deleted: str = "refuse",
+        expectations: Expectations = (),
+        durability: str | None = None,
+    ) -> Draft:
+        """Build the change as it is sent: for this version of the record and this epoch, if they are given.
+
+        Raises InvalidValue if it changes nothing; Conflict if an item that it expects was read under another epoch.
+        """
+        if expected is not None and (type(expected) is not int or expected < 0):
+            raise InvalidValue(f"expect_version is an int from 0 on, not {expected!r}")
+        steps: Sequence[Step] = (*self._first, *self._fields.values(), *self._last)
+        expected_items: Sequence[Step] = ()
+        about_items = False
+        if self._items is not None and self._items:
+            about_items = True
+            steps = (*steps, *self._items.steps)
+            expected_items = self._items.expected
+            epoch = self._items.under(epoch)
+        elif not steps and not self._events:
             raise InvalidValue("nothing to change")
-        draft = Draft(kind, [*self._first, *self._fields.values(), *self._last], [*self._events])
-        if self._items is not None:
-            self._items.into(draft)
-        if not draft.items:
-            draft.items = any(step[0] == b"y" for step in self._first)
-        return draft
-
-
-def added_here(draft: Draft, swap: Swap, now: float) -> bytes | None:
-    """Make increments of numbers with a deadline swaps; the name of a field that holds no plain integer, if any.
-
-    A number keeps its deadline; past it, the field counts as absent.
-    """
-    places = {name: at for at, (kind, name, _) in enumerate(draft.steps) if kind == b"i"}
-    for name, raw in swap.fields:
-        deadline, number = field_ttl.split(raw)
-        if deadline == field_ttl.NEVER:
-            return name
-        if deadline <= now:
-            deadline = field_ttl.NEVER
-            number = b"0"
-        if not re.fullmatch(rb"-?\d{1,15}", number):
-            return name
-        by = draft.steps[places[name]][2]
-        draft.steps[places[name]] = (b"s", name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
-    draft.expectations[:0] = swap.fields  # the last one is the schema's
-    return None
+        elif self._first:
+            about_items = any(step[0] == b"y" for step in self._first)
+        return Draft(
+            kind, steps, tuple(self._events), expectations, (), expected, epoch, deleted,
+            self._owner, self._actor or actors.present(), self._lifetime,
+            None if durability is None else level_of(durability), about_items, expected_items,
+        )  # fmt: skip
 
 
 def add(stored: Any, by: int | float, key: str) -> int | float:

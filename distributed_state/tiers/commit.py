@@ -13,6 +13,7 @@ Design: sections 4, 5.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import islice
@@ -33,9 +34,7 @@ from distributed_state.errors import (
 )
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Call
-from distributed_state.tiers import actors
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.durability import Applied, admit, asked, ensure_durability, ensure_many
 from distributed_state.tiers.items import prove
 from distributed_state.tiers.read import ROUNDS, hydrate, read
@@ -46,10 +45,9 @@ from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.journal import unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import MEMORY
-from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised, UnknownItems
+from distributed_state.warm.answers import Cold, Committed, Draft, Expectations, Swap, Uninitialised, UnknownItems
 from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.op_ids import FULL, LOST, OpId, Unsure
-from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
@@ -59,12 +57,20 @@ Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
 Sent = tuple[RecordKeys, Draft, OpId, bytes]
 
 
-@observed("commit", "warm", of_record)
-async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLease | None = None) -> Committed:
+def commit(
+    tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLease | None = None
+) -> Coroutine[Any, Any, Committed]:
     """Apply one change, or raise the server's refusal; then nothing was changed.
 
     `last` is a lease under which this is the last change: it is released in the same round trip.
     """
+    work = _commit(tiers, names, draft, last)
+    if not tiers.telemetry.on:
+        return work
+    return tiers.telemetry.watch("commit", "warm", lambda: of_record(tiers, names, draft), work)
+
+
+async def _commit(tiers: Tiers, names: RecordKeys, draft: Draft, last: AsyncLease | None) -> Committed:
     if draft.events and tiers.handlings:
         await tiers.listening()
     level = draft.level or asked(tiers)
@@ -73,19 +79,16 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     memory = tiers.memory
     if memory.bytes >= memory.limit:
         await memory.make_room(names.ref.text)
-    if not draft.creation:
-        _say_if_new(tiers, names.ref.text, draft)
-    op = _begin(tiers, names, draft)
+    op = _begin(tiers, names, draft, _creation(tiers, names.ref.text, draft))
     trailing_call = last.release_call(op) if last else None
     try:
-        answer = await tiers.warm.commit(
+        answer: Answer = await tiers.warm.commit(
             names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
         )
-        done = answer
-        if not isinstance(done, Committed):
-            done = await _carry_through(tiers, names, draft, op, done, trailing_call)
-        if not memory.remember(names, op, done, draft.sent_events):
-            done = await _recalled(tiers, names, draft, op, done, trailing_call)
+        if isinstance(answer, Committed) and memory.remember(names, op, answer):
+            done = answer
+        else:
+            done = await _carry_through(tiers, names, draft, op, answer, trailing_call)
         if last:
             last.release_answered(done.trailing)
     except BaseException as error:
@@ -93,7 +96,7 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
         raise
     finally:
         tiers.warm.ops.end(op)
-    _update_cached(tiers, names, draft, done)
+    _update_cached(tiers, names, draft, op, done)
     if level is not MEMORY:
         await ensure_durability(tiers, names, done, op, level)
     return done
@@ -101,14 +104,12 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
 
 async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
     """Ask whether a change would be applied now, or raise the server's refusal; nothing is changed."""
-    op = _begin(tiers, names, draft)
-    kind = draft.kind
-    draft.kind = ""
+    draft = draft._replace(kind="")
+    op = _begin(tiers, names, draft, draft.creation)
     try:
         answer = await tiers.warm.commit(names, draft, op, listening=b"")
         await _carry_through(tiers, names, draft, op, answer)
     finally:
-        draft.kind = kind
         tiers.warm.ops.end(op)
 
 
@@ -129,32 +130,31 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
     gone = dict(islice(over, _SWEPT))
     if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
         return await commit(tiers, names, draft)
-    steps = draft.steps
-    expectations = draft.expectations
-    draft.steps = [*steps, *((b"d", name, b"") for name in gone)]
-    draft.expectations = [*expectations, *gone.items()]
+    steps = (*draft.steps, *((b"d", name, b"") for name in gone))
     try:
-        return await commit(tiers, names, draft)
+        return await commit(
+            tiers, names, draft._replace(steps=steps, expectations=(*draft.expectations, *gone.items()))
+        )  # fmt: skip
     except Conflict:
-        draft.steps = steps
-        draft.expectations = expectations
         return await commit(tiers, names, draft)
 
 
-def _say_if_new(tiers: Tiers, text: str, draft: Draft) -> None:
+def _creation(tiers: Tiers, text: str, draft: Draft) -> str:
     """Let the server begin the record with this if it knows that there is none, unless this replica saw it."""
-    if text not in tiers.familiar:
+    if not draft.creation and text not in tiers.familiar:
         entry = tiers.hot.entries.get(text)
         if entry is None or not entry.version:
-            draft.creation = "+"
+            return "+"
+    return draft.creation
 
 
-def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
-    """Note who writes and under which lease, and give the write an op id, to be ended whatever comes of it."""
-    draft.lock_value = tiers.leases.lock_value(names.ref.text)
-    if not draft.actor:
-        draft.actor = actors.present()
-    return tiers.warm.ops.begin(draft.steps, names.text)
+def _begin(tiers: Tiers, names: RecordKeys, draft: Draft, creation: str) -> OpId:
+    """Give the write an op id, to be ended whatever comes of it, with the lease under which it is made."""
+    lock_value = tiers.leases.lock_value(names.ref.text)
+    op = tiers.warm.ops.begin(draft.steps, names.text)
+    op.lock_value = lock_value
+    op.creation = creation
+    return op
 
 
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
@@ -171,9 +171,8 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     sent: list[Sent] = []
     try:
         for names, draft in writes:
-            if not draft.creation:
-                _say_if_new(tiers, names.ref.text, draft)
-            sent.append((names, draft, _begin(tiers, names, draft), tiers.link.heard_on(names.channel)))
+            op = _begin(tiers, names, draft, _creation(tiers, names.ref.text, draft))
+            sent.append((names, draft, op, tiers.link.heard_on(names.channel)))
         answers = await tiers.warm.commit_many(sent)
         results = [await _carried_through(tiers, each, answer) for each, answer in zip(sent, answers, strict=True)]
         applied = {
@@ -200,9 +199,7 @@ async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError
         if isinstance(answer, StateError):
             raise answer
         done = await _carry_through(tiers, names, draft, op, answer)
-        if not tiers.memory.remember(names, op, done, draft.sent_events):
-            done = await _recalled(tiers, names, draft, op, done)
-        _update_cached(tiers, names, draft, done)
+        _update_cached(tiers, names, draft, op, done)
     except StateError as error:
         invalidate_cached(tiers, names, error)
         return error
@@ -217,16 +214,22 @@ async def _carry_through(
     answer: Answer,
     trailing_call: Call | None = None,
 ) -> Committed:
-    """Do what the server asks for before it can apply the change, then send it again under the same op id."""
+    """Do what the server asks for before it can apply the change, and send it again under the same op id.
+
+    Every kind of write ends here with the commit that it became, remembered; a check with what would become of it.
+    """
     for _ in range(ROUNDS):
         if isinstance(answer, Committed):
-            return answer
-        if isinstance(answer, Swap):
+            if not draft.kind or tiers.memory.remember(names, op, answer):
+                return answer
+            # Its answer was lost and came once more. A primary that was held up answered, and was replaced: its
+            # successor never had the commit, which is not lost yet.
+            if await tiers.memory.recall(names, op, answer):
+                return answer
+            await tiers.port.sleep(_REPLACED)
+        elif isinstance(answer, Swap):
             await tiers.clock.know()
-            other = added_here(draft, answer, tiers.clock.now())
-            if other is not None:
-                held = f"field {codec.decode_key(other)!r:.80} does not hold an integer of at most 15 digits"
-                raise Conflict(f"{names.ref.text[:200]}: {held}, so that a write cannot add to it; increment() can")
+            draft = _added_here(names, draft, answer, tiers.clock.now())
         elif isinstance(answer, Cold) and not answer.token:
             done = await applied(tiers, names, op, answer.epoch)
             if done is not None:
@@ -234,11 +237,11 @@ async def _carry_through(
             raise Backpressure(f"{names.ref.text[:200]}: {FULL}")
         elif isinstance(answer, Cold):
             entry = await from_sql(names, op, hydrate(tiers, names, answer, op))
-            draft.creation = answer.token if entry is not None and entry.version == 0 else ""
+            op.creation = answer.token if entry is not None and entry.version == 0 else ""
         elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
         elif isinstance(answer, UnknownItems):
-            draft.proofs = await prove(tiers, names, draft, answer)
+            op.proofs = await prove(tiers, names, draft, answer)
         elif isinstance(answer, Unsure):
             done = await resolve(tiers, names, op, answer)
             if done is not None:
@@ -249,22 +252,25 @@ async def _carry_through(
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 
 
-async def _recalled(
-    tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done: Committed, trailing_call: Call | None = None
-) -> Committed:
-    """Have a commit remembered whose answer was lost and came once more; sent again if nobody has it now.
+def _added_here(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draft:
+    """The change with swaps in place of increments of numbers with a deadline. Raises Conflict for other values.
 
-    A primary that was held up answered, and was replaced: its successor never had the commit, which is not lost yet.
+    A number keeps its deadline; past it, the field counts as absent.
     """
-    for _ in range(ROUNDS):
-        if await tiers.memory.recall(names, op, done):
-            return done
-        await tiers.port.sleep(_REPLACED)
-        answer = await tiers.warm.commit(names, draft, op, listening=b"", trailing_call=trailing_call)
-        done = await _carry_through(tiers, names, draft, op, answer, trailing_call)
-        if tiers.memory.remember(names, op, done, draft.sent_events):
-            return done
-    raise WarmUnavailable(f"{names.ref.text[:200]}: it is said to be applied, and no server has it")
+    steps = list(draft.steps)
+    places = {name: at for at, (kind, name, _) in enumerate(steps) if kind == b"i"}
+    for name, raw in swap.fields:
+        deadline, number = field_ttl.split(raw)
+        if deadline <= now:
+            deadline = NEVER
+            number = b"0"
+        elif deadline == NEVER or not re.fullmatch(rb"-?\d{1,15}", number):
+            held = f"field {codec.decode_key(name)!r:.80} does not hold an integer of at most 15 digits"
+            raise Conflict(f"{names.ref.text[:200]}: {held}, so that a write cannot add to it; increment() can")
+        by = steps[places[name]][2]
+        steps[places[name]] = (b"s", name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
+    # The last expectation is the schema's.
+    return draft._replace(steps=tuple(steps), expectations=(*swap.fields, *draft.expectations))
 
 
 def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
@@ -273,12 +279,12 @@ def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> 
         tiers.hot.forget(names.ref.text)
 
 
-def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
+def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
     text = names.ref.text
     tiers.familiar.note(text)
-    if text in tiers.hot.entries and not lifetime_may_change(draft):
-        applied = done.applied(draft.steps)
+    if text in tiers.hot.entries and not (op.events and _may_live_otherwise(op)):
+        applied = done.applied()
         if draft.items and applied is not None:
             applied = None if not done.text else applied + done.first_items
         tiers.hot.apply(text, done.epoch, done.version, applied)
@@ -286,18 +292,17 @@ def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committe
         tiers.hot.apply(text, done.epoch, done.version, None)
 
 
-def lifetime_may_change(draft: Draft) -> bool:
+def _may_live_otherwise(op: OpId) -> bool:
     """Whether the record may have another lifetime now, which only the server computes."""
-    sent = draft.sent_events
-    return bool(sent) and any(step in (b"x", b"X") and name + value != b"00" for step, name, value in sent)
+    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in op.events)
 
 
-async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, keys: Iterable[str]) -> dict[str, int]:
+async def sums(tiers: Tiers, names: RecordKeys, done: Committed, keys: Iterable[str]) -> dict[str, int]:
     """The sums that the increments of a commit gave; from SQL if Redis does not remember."""
     if done.results is not None:
         results = iter(done.results)
         # Not of items: they come behind the fields, and the name of one may be a field's.
-        steps = [each for each in draft.steps if each[0] in (b"i", b"s")]
+        steps = [each for each in done.steps if each[0] in (b"i", b"s")]
         fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in steps}
     else:
         await reach(tiers, names)
@@ -313,7 +318,7 @@ async def swap(
     names: RecordKeys,
     name: bytes,
     change: Callable[[bytes | None], T],
-    draft: Callable[[T], Draft],
+    draft: Callable[[T, Expectations], Draft],
 ) -> tuple[T, Committed]:
     """Replace a field by what `change` makes of its stored bytes, atomically: one round trip if hot knew them."""
     entry = await read(tiers, names)
@@ -322,10 +327,8 @@ async def swap(
     async def once() -> tuple[T, Committed]:
         nonlocal raw
         data = change(raw)
-        attempt = draft(data)
-        attempt.expectations.append((name, raw))
         try:
-            return data, await commit(tiers, names, attempt)
+            return data, await commit(tiers, names, draft(data, [(name, raw)]))
         except Conflict as conflict:
             if conflict.found:
                 raw = conflict.found[0]

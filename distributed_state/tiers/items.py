@@ -173,12 +173,12 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
     return proofs + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
 
 
-async def put_of(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> list[bytes]:
+async def put_of(tiers: Tiers, names: RecordKeys, done: Committed) -> list[bytes]:
     """Which of a change's items were put; from SQL if Redis does not remember what became of those it might keep."""
     if done.results is not None:
         results = iter(done.results)
-        flags = [next(results) if step in (b"i", b"n") else 1 for step, _, _ in draft.steps]
-        return [name for (step, name, _), put in zip(draft.steps, flags, strict=True) if put and step in (b"p", b"n")]
+        flags = [next(results) if step in (b"i", b"n") else 1 for step, _, _ in done.steps]
+        return [name for (step, name, _), put in zip(done.steps, flags, strict=True) if put and step in (b"p", b"n")]
     await reach(tiers, names)
     asked = partial(tiers.cold.history, names.ref.text, after=done.version - 1, before=done.version + 1)
     return [name for row in await tiers.port.sql(asked) for step, name, _ in unpack(row.data) if step == b"p"]

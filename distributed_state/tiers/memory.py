@@ -34,7 +34,7 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.recovery import CLOCKS_MS
 from distributed_state.values import chance
-from distributed_state.values.journal import JournalEntry, Step, pack, pack_entries, unpack, unpack_entries
+from distributed_state.values.journal import JournalEntry, pack, pack_entries, unpack, unpack_entries
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
@@ -80,10 +80,9 @@ class Memory:
 
     # On the way of a commit
 
-    def remember(self, names: RecordKeys, op: OpId, done: Committed, events: Sequence[Step]) -> bool:
+    def remember(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
         """Note a commit that is being acknowledged, and let go of those that its answer shows to be archived.
 
-        `events` are the steps that were sent beside its own.
         False if it does not say enough: its answer was lost and came once more. Then it is to be recalled.
         """
         if not self.remembers or not done.offset:
@@ -91,7 +90,7 @@ class Memory:
             return True  # it is from SQL that we know it, or nothing is remembered
         if done.time_ms is None:
             return False
-        self._append(names.partition, of_commit(op, done, events), done.archived)
+        self._append(names.partition, of_commit(op, done), done.archived)
         return True
 
     def _append(self, partition: int, commit: tuple[Any, ...], archived: int) -> None:

@@ -8,8 +8,7 @@ Design: section 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,52 +37,47 @@ REFUSALS = (
 _SHOWN = {PHASE: "phase", SCHEMA: "schema version"}
 _REPEATED = 6  # words of an answer that came once more
 
+Expectations = Sequence[tuple[bytes, bytes | None]]
+"""Fields with their stored bytes, None for an absent one: the write is refused if they are otherwise."""
 
-class Draft:
-    """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes.
 
-    `events` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another
-    lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
-    `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end. `level`: how hard it
-    is kept before it is acknowledged, None: as is asked around it. `preconditions`: the user's, in commit.lua's words.
-    `expected_items` are steps 'A', 'P' and 'M', what must be so of items; `proofs` 'V' and 'G', what SQL has of them.
+class Draft(NamedTuple):
+    """A change ready to be sent, as its caller wants it. `steps` are as in model.Op.
+
+    `events` are steps beside them, as commit.lua has them: lifecycle events written with the change ('e'), another
+    lifetime ('x'). `expectations` are the store's own, `preconditions` the user's, in commit.lua's words. `items`:
+    whether any step is about items; `expected_items` are steps 'A', 'P' and 'M', the conditions on them. `lifetime` is
+    that of a session which begins with this: idle and whole, in ms, 0 for no end. `level` is how durable it must be
+    before it is acknowledged; None: as the context asks.
+
+    `creation` is what the caller knows of a record that is not in Redis: '*' its id is fresh, or the hydration token
+    under which SQL had no such record; '' nothing.
     """
 
-    # Defaults of the class: a dataclass would set each of them, which is what a commit would take longest for.
-    expected: int | None = None
-    deleted: str = "refuse"
-    epoch: str = ""
-    creation: str = ""
-    actor: str = ""
-    owner: str = ""
-    lock_value: str = ""
-    lifetime: tuple[int, int] = (0, 0)
-    sent_events: Sequence[Step] = ()
-    level: Level | None = None
-    items: bool = False  # whether any step is about items
-    expected_items: Sequence[Step] = ()
-    proofs: Sequence[Step] = ()
+    kind: str
+    steps: Sequence[Step]
+    events: Sequence[Step] = ()
+    expectations: Expectations = ()
     preconditions: Sequence[tuple[bytes, bytes]] = ()
-
-    def __init__(self, kind: str, steps: list[Step], events: list[Step] | None = None) -> None:
-        self.kind = kind
-        self.steps = steps
-        self.events = [] if events is None else events
-        self.expectations: list[tuple[bytes, bytes | None]] = []
-
-    def but(self, **changes: Any) -> Draft:
-        """The same with other attributes; what is not named is shared."""
-        other = copy(self)
-        vars(other).update(changes)
-        return other
+    expected: int | None = None
+    epoch: str = ""
+    deleted: str = "refuse"
+    owner: str = ""
+    actor: str = ""
+    lifetime: tuple[int, int] = (0, 0)
+    level: Level | None = None
+    items: bool = False
+    expected_items: Sequence[Step] = ()
+    creation: str = ""
 
 
 class Committed(NamedTuple):
     """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
 
-    `first_message` is the number that a message gets which the write adds, whether it adds one or not: see `added`.
+    `first_message` is the number of the next message before the write, whether it adds one or not: see `added`.
     `time_ms` is None as well if it was repeated; `trailing` is the answer of the script that was sent after it.
-    `archived`: up to which offset its partition is archived under this epoch; `text`: all of the answer.
+    `archived`: up to which offset its partition is archived under this epoch; `text`: all of the answer. `steps`: as
+    they were sent at last.
     """
 
     version: int
@@ -95,10 +89,12 @@ class Committed(NamedTuple):
     trailing: Any = None
     archived: int = 0
     text: bytes = b""
+    steps: Sequence[Step] = ()
 
-    def added(self, steps: Iterable[Step]) -> int | None:
-        """The number of the first message that these steps added; None if they added none, or only SQL remembers it."""
-        return self.first_message if any(step == b"m" for step, _, _ in steps) else None
+    @property
+    def added(self) -> int | None:
+        """The number of the first message that it added; None if it added none, or only SQL remembers it."""
+        return self.first_message if any(step == b"m" for step, _, _ in self.steps) else None
 
     @property
     def begins(self) -> bool:
@@ -115,15 +111,15 @@ class Committed(NamedTuple):
         """The step that commit.lua adds where a record gets its first items."""
         return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.said else []
 
-    def applied(self, steps: Iterable[Step]) -> list[Step] | None:
-        """The steps that were sent as the journal has them; None if the answer does not say what came of them."""
+    def applied(self) -> list[Step] | None:
+        """The steps as the journal has them; None if the answer does not say what came of them."""
         if self.first_message is None or self.results is None:
             return None
         number = self.first_message
         sums = iter(self.results)
         said = self.said
         applied = []
-        for each in steps:
+        for each in self.steps:
             step, name, value = each
             if step == b"i":
                 each = (b"s", name, b"%d" % next(sums))
@@ -150,19 +146,19 @@ class Committed(NamedTuple):
         return applied
 
 
-def committed(text: bytes, trailing: Any = None) -> Committed:
+def committed(text: bytes, steps: Sequence[Step], trailing: Any = None) -> Committed:
     """What commit.lua answered of a write that was applied, and the answer of the script that was sent after it."""
     words = text.split(b" ")
     if len(words) == _REPEATED:
         _, version, epoch, first, results, offset = words
         sums = _sums(results) if results else ()
-        return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing)
+        return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing, steps=steps)
     _, version, epoch, first, results, offset, seconds, micros, archived, _ = words
     sums = _sums(results) if results else ()
     time_ms = int(seconds) * 1000 + int(micros) // 1000
     return _new(
         Committed,
-        (int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), text),
+        (int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), text, steps),
     )
 
 
@@ -259,8 +255,8 @@ class ListedItems(ItemWindow):
 # Refusals
 
 
-def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
-    """The error for what commit.lua refused."""
+def refusal(names: RecordKeys, draft: Draft, lock_value: str, answer: list[Any]) -> StateError:
+    """The error for what commit.lua refused. `lock_value` was sent with it."""
     word = answer[0].decode()
     rest = answer[1:]
     record = names.ref.text[:200]
@@ -276,7 +272,7 @@ def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
         return Deleted(f"{record}: deleted at version {int(rest[0])}", version=int(rest[0]))
     if word == "fenced":
         held = rest[0].decode(errors="replace")
-        text = f"{record}: {holder_of(draft.lock_value)} no longer holds the lease, {holder_of(held)} does"
+        text = f"{record}: {holder_of(lock_value)} no longer holds the lease, {holder_of(held)} does"
         return Fenced(text, holder=held)
     if word == "locked":
         return Locked(f"{record}: held by {holder_of(rest[0].decode(errors='replace'))}")

@@ -83,17 +83,15 @@ class Warm(RetryingClient):
         self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
-        events = draft.events
-        if draft.creation or draft.deleted != "refuse":
-            events = events_of(names, draft)
-        draft.sent_events = self._sealed(names, events, op) if events else events
+        if draft.events or op.creation or op.events or draft.deleted != "refuse":
+            self._seal(names, draft, op)
         try:
             answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
         except WarmUnavailable as error:
             answer, trailing = await self.again(error, self._attempt, names, draft, op, listening, trailing_call)
-        if type(answer) is bytes and not draft.sent_events:
-            return committed(answer, trailing)  # the short way
-        return self._committed(names, draft, answer, trailing)
+        if type(answer) is bytes and not op.events:
+            return committed(answer, draft.steps, trailing)  # the short way
+        return self._committed(names, draft, op, answer, trailing)
 
     async def _attempt(
         self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes, trailing_call: Call | None
@@ -125,8 +123,7 @@ class Warm(RetryingClient):
     ) -> list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
         for names, draft, op, _ in writes:
-            events = events_of(names, draft)
-            draft.sent_events = self._sealed(names, events, op) if events else events
+            self._seal(names, draft, op)
         ops = [op for _, _, op, _ in writes]
         answers: list[Any] = []
         sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
@@ -136,9 +133,9 @@ class Warm(RetryingClient):
             if not answers:
                 raise
         results: list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError] = []
-        for (names, draft, _, _), answer in zip(writes, answers, strict=True):
+        for (names, draft, op, _), answer in zip(writes, answers, strict=True):
             try:
-                results.append(answer if isinstance(answer, StateError) else self._committed(names, draft, answer))
+                results.append(answer if isinstance(answer, StateError) else self._committed(names, draft, op, answer))
             except StateError as error:
                 results.append(error)
         return results
@@ -152,11 +149,11 @@ class Warm(RetryingClient):
 
     def _call(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> Call:
         """The call of commit.lua."""
-        events = draft.sent_events
+        events = op.events
         # The record may be there, or have been archived and evicted: only SQL knows.
-        creation = "?" if op.doubted and draft.creation == "*" else draft.creation
+        creation = "?" if op.doubted and op.creation == "*" else op.creation
         arguments: list[Any] = [
-            self._constants, draft.epoch, op.sequence, op.oldest, op.digest, op.since_ms, draft.lock_value, creation,
+            self._constants, draft.epoch, op.sequence, op.oldest, op.digest, op.since_ms, op.lock_value, creation,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
             draft.actor, draft.owner, names.text, listening,
             len(draft.preconditions) + len(draft.expectations),
@@ -176,7 +173,7 @@ class Warm(RetryingClient):
             lives = lives or event[0] in (b"x", b"X")
         if draft.items:
             # Not remembered with the commit: they change nothing.
-            checks = [word for step in (*draft.proofs, *draft.expected_items) for word in step]
+            checks = [word for step in (*op.proofs, *draft.expected_items) for word in step]
             return (
                 self._commit,
                 (*names.commit_keys, *names.event_keys, names.lifetimes, names.items),
@@ -186,25 +183,27 @@ class Warm(RetryingClient):
         keys = (*names.commit_keys, *names.event_keys)
         return self._commit, (*keys, names.lifetimes) if lives else keys, arguments
 
-    def _sealed(self, names: RecordKeys, events: Sequence[Step], op: OpId) -> Sequence[Step]:
-        """The steps beside a change as they are sent, and sent again: who remembers the commit has the same bytes."""
-        codec = self.codec_of(names.ref.text)
-        # Only now the op id is known, which is part of what an event's data is authenticated with.
-        writer = f"{self.replica}.{op.sequence}"
-        return [
-            (kind, type, codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
-            for kind, type, data in events
-        ]
+    def _seal(self, names: RecordKeys, draft: Draft, op: OpId) -> None:
+        """Seal the steps beside a change, once for all attempts: what its writer remembers has the same bytes."""
+        op.events = events = _events(names, draft, op.creation)
+        if events:
+            codec = self.codec_of(names.ref.text)
+            # Only now the op id is known, which is part of what an event's data is authenticated with.
+            writer = f"{self.replica}.{op.sequence}"
+            op.events = [
+                (kind, type, codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
+                for kind, type, data in events
+            ]
 
     def _committed(
-        self, names: RecordKeys, draft: Draft, answer: Any, trailing: Any = None
+        self, names: RecordKeys, draft: Draft, op: OpId, answer: Any, trailing: Any = None
     ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
         """Read the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
-            done = committed(answer, trailing)
-            if draft.sent_events:
+            done = committed(answer, draft.steps, trailing)
+            if op.events:
                 written = (b"e", b"E") if done.begins else (b"e",)
-                self.emitted += sum(step in written for step, _, _ in draft.sent_events)
+                self.emitted += sum(step in written for step, _, _ in op.events)
             return done
         word = answer[0]
         if word == b"cold":
@@ -218,7 +217,7 @@ class Warm(RetryingClient):
         if word in (b"unsure", b"late"):
             return Unsure(int(answer[1]), answer[2].decode(), word == b"late")
         self.refused[word.decode()] += 1
-        raise refusal(names, draft, answer)
+        raise refusal(names, draft, op.lock_value, answer)
 
     # Scripts that are sent with another one
 
@@ -339,13 +338,13 @@ class Warm(RetryingClient):
         return ListedItems(epoch.decode(), int(version), int(since or 0), whole == b"1", more == b"1", items)
 
 
-def events_of(names: RecordKeys, draft: Draft) -> list[Step]:
+def _events(names: RecordKeys, draft: Draft, creation: str) -> list[Step]:
     """The steps beside a change, with those that the beginning of a session adds."""
-    events = draft.events
-    if names.ref.scope == "session" and (draft.creation or draft.deleted != "refuse"):
+    events = list(draft.events)
+    if names.ref.scope == "session" and (creation or draft.deleted != "refuse"):
         # A rollback brings back a deleted session: its event is the rollback's, and another lifetime begins.
-        begun = draft.deleted == "revive" or any(type == _CREATED[1] for _, type, _ in events)
-        events = list(events) if begun else [_CREATED, *events]
+        if draft.deleted != "revive" and not any(type == _CREATED[1] for _, type, _ in events):
+            events.insert(0, _CREATED)
         if any(draft.lifetime) and not any(step == b"x" for step, _, _ in events):
             events.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
     return events

@@ -59,13 +59,21 @@ class OpId:
     `record` is the record's text. `first` is when it was first sent, by the monotonic clock. `since_ms`: before then,
     by the server's clock, it was surely not applied. `doubted`: an answer was lost, so that it may have been applied
     since. `eased_ms`: that time, when it was last put back because another server's clock may count. `size`: of its
-    steps, in bytes. `sent`: the arguments with which it was last sent, as commit.lua has them.
+    steps, in bytes.
+
+    The arguments of one sending that are not in its draft stand here too: `lock_value`; `creation`, as commit.lua has
+    it; `proofs`, steps 'V' and 'G' that say what SQL has of items; `events`, the steps beside the change, sealed.
+    `sent`: all arguments with which it was last sent.
     """
 
-    # Defaults of the class, as in `answers.Draft`.
+    # Defaults of the class: to set each of them would take a commit longer than anything else here.
     since_ms = 0
     doubted = False
     eased_ms = -1
+    lock_value = ""
+    creation = ""
+    proofs: Sequence[Step] = ()
+    events: Sequence[Step] = ()
     sent: Sequence[Any] = ()
 
     def __init__(self, sequence: int, oldest: int, digest: str, first: float, size: int, record: bytes = b"") -> None:
@@ -186,8 +194,8 @@ class Remembered(NamedTuple):
             self.sent[:7], self.sent[10:14]
         )  # fmt: skip
         token = _TOKEN.match(lock_value)
-        done = committed(self.answer)
         steps = _steps(self.sent)
+        done = committed(self.answer, [each for each in steps if each[0] not in _BESIDE])
         return JournalEntry(
             offset=self.offset,
             event=f"{constants[0]}.{sequence}.{digest}",
@@ -203,7 +211,7 @@ class Remembered(NamedTuple):
         )
 
 
-def of_commit(op: OpId, done: Committed, events: Sequence[Step]) -> tuple[Any, ...]:
+def of_commit(op: OpId, done: Committed) -> tuple[Any, ...]:
     """A commit as `Remembered` has it, as a plain tuple.
 
     Python's garbage collector goes through lists and objects as long as they live, again and again, but takes tuples
@@ -211,7 +219,7 @@ def of_commit(op: OpId, done: Committed, events: Sequence[Step]) -> tuple[Any, .
     """
     sent = tuple(op.sent)
     size = _EACH_BYTES + op.size + _WORD_BYTES * len(sent)
-    for _, name, value in events:
+    for _, name, value in op.events:
         size += len(name) + len(value)
     return done.offset, done.epoch, size, sent, done.text
 
@@ -231,7 +239,7 @@ def _steps(sent: Sequence[Any]) -> list[Step]:
 def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -> Iterator[Step]:
     """The steps as commit.lua wrote them."""
     said = done.said
-    yield from done.applied(each for each in sent if each[0] not in _BESIDE) or ()
+    yield from done.applied() or ()
     found = _FIRST_EVENT.search(said)
     number = int(found[1]) if found else 0
     for step, name, value in sent:

@@ -357,8 +357,7 @@ async def test_without_the_expected_version_changes_would_be_lost(opener: Any, m
     commit = write_path.commit
 
     async def careless(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
-        draft.expected = None
-        return await commit(tiers, names, draft, **more)
+        return await commit(tiers, names, draft._replace(expected=None), **more)
 
     monkeypatch.setattr(write_path, "commit", careless)
     with pytest.raises((AssertionError, ExceptionGroup)):

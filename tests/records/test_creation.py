@@ -380,8 +380,8 @@ async def lay_about(opener: Any) -> None:
     changes = Changes(tiers(store).settings, Codec("", ""))
     changes.increment("n", 1)
     draft = changes.draft("increment")
-    draft.creation = "+"
     op = tiers(store).warm.ops.begin(draft.steps)
+    op.creation = "+"
     op.since_ms = tiers(store).clock.earliest_ms() - 10_000
     op.doubted = True
     answer = await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b"")
@@ -403,8 +403,8 @@ async def test_a_request_that_comes_twice_is_applied_once(opener: Any) -> None:
     changes = Changes(tiers(store).settings, Codec("", ""))
     changes.increment("n", 1)
     draft = changes.draft("increment")
-    draft.creation = "+"
     op = tiers(store).warm.ops.begin(draft.steps)
+    op.creation = "+"
     first = await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b"")
     assert isinstance(first, Committed)
     await store.archive()

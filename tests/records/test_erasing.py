@@ -468,8 +468,7 @@ async def test_a_rollback_that_was_on_its_way_brings_nothing_back(opener: Any, m
     changes = core(session)._context.changes()
     changes.undelete()
     changes.set("a", MARK)
-    late, clean = [changes.draft("rollback")], lifecycle._clean
-    late[0].deleted = "revive"
+    late, clean = [changes.draft("rollback", deleted="revive")], lifecycle._clean
 
     async def clean_behind(tiers: Any, done: Any) -> None:
         if late:  # the rows have gone, and this is archived now

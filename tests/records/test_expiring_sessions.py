@@ -298,9 +298,7 @@ async def rounds(store: Any, guard: bool, count: int) -> tuple[int, int]:
         end = sweeps.reaper._end
 
         def unguarded(*arguments: Any) -> Any:
-            draft = end(*arguments)
-            draft.expected = None
-            return draft
+            return end(*arguments)._replace(expected=None)
 
         sweeps.reaper._end = unguarded  # type: ignore[method-assign]
     lost = alive = 0

@@ -532,7 +532,7 @@ async def _old_worker_writes_while_it_is_brought_up(
         if draft.kind == "upcast" and late:
             await late.pop().increment("n")
         if draft.kind == "upcast" and unguarded:
-            draft.expected, draft.expectations = None, []
+            draft = draft._replace(expected=None, expectations=())
         return await send(self, draft)
 
     monkeypatch.setattr(RecordContext, "send", _send)

@@ -444,7 +444,7 @@ SABOTAGES: dict[str, Sabotage] = {
         24,
     ),
     "a session is ended that was written since it was looked at": Sabotage(
-        (Python(reaper.Reaper._end, "draft.expected = version", "reached()"),),
+        (Python(reaper.Reaper._end, "expected=version", "expected=reached() or None"),),
         _shape("write short", "slow messages 6", records=3, pace=0.4, reads=0.0, settings=(*_FAST, ("sweep", 0.05))),
         15,
     ),
@@ -520,14 +520,14 @@ SABOTAGES: dict[str, Sabotage] = {
         5,
     ),
     "a writer does not remember what it was acknowledged": Sabotage(
-        (Python(commit.commit, "if not memory.remember(names, op, done, draft.sent_events)", "if reached()"),), _CUT, 2
+        (Python(commit._commit, "and memory.remember(names, op, answer)", "and not reached()"),), _CUT, 2
     ),
     "what a batch wrote is not remembered": Sabotage(
         (
             Python(
-                commit._carried_through,
-                "if not tiers.memory.remember(names, op, done, draft.sent_events)",
-                "if reached()",
+                commit._carry_through,
+                "not draft.kind or tiers.memory.remember(names, op, answer)",
+                "not reached()",
             ),
         ),
         _shape("batch 3, set", "power cut 3", operations=80, pace=0.1, records=2),

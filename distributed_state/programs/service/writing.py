@@ -147,11 +147,10 @@ async def _commit(
 ) -> Done:
     draft, changes = change.made(context, note)
     held = preconditions(context, change.expect, given.exists)
-    draft = context.ready(draft, given.version if expected is None else expected)
-    done = await (context if held is None else held).send(draft)
-    draft = held.sent if held is not None and held.sent is not None else draft
-    results = await write_path.sums(context.tiers, context.keys, draft, done, changes.sums) if changes.sums else {}
-    return Done(done.version, False, results, done.added(draft.steps))
+    draft = draft._replace(expected=given.version if expected is None else expected)
+    done = await (context if held is None else held).commit(draft)
+    results = await write_path.sums(context.tiers, context.keys, done, changes.sums) if changes.sums else {}
+    return Done(done.version, False, results, done.added)
 
 
 async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:

@@ -41,7 +41,7 @@ from distributed_state.programs.service.routes import (
     value_shown,
 )
 from distributed_state.programs.service.writing import OnceOnly, Write
-from distributed_state.records import inspection, lifecycle
+from distributed_state.records import inspection
 from distributed_state.records.access import ITEMS, TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers import commit as write_path
@@ -50,7 +50,7 @@ from distributed_state.values import as_text, codec
 from distributed_state.values.items import Item
 from distributed_state.values.model import INITIALIZED, MAX_PHASE, PHASE, Scope
 from distributed_state.values.search import tags_in
-from distributed_state.warm.answers import Draft
+from distributed_state.warm.answers import Draft, Expectations
 
 _GONE: Any = object()
 Kind = Literal[
@@ -261,9 +261,8 @@ async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> t
     changes = context.changes()
     changes.set(given.key, value, until=entry.deadline(name))
     once.remember(entry, changes, sum=total)
-    draft = context.ready(changes.draft(given.kind), entry.version)
-    draft.epoch = entry.epoch
-    return (await context.send(draft)).version, total
+    draft = changes.draft(given.kind, expected=entry.version, epoch=entry.epoch)
+    return (await context.commit(draft)).version, total
 
 
 # Tags
@@ -492,12 +491,14 @@ class WholeWrite(Body):
 
     def draft(self, context: RecordContext, changes: Changes) -> Draft:
         """The change as it is sent."""
-        draft = lifecycle.revival(changes) if self.revive else changes.draft(self.kind)
-        draft.kind = self.kind
+        if self.revive:
+            changes.undelete()
+        expectations: Expectations = ()
         if "expect_phase" in self.model_fields_set:
             expected = None if self.expect_phase is None else self.expect_phase.encode("utf-8", "surrogatepass")
-            draft.expectations.append((PHASE, expected))
-        return draft
+            expectations = [(PHASE, expected)]
+        deleted = "begin" if self.revive else "refuse"
+        return changes.draft(self.kind, deleted=deleted, expectations=expectations)
 
 
 class WholeWritten(Written):
