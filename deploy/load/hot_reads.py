@@ -129,7 +129,12 @@ def _fill_memory(url: str, size: int, limit: int, told: Any) -> None:
 def writers_memory(url: str, limit: int = 32 * 2**20) -> list[Row]:
     """What a writer that may not archive remembers, beside what it is allowed to."""
     return [
-        _grown(f"memory of what a writer remembers, {size:,} letters a write", _fill_memory, (url, size, limit), limit)
+        _grown(
+            f"memory of a writer's unarchived commits, {size:,} letters a write",
+            _fill_memory,
+            (url, size, limit),
+            limit,
+        )
         for size in (20, 20_000)
     ]
 

@@ -110,7 +110,7 @@ def _in_redis(url: str, said: list[dict[str, Any]]) -> list[Compared]:
         return [
             row(f"messages() of {size:,}", "hot", 2),
             row(f"messages() of {size:,}, not hot", "first", 5),
-            row(f"messages() of {size:,}, each looked at", "looked at", 10),
+            row(f"messages() of {size:,}, each read", "looked at", 10),
             row(f"raw_messages() of {size:,}", "raw", 5),
         ]
 

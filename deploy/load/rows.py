@@ -86,7 +86,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
 def report(console: Console, rows: list[Row], png: Path | None, as_json: Path | None) -> None:
     """Print the table, write what was asked for, and exit 1 if a goal is missed."""
-    table = Table("what", "measured", "beside", "ratio", "goal", "")
+    table = Table("what", "measured", "compared with", "ratio", "goal", "")
     for row in rows:
         table.add_row(
             row.name, row.measured, row.baseline, f"{row.ratio:.3g}x", row.goal, "ok" if row.reached else "MISSED"

@@ -51,7 +51,12 @@ def blocking_set(url: str, store: StateStore) -> list[Row]:
     versus = "lock get loads dumps set unlock, 2 KB"
     return [
         at_most(
-            "blocking set, beside a raw socket", found["ours"], found["raw"], 1.25, "us", "a raw socket, the same words"
+            "blocking set, compared with a raw socket",
+            found["ours"],
+            found["raw"],
+            1.25,
+            "us",
+            "a raw socket, the same words",
         ),
         at_most("blocking set", found["ours"], found["bare"], 1.35, "us", "redis-py evalsha, same commands"),
         at_least("blocking set, throughput", 1e6 / found["ours"], 1e6 / found["locked"], 6, "/s", versus),

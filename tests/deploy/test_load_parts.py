@@ -509,7 +509,7 @@ def test_the_stored_curves_are_all_that_is_measured_today() -> None:
 def test_a_row_for_sizing_says_what_its_curve_says() -> None:
     stored = Stored(SETTING, curves("archive", 1.0, 40.0) | curves("small", 396.4))
     first, _, _, _, small, archiver = sizing.sizing(stored).splitlines()
-    assert first.startswith("Measured on 2026-11-24: 2 cores, on which others made a load of 0.1; Python 3.11.7, Redis")
+    assert first.startswith("Measured on 2026-11-24: 2 cores, with a load of 0.1 from other work; Python 3.11.7, Redis")
     assert "| 396 bytes | 1,000 things | 1.30 | `small` |" in small
     assert "| 25,000 changes/s | 1,000 things | 0.80 | `archive` |" in archiver
 

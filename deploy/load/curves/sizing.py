@@ -45,7 +45,7 @@ class Line:
 
 LINES = [
     Line("a", "Redis: an archived session of 10 fields, beyond its JSON", "redis", _plain("bytes")),
-    Line("b", "Redis: a small one, 170 bytes of JSON, whoever wrote it", "small", _plain("bytes")),
+    Line("b", "Redis: a small one, 170 bytes of JSON", "small", _plain("bytes")),
     Line("c", "SQL: conversations", "sql", _times("their JSON")),
     Line("d", "SQL: compacted", "sql-packed", _times("their JSON")),
     Line("e", "SQL: encrypted", "sql-encrypted", _times("their JSON")),
@@ -55,12 +55,12 @@ LINES = [
     Line("i", "an archiver into SQLite", "archive-sqlite", _rate("changes")),
     Line("j", "`purge`", "purge", _rate("changes")),
     Line("k", "`compact`", "compact", _rate("changes")),
-    Line("l", "an archiver's pass beside `purge`", "purge-beside", _times("one alone")),
-    Line("m", "an archiver's pass beside `compact`", "compact-beside", _times("one alone")),
+    Line("l", "an archiver's pass during `purge`", "purge-beside", _times("one alone")),
+    Line("m", "an archiver's pass during `compact`", "compact-beside", _times("one alone")),
     Line("n", "Redis' CPU: a commit that 2 replicas hold", "holders", _plain("us")),
-    Line("o", "Redis' CPU: an event that all connections hear", "events", _plain("us")),
-    Line("p", "Redis' CPU: an event of a type that one of them hears", "unwanted", _plain("us")),
-    Line("q", "Redis' CPU: a fleet at rest", "idle", _precise("% of a core")),
+    Line("o", "Redis' CPU: an event that all connections receive", "events", _plain("us")),
+    Line("p", "Redis' CPU: an event of a type that one of them receives", "unwanted", _plain("us")),
+    Line("q", "Redis' CPU: an idle fleet", "idle", _precise("% of a core")),
     Line("r", "a first write", "first", _times("a second one")),
     Line("s", "a page of 50 sessions, at any depth", "reads", _precise("ms")),
     Line("t", "a session that left Redis is read", "reads", _precise("ms"), 1),
@@ -72,7 +72,7 @@ LINES = [
 def sizing(stored: Stored) -> str:
     """The table in Markdown; what was not measured is left out."""
     rows = [
-        "Measured on {date}: {cores} cores, on which others made a load of {load}; {software}.".format(
+        "Measured on {date}: {cores} cores, with a load of {load} from other work; {software}.".format(
             **stored.setting
         ),
         "",

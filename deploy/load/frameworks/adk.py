@@ -51,7 +51,7 @@ async def _rows(redis: str, archive: str) -> list[Row]:
 
 
 def _kept(place: str, mine: Kept, other: Kept, name: str) -> Row:
-    what = f"{NAME}: `{place}:` keys kept of those acknowledged, which 20 sessions set at once"
+    what = f"{NAME}: acknowledged `{place}:` keys kept, set by 20 sessions at once"
     measured, baseline = (f"{kept} of {acknowledged}" for kept, acknowledged in (mine, other))
     return Row(what, measured, f"{name}: {baseline}", mine[0] / mine[1], "= all", mine[0] == mine[1])
 

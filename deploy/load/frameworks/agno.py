@@ -23,7 +23,7 @@ from distributed_state import StateStore
 from distributed_state.adapters.agno import DistributedDb
 
 NAME, LENGTHS = "Agno", (10, 100)
-KEPT = "keys kept of 160 that 8 threads set at once"
+KEPT = "keys kept of 160, set by 8 threads at once"
 
 
 def rows(redis: str, archive: str) -> list[Row]:

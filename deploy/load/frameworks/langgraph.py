@@ -211,11 +211,13 @@ def _rows(mine: Figures, other: Figures) -> list[Row]:
         rows.append(at_most(f"{NAME}: scripts of a {what} at {at}", scripts or 0.0, 1.0, 1.1, "", "one"))
     put = f"{mine.put_us:,.0f} us, of it {mine.bare_us:,.0f} in the script"
     unsynced = f"{other.saver}, synchronous_commit off: {other.bare_us:,.0f} us"
-    rows.append(Row(f"{NAME}: put beside no disk at {at}", put, unsynced, mine.put_us / other.bare_us, "-", True))
+    rows.append(
+        Row(f"{NAME}: put compared with no disk at {at}", put, unsynced, mine.put_us / other.bare_us, "-", True)
+    )
     ping = mine.ping_us or 0.0
     floor = f"a PING: {ping:,.0f} us"
     rows.append(
-        Row(f"{NAME}: put beside a PING at {at}", f"{mine.put_us:,.0f} us", floor, mine.put_us / ping, "-", True)
+        Row(f"{NAME}: put compared with a PING at {at}", f"{mine.put_us:,.0f} us", floor, mine.put_us / ping, "-", True)
     )
     cold = f"{mine.cold_us:,.0f} us, {mine.cold_bytes:,} bytes of Redis"
     ratio = mine.cold_us / other.cold_us

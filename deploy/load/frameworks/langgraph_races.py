@@ -91,7 +91,7 @@ def rows(name: str, redis_url: str, database: str, grow: Callable[[Any], Any]) -
             f"PostgresSaver: {other.puts:,.0f} /s", mine.puts / other.puts, "-", True,
         ),
         Row(
-            f"{name}: kept of the turns that {WRITERS} writers on one thread were acknowledged",
+            f"{name}: acknowledged turns of {WRITERS} writers on one thread that were kept",
             f"{mine.kept} of {mine.acknowledged}, {mine.turns:,.0f}/s",
             f"PostgresSaver: {other.kept} of {other.acknowledged}, {other.turns:,.0f}/s",
             mine.kept / mine.acknowledged, "= all", mine.kept == mine.acknowledged,

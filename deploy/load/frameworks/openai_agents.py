@@ -121,9 +121,9 @@ async def _crowds(ours: Sequence[Make], theirs: Sequence[Make]) -> list[Row]:
     as_theirs = await _crowd(ours, 3, other[0])
     return [
         at_least(f"{NAME}: add_items, {WRITERS} writers on a session", mine[0], other[0], 20, "/s", "RedisSession"),
-        at_most(f"{NAME}: get_items(20) beside as many adds", as_theirs[1], other[1], 1.2, "us", "RedisSession"),
+        at_most(f"{NAME}: get_items(20) during as many adds", as_theirs[1], other[1], 1.2, "us", "RedisSession"),
         Row(
-            f"{NAME}: kept of what these writers were acknowledged", f"{mine[3]} of {mine[2]}",
+            f"{NAME}: acknowledged items of these writers that were kept", f"{mine[3]} of {mine[2]}",
             f"RedisSession: {other[3]} of {other[2]}", mine[3] / mine[2], "= all", mine[3] == mine[2],
         ),
     ]  # fmt: skip
@@ -155,7 +155,7 @@ async def _mixed(makers: Sequence[Make]) -> int:
 
 async def _turns(ours: Sequence[Make], theirs: Sequence[Make]) -> list[Row]:
     mine, other = await _mixed(ours[:2]), await _mixed(theirs[:2])
-    name = f"{NAME}: runs of two replicas on a session that mix, held by `lock()`"
+    name = f"{NAME}: runs of two replicas that mix on one session, under `lock()`"
     return [Row(name, f"{mine} of 40", f"RedisSession: {other} of 40", mine / max(other, 1), "= none", mine == 0)]
 
 

@@ -10,7 +10,7 @@ from deploy.load.rows import Row
 
 BEGIN, END = "<!-- begin: adapters.py -->", "<!-- end: adapters.py -->"
 MISSED = ("", ", **missed**")
-HEAD = ["| what | measured | beside | ratio | goal |", "|---|---|---|---|---|"]
+HEAD = ["| what | measured | compared with | ratio | goal |", "|---|---|---|---|---|"]
 
 
 def table(rows: Iterable[Row]) -> list[str]:
