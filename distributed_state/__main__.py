@@ -1,5 +1,21 @@
-"""`python -m distributed_state` is the command `distributed-state`."""
+"""Where the command `distributed-state` starts, also as `python -m distributed_state`.
 
-from distributed_state.programs.start import main
+Law: Ctrl-C ends it without a traceback also while it is loaded.
+"""
 
-main()
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """Load the command and run it."""
+    # Python would show where in an import it was interrupted. `shell` handles the signal once it is there.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from distributed_state.programs.cli import main
+
+    main()
+
+
+if __name__ == "__main__":
+    main()

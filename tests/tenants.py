@@ -10,7 +10,7 @@ import httpx
 from distributed_state import AsyncStateStore
 from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.authentication import Authentication
-from distributed_state.programs.service.routes import Operation
+from distributed_state.programs.service.requests import Operation
 from distributed_state.values import access_tokens
 
 HI = {"role": "user", "content": "hi"}

@@ -15,8 +15,7 @@ from starlette.requests import Request
 
 from distributed_state import AsyncStateStore
 from distributed_state.programs.service import Access, callers_policy
-from distributed_state.programs.service.authentication import Authentication
-from distributed_state.programs.service.callers import Caller, serving
+from distributed_state.programs.service.authentication import Authentication, Caller, serving
 from distributed_state.records.context import context_of
 from distributed_state.values import access_tokens
 

@@ -41,7 +41,7 @@ from deploy.load.scenarios import SCENARIOS
 from deploy.load.thresholds import Thresholds
 from deploy.load.verifying import Source
 from distributed_state.errors import StateError
-from distributed_state.programs.replay.conversations import read_conversations
+from distributed_state.programs.replay.coordinator import read_conversations
 from distributed_state.programs.servers import working_folder
 
 _KNEE_P99 = 0.25

@@ -14,7 +14,7 @@ from typing import Any
 
 from locust import FastHttpUser, between, task
 
-from distributed_state.programs.replay.conversations import read_conversations
+from distributed_state.programs.replay.coordinator import read_conversations
 
 _FILE = os.environ.get("CONVERSATIONS")
 _TOKEN = os.environ.get("DISTRIBUTED_STATE_TOKEN_FILE")

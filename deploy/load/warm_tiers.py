@@ -19,8 +19,7 @@ from distributed_state.programs.servers import (
     redis_sentinel,
     redis_server,
 )
-from distributed_state.programs.servers.cluster import ClusterNode
-from distributed_state.programs.servers.redis import SERVICE
+from distributed_state.programs.servers.redis import SERVICE, ClusterNode
 
 _OPTIONS = ("--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "volatile-lru")
 _LOOK = 0.02

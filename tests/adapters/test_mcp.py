@@ -22,8 +22,7 @@ from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs import service
 from distributed_state.programs.cli import running, shell
 from distributed_state.programs.service import mcp
-from distributed_state.programs.service.authentication import Access, Authentication
-from distributed_state.programs.service.callers import Caller, callers_policy
+from distributed_state.programs.service.authentication import Access, Authentication, Caller, callers_policy
 from distributed_state.programs.service.resources import records
 from distributed_state.values.access_tokens import RIGHTS
 from tests.service.test_service import Worker

@@ -23,7 +23,7 @@ from tenants import Served, opened
 
 from distributed_state import AsyncStateStore, Fenced, StateStore, tool
 from distributed_state.errors import StateError
-from distributed_state.programs.inspector import PATH, Tickets, inspector, pages, store_pages
+from distributed_state.programs.inspector import PATH, Tickets, app, inspector, pages
 from distributed_state.programs.inspector.conversation import Budget, tree, trees
 from distributed_state.programs.inspector.pages import COOKIE
 from distributed_state.programs.service import Access
@@ -173,14 +173,14 @@ def test_what_was_lost_and_which_link_is_silent_is_told() -> None:
     silent = {"stats": {"link_up": 0, "link_silence_ms": 9000, "restarted": 2, "restarted_at": 1_764_000_000}}
     sql = {"name": "sql quarantine", "found": "3", "ok": False}
     redis = {"name": "127.0.0.1:7000 memory", "found": "2 MB", "ok": True}
-    hot, warm, cold = store_pages._tiers([well, silent, {"stats": {}}], [sql, redis])
+    hot, warm, cold = app._tiers([well, silent, {"stats": {}}], [sql, redis])
     assert (hot.wrong, warm.wrong, cold.wrong) == (1, 0, 1)
     assert "75% of 4 reads answered" in hot.facts
     assert ("2 MB" in warm.facts, "quarantine: 3" in cold.facts) == (True, True)
-    lost, aside = store_pages._losses([well, silent], [sql])
+    lost, aside = app._losses([well, silent], [sql])
     assert lost[1:] == ("2, the last 2025-11-24 16:00:00 UTC", True)
     assert aside[1:] == ("3", True)
-    assert store_pages._losses([well], [])[0][2] is False, "the negative control"
+    assert app._losses([well], [])[0][2] is False, "the negative control"
 
 
 async def test_who_is_nobody_signs_in_first() -> None:

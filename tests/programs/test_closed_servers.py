@@ -22,7 +22,7 @@ from rich.console import Console
 from distributed_state import ConfigurationError, StateStore
 from distributed_state.cold import private_files
 from distributed_state.cold.engine import Database
-from distributed_state.programs.replay.conversations import read_conversations
+from distributed_state.programs.replay.coordinator import read_conversations
 from distributed_state.programs.replay.run import Plan, replay
 from distributed_state.programs.servers import (
     PostgresServer,

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from distributed_state import Event, InvalidValue
 from distributed_state.events.config import digest
-from distributed_state.programs.demo import notebook
+from distributed_state.programs.demo import replica
 from distributed_state.programs.demo.lifecycle import AGAIN, AWAY, TOGETHER, Plan, Report, Screen, Shown
-from distributed_state.programs.demo.notebook import Account, Called, Heard, account, differences
+from distributed_state.programs.demo.replica import Account, Called, Heard, account, differences
 
 pytestmark = pytest.mark.unit
 
@@ -127,15 +127,15 @@ def test_sql_and_the_stream_hold_the_same() -> None:
 
 def test_a_notebook_tells_where_to_go_on_whatever_was_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "ben.jsonl"
-    assert notebook.read(file) == []
-    assert notebook.position([]) is None
+    assert replica.read(file) == []
+    assert replica.position([]) is None
     start = {"kind": "start", "position": "1=e@0", "model": "small"}
     told = {"kind": "event", "id": "r.1.0", "type": "t", "subject": "s", "position": "1=e@1"}
     hook = {"kind": "hook", "hook": "on_config_update", "given": {"model": "large"}, "found": {}}
     whole = "".join(json.dumps(each) + "\n" for each in (start, told, hook, start | {"model": "large"}))
     file.write_text(whole + '{"kind": "event", "id": "r.2')
-    lines = notebook.read(file)
-    assert notebook.position(lines[:3]) == "1=e@1"
+    lines = replica.read(file)
+    assert replica.position(lines[:3]) == "1=e@1"
     seen = account("ben", lines)
     assert (seen.heard, seen.models, seen.lives) == ((Heard("r.1.0", "t", "s"),), ("small", "large", "large"), 2)
 

@@ -18,8 +18,17 @@ import pytest
 from rich.console import Console
 
 from distributed_state import InvalidValue, StateError, StateStore
-from distributed_state.programs.replay.conversations import Conversation, read_conversations
-from distributed_state.programs.replay.coordinator import BEFORE, HEARD, UNHEARD, Ack, Coordinator, Worker, WorkerDied
+from distributed_state.programs.replay.coordinator import (
+    BEFORE,
+    HEARD,
+    UNHEARD,
+    Ack,
+    Conversation,
+    Coordinator,
+    Worker,
+    WorkerDied,
+    read_conversations,
+)
 from distributed_state.programs.replay.run import Plan, replay, show, verify
 
 SAMPLE = read_conversations(None)

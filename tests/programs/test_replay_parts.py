@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.replay.conversations import Conversation, cut, parse_conversations, read_conversations
-from distributed_state.programs.replay.coordinator import Ack
+from distributed_state.programs.replay.coordinator import (
+    Ack,
+    Conversation,
+    cut,
+    parse_conversations,
+    read_conversations,
+)
 from distributed_state.programs.replay.run import Kept, differences, latency
 from distributed_state.values.model import Message
 

@@ -24,7 +24,7 @@ from deploy.load import attacks
 from deploy.load.attacks import CONVERSATIONS, HONEST, Target
 from distributed_state import AsyncStateStore
 from distributed_state.programs.service import Limits, Service, requests
-from distributed_state.programs.service.routes import Asked, Operation
+from distributed_state.programs.service.requests import Asked, Operation
 
 QUICK = ("--head-seconds", "0.4", "--body-seconds", "0.4", "--read-seconds", "0.4", "--min-rate", "10000000")
 SLOW = ("--head-seconds", "60", "--body-seconds", "60", "--read-seconds", "60")

@@ -44,13 +44,13 @@ from distributed_state.programs.service.authentication import (
     AccessTokens,
     Ages,
     Authentication,
+    Caller,
     Hosts,
     Jwts,
     Proxies,
     Strangers,
     require_loopback,
 )
-from distributed_state.programs.service.callers import Caller
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, FoundToken
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from distributed_state.programs.service import budget as budgets
-from distributed_state.programs.service.budget import Budget, Growing, Sizes, Taken
+from distributed_state.programs.service import limits as budgets
+from distributed_state.programs.service.limits import Budget, Growing, Sizes, Taken
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,8 @@ from below import tiers, until
 from tenants import OPERATIONS, Served, body_of, opened, path_of
 
 from distributed_state import AsyncStateStore, ConfigurationError
-from distributed_state.programs.service import Access, Service, authentication, callers, callers_policy
-from distributed_state.programs.service.authentication import Authentication
-from distributed_state.programs.service.callers import Caller, serving
+from distributed_state.programs.service import Access, Service, authentication, callers_policy
+from distributed_state.programs.service.authentication import Authentication, Caller, serving
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.streaming import Positions
@@ -214,7 +213,7 @@ async def test_an_operation_that_forgets_its_check_is_stopped_by_the_policy(
         token = await served.token("evil:", *RIGHTS)
         options = {"json": {"value": 2}} if name.startswith("PUT") else {}
         assert (await served.ask(name.split()[0], place, token, **options)).status_code == 403
-        monkeypatch.setattr(callers, "_in_tenant", lambda prefix, request: True)
+        monkeypatch.setattr(authentication, "_in_tenant", lambda prefix, request: True)
         assert (await served.ask(name.split()[0], place, token, **options)).status_code == 200
 
 

@@ -13,8 +13,8 @@ from hypothesis.errors import Flaky
 from serving import served
 
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.requests import CONDITIONS
 from distributed_state.programs.service.resources import admin, conversations
-from distributed_state.programs.service.routes import CONDITIONS
 
 # The strategies of schemathesis use it.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")

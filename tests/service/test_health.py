@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distributed_state.programs.service import Limits
-from distributed_state.programs.service.app import Service
-from distributed_state.programs.service.health import Measures
+from distributed_state.programs.service.app import Measures, Service
 
 pytestmark = pytest.mark.unit
 

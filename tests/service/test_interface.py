@@ -23,12 +23,11 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import AccessDenied, WarmUnavailable
 from distributed_state.programs import logs
 from distributed_state.programs.servers import redis_server
-from distributed_state.programs.service import Limits, Service, writing
-from distributed_state.programs.service.budget import Budget
-from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.limits import Quota, Rates
+from distributed_state.programs.service import Limits, Service
+from distributed_state.programs.service.authentication import Caller
+from distributed_state.programs.service.limits import Budget, Quota, Rates
+from distributed_state.programs.service.requests import READ, SENT, Asked
 from distributed_state.programs.service.resources import conversations, records, search
-from distributed_state.programs.service.routes import READ, SENT, Asked
 
 HI = {"role": "user", "content": "hi"}
 
@@ -151,13 +150,13 @@ def test_a_condition_that_does_not_hold_is_not_tried_again(
 ) -> None:
     path, stale = f"/v1/conversations/{id}", {"If-Match": '"9"'}
     tried = []
-    begin = writing.OnceOnly.look
+    begin = records.OnceOnly.look
 
-    def look(once: writing.OnceOnly, entry: Any) -> None:
+    def look(once: records.OnceOnly, entry: Any) -> None:
         tried.append(entry.version)
         begin(once, entry)
 
-    monkeypatch.setattr(writing.OnceOnly, "look", look)
+    monkeypatch.setattr(records.OnceOnly, "look", look)
     asked: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", "/changes", {"key": "n", "add": 1}),
         ("PUT", "/messages", {"messages": [HI]}),
@@ -320,7 +319,7 @@ def test_without_its_memory_a_repeated_write_would_be_made_twice(
     http: httpx.Client, id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the tests before."""
-    monkeypatch.setattr(writing.remembered_requests, "remember", lambda *parts: None)
+    monkeypatch.setattr(records.remembered_requests, "remember", lambda *parts: None)
     for version in 2, 3:
         key = {"Idempotency-Key": "r"}
         found = http.patch(f"/v1/conversations/{id}/fields", json={"increment": {"n": 1}}, headers=key).json()

@@ -12,8 +12,8 @@ import pytest
 from below import until
 from tenants import Served, opened
 
-from distributed_state.programs.service import Access, limits, scheduling
-from distributed_state.programs.service.callers import RIGHTS
+from distributed_state.programs.service import Access, limits, requests
+from distributed_state.programs.service.authentication import RIGHTS
 from distributed_state.programs.service.limits import Limits
 
 SMALL = Limits(answer=20_000)
@@ -92,7 +92,7 @@ async def test_a_tenant_copies_records_one_by_one_and_others_meanwhile() -> None
     most = dict(running_now)
 
     async def copy(tenant: str) -> None:
-        async with scheduling.copying(tenant):
+        async with requests.copying(tenant):
             running_now[tenant] += 1
             most[tenant] = max(most[tenant], running_now[tenant])
             await asyncio.sleep(0)
@@ -108,11 +108,11 @@ async def test_forks_and_rollbacks_of_a_tenant_wait_for_its_others(path: str, gi
         here = Served(store, Access(tokens=True))
         mine = await here.token("acme:", *RIGHTS)
         await store.session("acme:c").set("n", 1)
-        async with scheduling.copying("prefix b:"):
+        async with requests.copying("prefix b:"):
             assert (await here.ask("POST", f"{C}/{path}", mine, json=given)).is_success
         given = given | ({"id": "acme:e"} if "id" in given else {})
         async with (
-            scheduling.copying("prefix acme:"),
+            requests.copying("prefix acme:"),
             running(here.ask("POST", f"{C}/{path}", mine, json=given)) as (one,),
         ):
             assert (await here.ask("GET", C, mine)).is_success

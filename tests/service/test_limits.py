@@ -12,9 +12,8 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from distributed_state.programs.service import limits
-from distributed_state.programs.service.budget import Budget
-from distributed_state.programs.service.callers import Caller
-from distributed_state.programs.service.limits import Limits, Quota, Rates, Shares
+from distributed_state.programs.service.authentication import Caller
+from distributed_state.programs.service.limits import Budget, Limits, Quota, Rates, Shares
 from distributed_state.programs.service.streaming import EventStream
 
 pytestmark = pytest.mark.unit

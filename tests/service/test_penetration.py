@@ -19,8 +19,9 @@ from distributed_state.cold import search_store
 from distributed_state.errors import NotFound, WarmUnavailable
 from distributed_state.programs.inspector import PATH, inspector
 from distributed_state.programs.inspector.pages import Refused, form
-from distributed_state.programs.service import Access, answers, health, scheduling, writing
+from distributed_state.programs.service import Access, answers, app, requests
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.running import mount
 from distributed_state.search import querying
 from distributed_state.values import access_tokens
@@ -144,7 +145,7 @@ async def test_who_is_nobody_is_told_no_address_by_readyz(monkeypatch: pytest.Mo
     async def away(*_: Any) -> None:
         raise WarmUnavailable("10.0.0.7:6379: the user worker has no permissions")
 
-    monkeypatch.setattr(health, "any_server", away)
+    monkeypatch.setattr(app, "any_server", away)
     async with opened() as store:
         served = Served(store, Access(tokens=True))
         public = await served.ask("GET", "/readyz")
@@ -168,7 +169,7 @@ async def test_a_log_does_not_show_a_lease_that_somebody_holds(caplog: pytest.Lo
         taken = await served.ask("POST", f"{ONE.format('c')}/lease", mine, json={})
         held = base64.urlsafe_b64decode(taken.json()["lease"] + "==").decode()
         for lease in (CarriedLease("x1@1-a:r.1.0"), CarriedLease(held)):
-            headers = {"Authorization": f"Bearer {mine}", "Lease": writing.show_lease(lease)}
+            headers = {"Authorization": f"Bearer {mine}", "Lease": records.show_lease(lease)}
             path = f"{ONE.format('c')}/fields/n"
             answer = await served.http.request("PUT", path, json={"value": 2}, headers=headers)
             assert answer.is_success is (lease.lock_value == held)
@@ -228,8 +229,8 @@ async def test_searches_of_a_tenant_wait_for_its_others_and_for_nobody_elses() -
         served = Served(store, Access(tokens=True))
         mine, other = [await served.token(prefix, *RIGHTS) for prefix in ("acme:", "bob:")]
         async with contextlib.AsyncExitStack() as held:
-            for _ in range(scheduling._SEARCHES):
-                await held.enter_async_context(scheduling.searching("prefix acme:"))
+            for _ in range(requests._SEARCHES):
+                await held.enter_async_context(requests.searching("prefix acme:"))
             assert (await served.ask("POST", "/v1/search", other, json={"query": "x"})).status_code == 200
             waiting = asyncio.create_task(served.ask("POST", "/v1/search", mine, json={"query": "x"}))
             assert (await served.ask("GET", "/v1/caller", mine)).status_code == 200

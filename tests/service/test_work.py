@@ -25,13 +25,12 @@ from distributed_state.errors import Unavailable, WarmUnavailable
 from distributed_state.port import waited
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.waited import Room
-from distributed_state.programs.service import Service, budget
-from distributed_state.programs.service.budget import Budget, Buffered, Growing, Sizes
+from distributed_state.programs.service import Service, limits
+from distributed_state.programs.service.app import Probe
 from distributed_state.programs.service.connections import Connections
-from distributed_state.programs.service.health import Probe
-from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.limits import Budget, Buffered, Growing, Limits, Sizes
+from distributed_state.programs.service.requests import Work
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.scheduling import Work
 from distributed_state.values.journal import JournalEntry
 
 
@@ -137,7 +136,7 @@ async def test_the_memory_of_a_crowd_of_connections_is_given_back_once(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[int] = []
-    monkeypatch.setattr(budget, "trim_memory", lambda: given.append(1))
+    monkeypatch.setattr(limits, "trim_memory", lambda: given.append(1))
     connections = Connections(Limits(head=0.02))
     watching = asyncio.create_task(connections.watch())
     for each in [Mock(address="10.1.2.3") for _ in range(many)]:
@@ -150,10 +149,10 @@ async def test_the_memory_of_a_crowd_of_connections_is_given_back_once(
 
 
 def test_giving_memory_back_is_no_error_wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget.trim_memory()
-    monkeypatch.setattr(budget.ctypes, "CDLL", Mock(side_effect=OSError))
-    budget.trim_memory()
-    budget.return_large_blocks()
+    limits.trim_memory()
+    monkeypatch.setattr(limits.ctypes, "CDLL", Mock(side_effect=OSError))
+    limits.trim_memory()
+    limits.return_large_blocks()
 
 
 # What a worker holds for its clients
@@ -244,7 +243,7 @@ def test_an_answer_is_held_until_it_is_read_and_given_back_when_its_client_leave
 
 
 def test_a_client_that_does_not_read_makes_room_for_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_PRESSING", 0.1)
+    monkeypatch.setattr(limits, "_PRESSING", 0.1)
     with holding(monkeypatch, leaving=60, room=30) as (client, _, _):
         connections = unread(client, NINE, 3)
         assert read_at_once(client, 3) == [200] * 3
@@ -347,7 +346,7 @@ def test_a_history_that_turns_out_large_holds_nothing_while_it_waits_for_room(mo
     monkeypatch.setattr(SharedPort, "sql", sql)
     monkeypatch.setattr(Growing, "wait", waiting)
     monkeypatch.setattr(Sizes, "note", lambda *_: None)
-    monkeypatch.setattr(budget, "_LOADING", 0.0)
+    monkeypatch.setattr(limits, "_LOADING", 0.0)
     with holding(monkeypatch, room=60) as (client, _, _):
 
         def ask(_: int) -> int:

@@ -17,7 +17,7 @@ from tenants import Served
 from typer.testing import CliRunner
 
 from distributed_state import ColdUnavailable, ConfigurationError, Finding, StateStore
-from distributed_state.programs.cli import reading, shell
+from distributed_state.programs.cli import records, shell
 from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.programs.service import Access, callers_policy
 from distributed_state.store import doctor
@@ -274,7 +274,7 @@ def asked(server: RedisServer, archive: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_server_that_is_away_hides_nothing_of_the_other(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert reading.app is shell.app, "its commands are there"
+    assert records.app is shell.app, "its commands are there"
     archive = f"sqlite:///{tmp_path}/a.db"
     with StateStore.open(server.url, archive=archive) as store:
         store.session("c").set("n", 1)

@@ -8,7 +8,7 @@ import pytest
 
 from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.port.blocking import finish
-from distributed_state.programs.service.health import any_server
+from distributed_state.programs.service.app import any_server
 from distributed_state.store.doctor import check_server, refuse
 from distributed_state.values.keys import Keys
 

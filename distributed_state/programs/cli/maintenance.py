@@ -1,15 +1,28 @@
-"""Commands that keep the archive small, current and searchable.
+"""Commands for operators: they keep the archive small, current and searchable, and move records between stores.
 
-Law: what cannot be undone asks first, and a command that was ended is run again without harm.
+Law: what cannot be undone asks first, and a command that was ended is run again without harm. What comes in comes
+whole, record by record. A token of the HTTP service's callers is shown once, when it is made.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
+from rich.table import Column, Table
 
 import distributed_state
+from distributed_state.errors import ConfigurationError, Conflict, InvalidValue, NotFound, StateError
 from distributed_state.programs.cli.shell import (
     How,
     Scope,
@@ -17,11 +30,17 @@ from distributed_state.programs.cli.shell import (
     err,
     given_search,
     named,
+    open_existing,
     open_store,
     open_to_tidy,
+    out,
+    plain,
+    print_json_lines,
     printable,
     span,
+    when,
 )
+from distributed_state.values.access_tokens import RIGHTS
 
 
 @app.command()
@@ -242,3 +261,448 @@ def index(
 
         done = store.update_index(progress=show)
     typer.echo(f"the index has all of {done.records} records")
+
+
+token = typer.Typer(
+    help="Make, list and revoke the tokens by which callers of `serve --tokens` are known.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(token, name="token")
+
+
+@contextmanager
+def _tokens(context: typer.Context) -> Iterator[Any]:
+    """The tokens in SQL. Redis is not asked, so that a token can be revoked while Redis is unavailable."""
+    # SQL's libraries are loaded as the command runs, so that --help is answered without them.
+    from distributed_state.cold.store import ColdStore
+    from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE, resolve
+
+    settings = resolve(**context.obj)
+    archive = settings.archive or EMBEDDED_ARCHIVE
+    if archive == "memory":
+        raise ConfigurationError("archive: tokens in memory would be gone with this command; name a database")
+    cold = ColdStore.open(archive, settings.namespace, migrate=settings.migrate, timeout=settings.sql_timeout)
+    try:
+        yield cold.access_tokens
+    finally:
+        cold.close()
+
+
+@token.command()
+def create(
+    context: typer.Context,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose ids it may name: all that begin so, as acme:", show_default=False)
+    ] = None,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="It may name every id.")] = False,
+    rights: Annotated[str, typer.Option(help=f"Some of {', '.join(RIGHTS)}.")] = "read,write",
+    actor: Annotated[str, typer.Option(help="Whom the history names as the actor; without, the id of the token.")] = "",
+    expires: Annotated[str, typer.Option(help="How long it is valid, as 12h or 30d, or never.")] = "90d",
+    into: Annotated[
+        Path | None, typer.Option(help="A file for it; one that holds such a token already is left as it is.")
+    ] = None,
+) -> None:
+    """Make a token and print it: this once, as SQL keeps its digest alone.
+
+    Example: [cyan]distributed-state token create --tenant acme: --rights read,write,events --expires 30d --actor web[/]
+    """
+    from distributed_state.tiers.actors import noted
+    from distributed_state.values import access_tokens
+
+    if (tenant is None) != all_tenants:
+        raise InvalidValue("say --tenant, or --all-tenants for a token that may name every id")
+    chosen = {each.strip() for each in rights.split(",")}
+    if not chosen <= set(RIGHTS):
+        raise InvalidValue(f"--rights are some of {', '.join(RIGHTS)}, not {', '.join(sorted(chosen - set(RIGHTS)))}")
+    seconds = None if expires == "never" else span("--expires", expires)
+    noted(actor)
+    prefix = "" if tenant is None else access_tokens.prefix_of(tenant)
+    with _tokens(context) as tokens:
+        if into is not None and _is_such(tokens, into, prefix, chosen, actor):
+            err.print(f"{into} holds such a token already", markup=False, highlight=False)
+            return
+        id, text = access_tokens.make()
+        tokens.add(id, access_tokens.digest(text), prefix=prefix, rights=chosen, actor=actor, seconds=seconds)
+    if into is None:
+        sys.stdout.write(f"{text}\n")
+    else:
+        _write(into, text)
+        err.print(f"token {id} is in {into}", markup=False, highlight=False)
+
+
+@token.command("list")
+def list_(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """List the tokens of the namespace, without their secrets.
+
+    Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents token list[/]
+    """
+    with _tokens(context) as tokens:
+        found = tokens.all()
+    if as_json:
+        print_json_lines(map(asdict, found))
+        return
+    table = Table(
+        Column("id", no_wrap=True), "tenant", "rights", "actor", "created", "expires", "revoked", "made by", box=None
+    )
+    for each in found:
+        until = "never" if each.expires is None else _minute(each.expires)
+        revoked = "" if each.revoked is None else _minute(each.revoked)
+        rights, tenant = ", ".join(each.rights), plain(each.prefix) or "(all)"
+        table.add_row(
+            each.id, tenant, rights, plain(each.actor), _minute(each.created), until, revoked, each.made_by or ""
+        )
+    out.print(table)
+
+
+@token.command()
+def revoke(
+    context: typer.Context,
+    id: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
+    alone: Annotated[bool, typer.Option("--alone", help="Leave those that were made with it valid.")] = False,
+) -> None:
+    """Refuse a token from now on, and those that were made with it. Services do so within 5 seconds.
+
+    Example: [cyan]distributed-state token revoke 0123456789abcdef[/]
+    """
+    with _tokens(context) as tokens:
+        (tokens.revoke_alone if alone else tokens.revoke)(id)
+    typer.echo(f"token {id} is revoked")
+
+
+def _minute(seconds: float) -> str:
+    return when(seconds)[:16]
+
+
+def _is_such(tokens: Any, path: Path, prefix: str, rights: set[str], actor: str) -> bool:
+    """Whether the file holds a token that is valid and as it is wanted."""
+    from distributed_state.values import access_tokens
+
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return False
+    id = access_tokens.id_of(text)
+    found = tokens.find([id]).get(id) if id else None
+    if found is None or found.digest != access_tokens.digest(text) or found.left == 0:
+        return False
+    token = found.token
+    return (token.prefix, set(token.rights), token.actor) == (prefix, rights, actor)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read, from its first byte on."""
+    from distributed_state.cold.private_files import opener
+
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "x", opener=opener) as file:
+        file.write(f"{text}\n")
+    beside.replace(path)
+
+
+_HEADER = '{"format":'
+_SCOPES = ("user", "app", "task", "session")
+_MINUTE = 60.0  # a listing has the newest change first, to the minute
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    id: Annotated[str | None, typer.Argument(help="Id of the record.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
+    scope: Scope = "session",
+    all: Annotated[bool, typer.Option("--all", help="All records of all scopes, but deleted ones.")] = False,
+) -> None:
+    """Write a record, or all, with their whole history as JSON lines.
+
+    Example: [cyan]distributed-state export user-123 --output user-123.jsonl[/]
+    """
+    from distributed_state.cold.private_files import opener
+
+    if (id is None) != all:
+        raise typer.BadParameter("give the id of a record, or --all")
+    with ExitStack() as stack:
+        store = stack.enter_context(open_existing(context))
+        if id is not None:
+            lines = store.export(id, scope=scope)
+        file = sys.stdout
+        if output is not None:
+            file = stack.enter_context(open(output, "w", encoding="utf-8", opener=opener))
+        if id is not None:
+            file.writelines(f"{line}\n" for line in lines)
+        else:
+            _export_all(store, file)
+
+
+def _export_all(store: distributed_state.StateStore, file: TextIO) -> None:
+    written = 0
+    with err.status("") as status:
+        for scope in _SCOPES:
+            for row in _everything(store, scope):
+                try:
+                    lines = store.export(row.id, scope=scope)
+                except NotFound:
+                    continue  # erased since it was listed
+                file.writelines(f"{line}\n" for line in lines)
+                written += 1
+                status.update(f"{written} records written")
+    err.print(f"{written} records written")
+
+
+def _everything(store: distributed_state.StateStore, scope: str) -> Iterator[distributed_state.SessionInfo]:
+    """All records of a scope, each once, those too that are changed meanwhile, and listed further up then."""
+    seen = set[str]()
+    store.archive()
+    until = float("-inf")
+    while True:
+        newest, found = until, False
+        for row in _listed(store, scope, until):
+            newest = max(newest, row.updated)
+            if row.id not in seen:
+                found = True
+                seen.add(row.id)
+                yield row
+        if not found:
+            return
+        until = newest
+
+
+def _listed(store: distributed_state.StateStore, scope: str, until: float) -> Iterator[distributed_state.SessionInfo]:
+    page = store.sessions(scope=scope, limit=500)
+    while page:
+        for row in page:
+            if row.updated < until - _MINUTE:
+                return
+            yield row
+        page = store.sessions(scope=scope, limit=500, after=page[-1].cursor)
+
+
+@app.command("import")
+def import_(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="File that `export` wrote; - is stdin.", show_default=False)],
+    id: Annotated[str | None, typer.Option(help="Import under another id; the file has one record.")] = None,
+    skip_existing: Annotated[
+        bool,
+        typer.Option(help="Leave out records that are there, or were erased: to go on after an import that was ended."),
+    ] = False,
+) -> None:
+    """Import exported records with their versions and history, and print their ids.
+
+    Example: [cyan]distributed-state import user-123.jsonl --id user-123-copy[/]
+    """
+    done = skipped = 0
+    with ExitStack() as stack:
+        lines = sys.stdin if str(file) == "-" else stack.enter_context(file.open(encoding="utf-8"))
+        store = stack.enter_context(open_store(context))
+        status = stack.enter_context(err.status(""))
+        found: Iterable[tuple[int, list[str]]] = _records(lines, file)
+        if id is not None:
+            found = list(found)
+            if len(found) > 1:
+                raise InvalidValue(f"{file}: has {len(found)} records; --id names one")
+        for first, record in found:
+            try:
+                typer.echo(store.import_(record, id=id))
+                done += 1
+            except Conflict:
+                if not skip_existing:
+                    raise
+                skipped += 1
+            except StateError as error:
+                if first > 1:
+                    err.print(f"in the record that begins at line {first}, after {done} that were imported:")
+                raise error
+            status.update(f"{done} imported, {skipped} there already")
+    if done + skipped > 1:
+        err.print(f"{done} imported, {skipped} there already")
+
+
+def _records(lines: Iterable[str], file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of each record, with the number of its first."""
+    record: list[str] = []
+    first = 1
+    try:
+        for number, line in enumerate(lines, start=1):
+            if record and line.startswith(_HEADER):
+                yield first, record
+                record, first = [], number
+            record.append(line)
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{file}: is not text in UTF-8 ({error})") from error
+    yield first, record
+
+
+_log = logging.getLogger(__name__)
+_HELP_OF_ADOPT = (
+    "Copy what LangGraph, OpenAI Agents, ADK or Agno keep elsewhere, compare, and go on where it was ended."
+)
+adopt = typer.Typer(help=_HELP_OF_ADOPT, no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(adopt, name="adopt")
+
+_SOURCE = "or module:NAME of your program, imported from the current folder: an object, or what makes it."
+_INTO = (
+    "What your program makes of a store, as module:NAME, if not as the README shows: with a prefix, owners, a serde."
+)
+_NAME = re.compile(r"[\w.]+:[A-Za-z_]\w*")
+Into = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help=_INTO)]
+Only = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this thread; may be given several times.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Stop after copying this many.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only compare; change nothing.")]
+
+
+@adopt.command()
+def langgraph(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help=f"postgresql://..., sqlite:///file, {_SOURCE}")],
+    into: Into = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the threads of a saver: all checkpoints with their writes, metadata, parents and namespaces.
+
+    Both are read back and compared. Run again, what is equal is passed over, what is half copied or went on in the
+    source is finished, and what went on here is named and left: then the exit code is 1.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents adopt langgraph
+    postgresql://host/graphs[/]
+    """
+    _adopt(context, "langgraph.adopting", source, into, only, limit, dry_run)
+
+
+@adopt.command()
+def openai(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help=f"sqlite:///file, postgresql://..., redis://..., {_SOURCE}")],
+    ids: Annotated[
+        Path | None, typer.Option(help="Ids of sessions, one a line, for a source whose sessions cannot be listed.")
+    ] = None,
+    into: Into = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the sessions of the OpenAI Agents SDK: all items in their order.
+
+    A function as SOURCE makes a session of its id. Run again, what is equal is passed over, what went on in the source
+    is finished, and what went on here is named and left: then the exit code is 1.
+
+    Example: [cyan]distributed-state --url redis://host adopt openai redis://old-host[/]
+    """
+    more = {} if ids is None else {"ids": _lines(ids)}
+    _adopt(context, "openai_agents_adopting", source, into, only, limit, dry_run, **more)
+
+
+@adopt.command()
+def adk(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help=f"URL of a DatabaseSessionService, {_SOURCE}")],
+    app_: Annotated[list[str] | None, typer.Option("--app", help="Only this app; may be given several times.")] = None,
+    into: Into = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the sessions of Google ADK: events, state, and what users and apps share.
+
+    Names are app/user/id of a session, app/user of what a user's sessions share, app of what all do. Run again, what is
+    equal is passed over, what went on in the source is finished, and what somebody changed here is named and left:
+    then the exit code is 1.
+
+    Example: [cyan]distributed-state --url redis://host adopt adk postgresql://host/sessions --app shop[/]
+    """
+    _adopt(context, "adk.adopting", source, into, only, limit, dry_run, apps=app_ or ())
+
+
+@adopt.command()
+def agno(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help=f"postgresql://..., sqlite:///file, redis://..., {_SOURCE}")],
+    into: Into = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the sessions, runs and user memories of Agno.
+
+    Names are session/id and memories/user. Run again, what is equal is passed over, what went on in the source is
+    finished, and what somebody changed here is named and left: then the exit code is 1.
+
+    Example: [cyan]distributed-state --url redis://host adopt agno sqlite:///agno.db[/]
+    """
+    _adopt(context, "agno.adopting", source, into, only, limit, dry_run)
+
+
+def _adopt(
+    context: typer.Context,
+    part: str,
+    source: str,
+    into: str | None,
+    only: list[str] | None,
+    limit: int | None,
+    dry_run: bool,
+    **more: Any,
+) -> None:
+    given: Any = named(source) if _NAME.fullmatch(source) else source
+    if into is not None:
+        more["into"] = named(into)
+    frame, framework = _loaded("adopting"), _loaded(part)
+    done: Any = None  # until it is known what there is
+
+    def show(now: Any) -> None:
+        nonlocal done
+        done = now
+        seen = done.copied + done.there + len(done.differ) + len(done.failed)
+        if sys.stderr.isatty():
+            status.update(f"{seen} of {done.listed}: {done.copied} copied, {done.there} there already")
+        elif seen % 100 == 0:
+            err.print(f"{seen} of {done.listed}", highlight=False)
+
+    async def work(store: distributed_state.StateStore) -> None:
+        async with AsyncExitStack() as stack:
+            threads = await framework.threads(stack, store, given, **more)
+            chosen = {"only": only or (), "limit": limit, "dry_run": dry_run, "progress": show}
+            await frame.adopt(threads, store, **chosen)
+
+    try:
+        with open_store(context) as store, err.status("looking for threads") as status:
+            asyncio.run(work(store))
+    except ImportError as error:
+        raise ConfigurationError(f"a driver for {source.partition('://')[0]} is not installed: {error}") from error
+    except (StateError, OSError, typer.Exit):
+        raise
+    except Exception as error:  # of whatever the source is
+        _log.debug("the source", exc_info=True)
+        raise StateError(f"the source: {type(error).__name__}: {error}") from error
+    finally:
+        if done is not None:
+            _report(done, "to copy" if dry_run else "copied")
+    if done.differ or done.failed:
+        raise typer.Exit(1)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
+def _report(done: Any, verb: str) -> None:
+    for what, which in ("differs", done.differ), ("failed", done.failed):
+        for name, why in which.items():
+            err.print(f"{what}: {printable(name)}: {printable(why)}", style="red", markup=False, highlight=False)
+    counts = f"{done.copied} {verb}, {done.there} there already, {len(done.differ)} differ, {len(done.failed)} failed"
+    typer.echo(f"{done.listed} listed: {counts}")
+
+
+def _loaded(part: str) -> Any:
+    try:
+        return import_module(f"distributed_state.adapters.{part}")
+    except ImportError as error:
+        raise ConfigurationError(str(error)) from error  # it names the extra

@@ -89,7 +89,7 @@ def replay(
     Example: [cyan]distributed-state replay --workers 4 --kill 3[/]
     """
     from distributed_state.cold.private_files import opener
-    from distributed_state.programs.replay.conversations import read_conversations
+    from distributed_state.programs.replay.coordinator import read_conversations
     from distributed_state.programs.replay.run import Plan, replay, show
 
     conversations = read_conversations(file)

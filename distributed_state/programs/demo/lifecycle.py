@@ -24,7 +24,7 @@ from rich.text import Text
 
 from distributed_state import Event, InvalidValue, StateStore
 from distributed_state.errors import StateError
-from distributed_state.programs.demo import notebook
+from distributed_state.programs.demo.replica import EVENT, HOOK, START, account, differences, read
 from distributed_state.programs.servers import redis_server_unless, working_folder
 from distributed_state.programs.worker_processes import Message, WorkerProcess
 from distributed_state.settings import without_password
@@ -53,7 +53,7 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
             them = stack.enter_context(fleet(NAMES, folder, place, plan.program))
             them.start(*them)
         archive = without_password(plan.archive) if plan.archive else "SQLite"
-        screen.open({each.name: each.of(notebook.START)[-1]["pid"] for each in them}, server, archive)
+        screen.open({each.name: each.of(START)[-1]["pid"] for each in them}, server, archive)
         show = Show(them, screen, plan)
         show.run()
         with screen.waiting("comparing what each replica received with the stream and with SQL"):
@@ -62,8 +62,8 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
             them.end()
             audited = store.audit(after="oldest", limit=_MOST)
             stream = _stream(store, {each.id for each in audited}, plan.patience)
-            accounts = [notebook.account(each.name, notebook.read(each.notes)) for each in them]
-        found = show.differences + notebook.differences(stream, audited, accounts)
+            accounts = [account(each.name, read(each.notes)) for each in them]
+        found = show.differences + differences(stream, audited, accounts)
         found += [f"{each.name}: ended with exit code {each.exit_code}" for each in them if each.exit_code]
         return Report(
             namespace=place["namespace"],
@@ -73,7 +73,7 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
                 Shown(
                     name=each.name,
                     lives=account.lives,
-                    pids=[start["pid"] for start in each.of(notebook.START)],
+                    pids=[start["pid"] for start in each.of(START)],
                     heard=len(account.heard),
                     missed=len(show.missed) if each.name == VICTIM else 0,
                     hooks=len(account.called),
@@ -166,7 +166,7 @@ class Show:
 
     def _kill(self) -> None:
         victim = self.fleet.replicas[VICTIM]
-        pid = victim.of(notebook.START)[-1]["pid"]
+        pid = victim.of(START)[-1]["pid"]
         self._announce(VICTIM, "is killed without a chance to say so", f"kill -9 {pid}")
         victim.kill()
         marks = self._marks()
@@ -178,20 +178,20 @@ class Show:
         others = [each for each in self.fleet if each.alive]
         self._announce(VICTIM, "restarts from the position in its log", "Agent(store, since=position)")
         before = _ids(victim)
-        start = len(victim.of(notebook.HOOK))
-        events = {each["id"]: each["type"] for other in others for each in other.of(notebook.EVENT)}
+        start = len(victim.of(HOOK))
+        events = {each["id"]: each["type"] for other in others for each in other.of(EVENT)}
         self.missed = events.keys() - before
         hooks = sum(events[id] != "config.changed" for id in self.missed)  # the newest config it has as it starts
         with self.screen.waiting(f"{VICTIM} starts"):
             self.fleet.start(victim)
             done = self.fleet.until(
-                lambda: self.missed <= _ids(victim) and len(victim.of(notebook.HOOK)) - start >= hooks,
+                lambda: self.missed <= _ids(victim) and len(victim.of(HOOK)) - start >= hooks,
                 self.plan.patience,
             )
         if not done:
             self.differences.append(f"{VICTIM}: did not hear within {self.plan.patience:g} s all that it had missed")
-        model = victim.of(notebook.START)[-1]["model"]
-        self.screen.caught_up(VICTIM, len(self.missed), model, victim.of(notebook.HOOK)[start:])
+        model = victim.of(START)[-1]["model"]
+        self.screen.caught_up(VICTIM, len(self.missed), model, victim.of(HOOK)[start:])
         self._rest()
 
     def _announce(self, who: str, words: str, code: str) -> None:
@@ -201,16 +201,16 @@ class Show:
     def _marks(self) -> dict[str, tuple[int, int]]:
         """Count what each living replica has logged so far."""
         living = [each for each in self.fleet if each.alive]
-        return {each.name: (len(each.of(notebook.HOOK)), len(each.of(notebook.EVENT))) for each in living}
+        return {each.name: (len(each.of(HOOK)), len(each.of(EVENT))) for each in living}
 
     def _gather(self, marks: dict[str, tuple[int, int]], hook: str) -> None:
         """Wait until each has run the hook and logged the event, and show it."""
 
         def new(each: Replica) -> list[dict[str, Any]]:
-            return each.of(notebook.HOOK)[marks[each.name][0] :]
+            return each.of(HOOK)[marks[each.name][0] :]
 
         def has(each: Replica) -> bool:
-            return any(it["hook"] == hook for it in new(each)) and len(each.of(notebook.EVENT)) > marks[each.name][1]
+            return any(it["hook"] == hook for it in new(each)) and len(each.of(EVENT)) > marks[each.name][1]
 
         living = [each for each in self.fleet if each.name in marks]
         if hook and not self.fleet.until(lambda: all(has(each) for each in living), self.plan.patience):
@@ -227,7 +227,7 @@ class Show:
 
 
 def _ids(replica: Replica) -> set[str]:
-    return {each["id"] for each in replica.of(notebook.EVENT)}
+    return {each["id"] for each in replica.of(EVENT)}
 
 
 def _stream(store: StateStore, known: set[str], seconds: float) -> list[Event]:
@@ -345,7 +345,7 @@ class Replica:
 
     @property
     def lives(self) -> int:
-        return len(self.of(notebook.START))
+        return len(self.of(START))
 
     def of(self, kind: str) -> list[Message]:
         """Its reports of one kind."""

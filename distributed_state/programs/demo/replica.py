@@ -9,6 +9,9 @@ It speaks JSON lines: orders on stdin; on stdout what it notes, as it notes it, 
     <- {"kind": "hook", "hook": name, "given": {...}, "found": {...}}
     <- {"kind": "event", "id": ..., "type": ..., "subject": ..., "position": ...}
 
+In its log an incomplete line counts as not written. When the log is compared with the stream, nothing may be missed or
+received twice, and all is in order.
+
 It ends on SIGTERM, and when stdin does.
 """
 
@@ -18,7 +21,9 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +32,198 @@ from pydantic import BaseModel
 
 from distributed_state import Agent, Event, StateError, StateStore
 from distributed_state.cold.private_files import opener
-from distributed_state.programs.demo import notebook
+from distributed_state.events.config import digest
 from distributed_state.programs.worker_processes import Message, Parent
+
+START = "start"
+EVENT = "event"
+HOOK = "hook"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An event that a replica received."""
+
+    id: str
+    type: str
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A hook that ran: what it was given, and what it found in the conversation then."""
+
+    hook: str
+    given: dict[str, Any]
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The whole log of one replica, over its restarts. `models` are the values of its config, in order."""
+
+    name: str
+    heard: tuple[Heard, ...] = ()
+    called: tuple[Called, ...] = ()
+    models: tuple[str, ...] = ()
+    lives: int = 1
+
+
+def account(name: str, lines: Iterable[dict[str, Any]]) -> Account:
+    """Parse the lines of a log."""
+    heard = []
+    called = []
+    models = []
+    lives = 0
+    for line in lines:
+        kind = line["kind"]
+        if kind == START:
+            lives += 1
+            models.append(line["model"])
+        elif kind == EVENT:
+            heard.append(Heard(line["id"], line["type"], line["subject"]))
+        elif kind == HOOK:
+            called.append(Called(line["hook"], line["given"], line["found"]))
+            if line["hook"] == "on_config_update":
+                models.append(line["given"]["model"])
+    return Account(name, tuple(heard), tuple(called), tuple(models), lives)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a log; none if there is no file."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def position(lines: Iterable[dict[str, Any]]) -> str | None:
+    """Return the position after the last event in a log, None if there is none."""
+    return next((line["position"] for line in reversed(list(lines)) if "position" in line), None)
+
+
+_ORDINARY = {
+    "conversation.created": "on_new_conversation",
+    "conversation.cleared": "on_new_conversation",
+    "conversation.switched": "on_conversation_switched",
+    "conversation.deleted": "on_conversation_deleted",
+}
+# Of the config a replica that was away takes the newest when it starts, so its hook may run less often.
+_CONFIG = "on_config_update"
+
+
+def differences(stream: Sequence[Event], audited: Sequence[Event], accounts: Iterable[Account]) -> list[str]:
+    """All that is not as it should be, in words; empty if all is well.
+
+    `stream` is what Redis keeps, `audited` what SQL does, both in the order of each subject.
+    """
+    found = list(_archive(stream, audited))
+    for each in accounts:
+        found += _heard(stream, each)
+        found += _called(stream, each)
+        found += _configured(stream, each)
+    return found + list(_deleted_first(stream, list(accounts)))
+
+
+def _archive(stream: Sequence[Event], audited: Sequence[Event]) -> Iterator[str]:
+    kept = {each.id for each in audited}
+    told = {each.id for each in stream}
+    for each in stream:
+        if each.id not in kept:
+            yield f"SQL: {each.type} of {each.subject} is missing"
+    for each in audited:
+        if each.id not in told:
+            yield f"SQL: {each.type} of {each.subject} was never in the stream"
+
+
+def _heard(stream: Sequence[Event], account: Account) -> Iterator[str]:
+    """Each event once, and those of a subject in order."""
+    names = {each.id: f"{each.type} of {each.subject}" for each in stream}
+    times = Counter(each.id for each in account.heard)
+    for id, name in names.items():
+        if times[id] != 1:
+            yield f"{account.name}: {'missed' if not times[id] else f'heard {times[id]} times'}: {name}"
+    for each in account.heard:
+        if each.id not in names:
+            yield f"{account.name}: heard what is not in the stream: {each.type} of {each.subject}"
+    should = defaultdict(list)
+    did = defaultdict(list)
+    for event in stream:
+        should[event.subject].append(event.id)
+    for heard in account.heard:
+        did[heard.subject].append(heard.id)
+    for subject, ids in should.items():
+        if did[subject] != ids and sorted(did[subject]) == sorted(ids):
+            yield f"{account.name}: events of {subject} came in another order"
+
+
+def _called(stream: Sequence[Event], account: Account) -> Iterator[str]:
+    """The hooks of each subject: the right ones, in the order of its events, with what the events say."""
+    should = defaultdict(list)
+    did = defaultdict(list)
+    for event in stream:
+        if event.type != "config.changed":
+            should[event.subject].append(_hook_of(event))
+    ids = {event.id: event.subject for event in stream}
+    for called in account.called:
+        if called.hook != _CONFIG:
+            did[_subject_of(called, ids)].append((called.hook, called.given))
+    for subject in should.keys() | did.keys():
+        if should[subject] != did[subject]:
+            names = ", ".join(hook for hook, _ in did[subject]) or "none"
+            wanted = ", ".join(hook for hook, _ in should[subject]) or "none"
+            if names == wanted:
+                wanted += " with other arguments"
+            yield f"{account.name}: hooks of {subject} were {names}; expected {wanted}"
+
+
+def _hook_of(event: Event) -> tuple[str, dict[str, Any]]:
+    hook = _ORDINARY.get(event.type, "on_event")
+    id = event.conversation_id
+    if hook == "on_event":
+        return hook, {"type": event.type, "id": event.id}
+    if hook == "on_new_conversation":
+        return hook, {"conversation_id": id, "is_clear": event.type == "conversation.cleared"}
+    if hook == "on_conversation_switched":
+        given = {name: event.data[name] for name in ("previous_id", "message_count")}
+        return hook, {"conversation_id": id, **given}
+    return hook, {"conversation_id": id}
+
+
+def _subject_of(called: Called, ids: dict[str, str]) -> str:
+    if called.hook == "on_event":
+        return ids.get(called.given["id"], "nothing in the stream")
+    return f"session:{called.given['conversation_id']}"
+
+
+def _configured(stream: Sequence[Event], account: Account) -> Iterator[str]:
+    """Each life knows the configs in order, and ends with the last."""
+    should = [event.data["digest"] for event in stream if event.type == "config.changed"]
+    models = [model for at, model in enumerate(account.models) if not at or model != account.models[at - 1]]
+    did = [digest({"model": model}) for model in models]
+    if account.lives == 1 and did[1:] != should:
+        names = ", ".join(models[1:]) or "none"
+        yield f"{account.name}: configs were {names}, not the {len(should)} that the fleet was given"
+    elif should and did[-1:] != should[-1:]:
+        yield f"{account.name}: ended with the config {models[-1] if models else 'none'}, not with the fleet's last"
+
+
+def _deleted_first(stream: Sequence[Event], accounts: Sequence[Account]) -> Iterator[str]:
+    """The hook of whoever deletes runs while the data is there, the others' after; all still see the last notes."""
+    for event in stream:
+        if event.type == "conversation.deleted":
+            found = {
+                each.name: called.found
+                for each in accounts
+                for called in each.called
+                if (called.hook, called.given.get("conversation_id"))
+                == ("on_conversation_deleted", event.conversation_id)
+            }
+            before = [name for name, it in found.items() if it["there"]]
+            if len(before) != 1:
+                whose = " and ".join(before) or "nobody"
+                yield f"{event.subject} was there for the hooks of {whose}, not just of its deleter"
+            if len({tuple(it["notes"]) for it in found.values()}) > 1:
+                yield f"{event.subject} had another last state for some: {found}"
+
 
 FIRST_MODEL = "small"
 
@@ -71,7 +266,7 @@ class DemoAgent(Agent):
     def main_loop(self) -> None:
         with self.store.events("*", since=self._goes_on) as events:
             self.book.note(
-                notebook.START,
+                START,
                 position=events.position,
                 model=self.config.model,
                 replica=self.store.replica,
@@ -84,10 +279,10 @@ class DemoAgent(Agent):
                     self.note_event(event, events.position)
 
     def note_event(self, event: Event, position: str) -> None:
-        self.book.note(notebook.EVENT, id=event.id, type=event.type, subject=event.subject, position=position)
+        self.book.note(EVENT, id=event.id, type=event.type, subject=event.subject, position=position)
 
     def note_hook(self, hook: str, given: dict[str, Any], **found: Any) -> None:
-        self.book.note(notebook.HOOK, hook=hook, given=given, found=found)
+        self.book.note(HOOK, hook=hook, given=given, found=found)
 
     def on_new_conversation(self, conversation_id: str, is_clear: bool) -> None:
         self.note_hook("on_new_conversation", {"conversation_id": conversation_id, "is_clear": is_clear})
@@ -157,7 +352,7 @@ def main(kind: type[DemoAgent] = DemoAgent) -> None:
     orders = parent.orders()
     given = next(orders)
     file = Path(given["notebook"])
-    since = notebook.position(notebook.read(file))
+    since = position(read(file))
     book = Notebook(file, parent)
     agent = kind(given["store"], book, since)
     threading.Thread(target=obey, args=(agent, book, orders), daemon=True).start()

@@ -3,34 +3,47 @@
 Most routes are pages. The stream of events, exports and single fields are passed on as they come, and nothing of them
 is kept here.
 
+A page about the whole store lists what the interface gives and searches nothing itself, and a part that fails hides no
+other part. A lease is named by its fencing token, so that what is ended or taken over is the one that was looked at.
+
 Design: section 28.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.inspector import conversation, store_pages
+from distributed_state.programs.inspector import conversation
 from distributed_state.programs.inspector.pages import (
     HEADERS,
+    HELD,
     Api,
+    Found,
     Refused,
     Tickets,
+    conversation_page,
+    digest,
     entered,
+    form,
+    moment,
     named,
     page,
     query_of,
@@ -42,6 +55,240 @@ from distributed_state.programs.inspector.pages import (
 )
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.requests import NamedRoute
+from distributed_state.values import as_text
+
+# Of conversations
+_ROWS = 50
+_NAMED = ("prefix", "user", "tag", "phase", "held")
+_UNITS = ("newer", "older", "mib")
+_NUMBER = re.compile(r"\d{1,9}(\.\d{1,6})?", re.ASCII)
+
+# Of the fleet
+_PARTS = ("replicas", "partitions", "findings", "tenants")
+# What a doctor names of a server of Redis, of several with its address before it.
+_WARM = {"server", "version", "role", "eviction", "persistence", "memory", "connections", "cluster", "durability"}
+
+# Of leases
+_SHOWN = 50
+_KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
+_SCOPES = {kind: scope for scope, kind in _KINDS.items()}
+
+
+# Conversations
+
+
+async def find(request: Request, api: Api) -> Response:
+    """The conversations that were changed last, or those that fit; by a text, those in which it stands."""
+    names = (*_NAMED, *_UNITS, "after", "text", "id")
+    query = query_of(request)
+    asked = {name: query.get(name, "") for name in names}
+    if asked["id"]:
+        return RedirectResponse(conversation_page(asked["id"], request.scope["root_path"]), 303, HEADERS)
+    if asked["text"]:
+        found = await _searched(request, api, asked["text"], asked["prefix"])
+        return page(request, "find", asked=asked, rows=[], hits=found.json["hits"], following=None)
+    wanted: dict[str, Any] = {name: asked[name] for name in (*_NAMED, "after")} | {"limit": _ROWS}
+    wanted |= {name: value for name, value in _units_of_people(asked).items() if value is not None}
+    # Somebody who holds one has mostly just begun with it, and it may not be archived yet.
+    wanted |= {"fresh": "true"} if asked["held"] else {}
+    found = await api.get(request, "/v1/conversations", wanted)
+    # Of one tenant alone they come by their ids.
+    by_id = bool(asked["prefix"] or asked["tag"] or (await api.get(request, "/v1/caller")).json["prefix"])
+    return page(
+        request, "find", asked=asked, rows=found.json["conversations"], hits=None, by_id=by_id,
+        following=found.following and _again(asked, found.following),
+    )  # fmt: skip
+
+
+def _units_of_people(asked: dict[str, str]) -> dict[str, Any]:
+    """Convert the form's hours and MiB to the interface's seconds and bytes."""
+    now = time.time()
+    newer, older, mib = _decimal(asked, "newer"), _decimal(asked, "older"), _decimal(asked, "mib")
+    return {
+        "changed_since": None if newer is None else max(0.0, now - newer * 3600),
+        "changed_before": None if older is None else max(0.0, now - older * 3600),
+        "larger_than": None if mib is None else int(mib * 2**20),
+    }
+
+
+def _decimal(asked: dict[str, str], name: str) -> float | None:
+    text = asked[name]
+    if not text:
+        return None
+    if not _NUMBER.fullmatch(text):
+        raise Refused(422, f"{name} is a number, as 0.5 or 24, not {text!r:.40}")
+    return float(text)
+
+
+def _again(asked: dict[str, str], following: dict[str, str]) -> dict[str, str]:
+    """The query of the next page: as it was asked, and where that goes on."""
+    kept = {name: asked[name] for name in (*_NAMED, *_UNITS) if asked[name]}
+    return kept | {"after": following["after"]}
+
+
+async def _searched(request: Request, api: Api, text: str, prefix: str) -> Found:
+    given: dict[str, Any] = {"query": text, "limit": _ROWS}
+    return await api.ask(request, "POST", "/v1/search", given=given | ({"prefix": prefix} if prefix else {}))
+
+
+# The fleet
+
+
+async def fleet(request: Request, api: Api) -> Response:
+    """Replicas, partitions, a doctor's findings and what tenants ask for."""
+    replicas, partitions, findings, tenants = await asyncio.gather(*(_part(request, api, each) for each in _PARTS))
+    rows, found = replicas["rows"], findings["rows"]
+    return page(
+        request, "fleet", replicas=replicas, partitions=partitions, findings=findings, tenants=tenants,
+        tiers=_tiers(rows, found), losses=_losses(rows, found),
+    )  # fmt: skip
+
+
+async def _part(request: Request, api: Api, name: str) -> dict[str, Any]:
+    """The rows of one part, or why there are none."""
+    try:
+        return {"rows": (await api.get(request, f"/v1/{name}")).json[name], "problem": ""}
+    except Refused as refused:
+        if refused.status in (401, 403):
+            raise
+        return {"rows": [], "problem": refused.detail}
+
+
+class Tier(NamedTuple):
+    """One of the three tiers: how many findings about it need somebody, and some words about it."""
+
+    name: str
+    wrong: int
+    facts: str
+
+
+def _tiers(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> list[Tier]:
+    """Hot by what replicas say of themselves; warm and cold by what a doctor found of their servers."""
+    hits, misses, records, size = (
+        sum(each["stats"].get(f"hot_{name}", 0) for each in replicas) for name in ("hits", "misses", "entries", "bytes")
+    )
+    silent = sum("link_silence_ms" in each["stats"] and not each["stats"]["link_up"] for each in replicas)
+    answered = f"{hits / (hits + misses):.0%} of {hits + misses} reads answered, " if hits + misses else ""
+    hot = Tier(
+        "Hot, in the replicas", silent, f"{answered}{records} record{'s' * (records != 1)}, {size / 2**20:.1f} MiB"
+    )
+    cold = [each for each in findings if each["name"].startswith("sql") or each["name"] in ("branches", "index")]
+    warm = [each for each in findings if each not in cold and each["name"].rpartition(" ")[2] in _WARM]
+    return [hot, _tier("Warm, Redis", warm), _tier("Cold, SQL", cold)] if findings else [hot]
+
+
+def _tier(name: str, findings: list[dict[str, Any]]) -> Tier:
+    # Where SQL is stands below, with all that was looked at.
+    shown = [each for each in findings if each["name"] != "sql database"]
+    facts = (f"{each['name'].removeprefix('sql ')}: {each['found']}" for each in shown)
+    return Tier(name, sum(not each["ok"] for each in findings), "; ".join(facts))
+
+
+def _losses(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
+    """List losses, branches and quarantined entries, each with whether it needs attention."""
+    count = sum(each["stats"].get("restarted", 0) for each in replicas)
+    last = max((each["stats"].get("restarted_at", 0) for each in replicas), default=0)
+    found = {each["name"]: each for each in findings}
+    rows = [("Partitions that began anew, as Redis had lost data", f"{count}, the last {moment(last)} UTC", True)]
+    rows = (
+        rows
+        if count
+        else [("Partitions that began anew, as Redis had lost data", "none that a replica knows of", False)]
+    )
+    for name, what in ("branches", "Kept beside their records"), ("sql quarantine", "Entries that SQL did not take"):
+        if name in found:
+            rows.append((what, found[name]["found"], not found[name]["ok"]))
+    return rows
+
+
+# Events and leases, live
+
+
+async def live(request: Request, api: Api) -> Response:
+    """Events as they come, from now on, and the leases that are held."""
+    rights = (await api.get(request, "/v1/caller")).json["rights"]
+    held = await _held(request, api) if "admin" in rights else None
+    query = query_of(request)
+    return page(request, "live", types=query.get("types", ""), after=query.get("after", ""), held=held)
+
+
+async def _held(request: Request, api: Api) -> dict[str, Any]:
+    """A page of the leases that are held, or why they cannot be listed."""
+    query = {"limit": _SHOWN, "after": query_of(request).get("after")}
+    try:
+        found = (await api.get(request, "/v1/leases", query)).json
+    except Refused as refused:
+        if refused.status in (401, 403):
+            raise
+        return {"rows": [], "after": None, "time": 0.0, "problem": refused.detail}
+    mine = _mine(request)
+    rows = [_row(each, mine, request.scope["root_path"]) for each in found["leases"]]
+    return {"rows": rows, "after": found["after"], "time": found["time"], "problem": ""}
+
+
+def _row(lease: dict[str, Any], mine: str, root: str) -> dict[str, Any]:
+    """A lease with where it is steered, "" for a record that the interface has not, and whether it is ours."""
+    kind = _KINDS.get(lease["scope"])
+    place = _page(root, kind, lease["record_id"], lease["token"]) if kind else ""
+    return lease | {"place": place, "mine": mine == str(lease["token"])}
+
+
+def _page(root: str, kind: str, id: str, token: int) -> str:
+    return as_text.path(root, f"/leases/{kind}/{{}}/{token}", id)
+
+
+async def ask_about_lease(request: Request, api: Api) -> Response:
+    """The page that says what becomes of a lease, with the button that does it."""
+    kind, id, token = _named(request)
+    scope = _SCOPES[kind]
+    # Right before it, in the order of the list.
+    query = {"scope": scope, "prefix": id, "after": f"{token}.{scope}", "limit": 1}
+    found = (await api.get(request, "/v1/leases", query)).json
+    rows = [each for each in found["leases"] if (each["record_id"], each["token"]) == (id, token)]
+    what = request.path_params["what"]
+    lease = rows[0] if rows else None
+    place = _page(request.scope["root_path"], kind, id, token)
+    return page(request, "lease", what=what, id=id, place=place, lease=lease, time=found["time"])
+
+
+async def steer_lease(request: Request, api: Api) -> Response:
+    """End a lease, or hold the record in place of its holder."""
+    kind, id, token = _named(request)
+    given, root = await form(request), request.scope["root_path"]
+    record = named(f"/v1/{kind}/{{}}", id)
+    if request.path_params["what"] == "end":
+        if not (await api.ask(request, "DELETE", f"{record}/lease/{token}")).json["released"]:
+            raise Refused(409, "nothing was ended: this lease is not held any more")
+        response = RedirectResponse(f"{root}/live", 303, HEADERS)
+        if _mine(request) == str(token):
+            response.delete_cookie(HELD, path=root, httponly=True, samesite="strict")
+        return response
+    ttl = _seconds(given.get("seconds", ""))
+    taken = (await api.ask(request, "PUT", f"{record}/lease/{token}", given={"ttl": ttl})).json
+    response = RedirectResponse(f"{root}/live", 303, HEADERS)
+    # What is done on these pages to this record is done under it, until it ends.
+    kept = f"{taken['token']} {taken['lease']} {digest(record)}"
+    secure = "https" in (request.scope["scheme"], request.headers.get("x-forwarded-proto"))
+    response.set_cookie(HELD, quote(kept), max_age=ttl, path=root, secure=secure, httponly=True, samesite="strict")
+    return response
+
+
+def _named(request: Request) -> tuple[str, str, int]:
+    """Which lease is meant."""
+    kind, id, token = (request.path_params[name] for name in ("kind", "id", "token"))
+    return kind, id, token
+
+
+def _seconds(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:4]) <= 600:
+        raise Refused(422, f"a lease is held for 1 to 600 seconds, not {text!r:.40}")
+    return int(text)
+
+
+def _mine(request: Request) -> str:
+    """The token of the lease that this browser holds, "" if none."""
+    return request.cookies.get(HELD, "").partition("%20")[0]
+
 
 _AS_FILE = [
     (b"content-disposition", b'attachment; filename="field.json"'),
@@ -90,16 +337,16 @@ _STATIC = {
 Page = Callable[[Request, Api], Awaitable[Response]]
 _ONE, _LEASE = "/conversations/{id}", "/leases/{kind:kind}/{id}/{token:number}/{what:steering}"
 _PAGES: tuple[tuple[str, str, Page], ...] = (
-    ("GET", "/", store_pages.find),
+    ("GET", "/", find),
     ("GET", _ONE, conversation.read),
     ("GET", _ONE + "/difference", conversation.difference),
     ("GET", _ONE + "/graph", conversation.graph),
     ("GET", _ONE + "/{what:change}", conversation.ask),
     ("POST", _ONE + "/{what:change}", conversation.do),
-    ("GET", "/live", store_pages.live),
-    ("GET", _LEASE, store_pages.ask_about_lease),
-    ("POST", _LEASE, store_pages.steer_lease),
-    ("GET", "/fleet", store_pages.fleet),
+    ("GET", "/live", live),
+    ("GET", _LEASE, ask_about_lease),
+    ("POST", _LEASE, steer_lease),
+    ("GET", "/fleet", fleet),
     ("GET", "/sign-in", sign_in_page),
     ("POST", "/sign-in", sign_in),
     ("POST", "/sign-out", sign_out),

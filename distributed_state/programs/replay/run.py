@@ -22,8 +22,15 @@ from rich.table import Table
 
 from distributed_state import InvalidValue, StateStore
 from distributed_state.cold.private_files import opener
-from distributed_state.programs.replay.conversations import Conversation
-from distributed_state.programs.replay.coordinator import Ack, Coordinator, ProcessWorker, Tally, ThreadWorker, Worker
+from distributed_state.programs.replay.coordinator import (
+    Ack,
+    Conversation,
+    Coordinator,
+    ProcessWorker,
+    Tally,
+    ThreadWorker,
+    Worker,
+)
 from distributed_state.programs.servers import redis_server_unless, working_folder
 
 OPERATIONS = ("begin", "read", "commit", "turn")

@@ -1,13 +1,5 @@
 """Real servers on free loopback ports, for the replay, the tests and the benchmarks."""
 
-from distributed_state.programs.servers.cluster import (
-    ClusterNode,
-    RedisCluster,
-    begin_move,
-    end_move,
-    move_keys,
-    redis_cluster,
-)
 from distributed_state.programs.servers.postgres import PostgresServer, postgres_server
 from distributed_state.programs.servers.process import (
     free_port,
@@ -17,11 +9,17 @@ from distributed_state.programs.servers.process import (
     working_folder,
 )
 from distributed_state.programs.servers.redis import (
+    ClusterNode,
     Connection,
+    RedisCluster,
     RedisSentinel,
     RedisServer,
     SentinelServer,
     ask,
+    begin_move,
+    end_move,
+    move_keys,
+    redis_cluster,
     redis_sentinel,
     redis_server,
     redis_server_unless,

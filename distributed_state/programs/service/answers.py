@@ -44,9 +44,9 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.budget import Taken
 from distributed_state.programs.service.connections import CONNECTION
-from distributed_state.programs.service.routes import IF_MATCH, IF_NONE_MATCH, LEASE
+from distributed_state.programs.service.limits import Taken
+from distributed_state.programs.service.requests import IF_MATCH, IF_NONE_MATCH, LEASE
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,15 @@
-"""Finds out who sent a request. Law: where nothing says how, nobody but this machine may send one.
+"""Who sent a request, and what they may do. Law: nothing of the store's is done for a request without a caller.
 
-A caller is known by the headers of a trusted proxy, else by a bearer token: one of SQL's by its beginning, any other
-one is a JWT. What a proxy's header says counts by the address of the connection itself, not by one that
-`X-Forwarded-For` names.
+Without a setting that says how callers are known, only this machine may send requests. A caller is known by the headers
+of a trusted proxy, else by a bearer token: one of SQL's by its beginning, any other one is a JWT. A proxy is recognized
+by the address of the connection itself, not by one that `X-Forwarded-For` names.
 
-A request with a token that is known waits for no server. What was read of a token counts for some seconds and is then
-read again in the background, so that a revoked one is refused within `Ages.revoked` seconds. While SQL is unavailable a
+A request with a token that is known waits for no server. A token that was read counts for some seconds and is then read
+again in the background, so that a revoked one is refused within `Ages.revoked` seconds. While SQL is unavailable a
 token that was known is accepted for `Ages.away` seconds; one that was not known can be neither accepted nor refused.
-One query runs at a time, and all that is asked for meanwhile goes into the next one: a stranger who guesses costs no
-more queries than one who does not. Requests whose caller is not known yet are not among the requests that are served:
-there they would take the places of callers who are known.
+One query runs at a time, and all tokens that are asked for meanwhile go into the next one: a stranger who guesses costs
+no more queries than one who does not. Requests whose caller is not known yet are not among the requests that are
+served: there they would take the places of callers who are known.
 
 Of JWTs only signatures of key pairs are accepted: with a shared secret, the provider's public key would be one that
 everybody knows. Source: RFC 8725, "JSON Web Token Best Current Practices".
@@ -17,6 +17,17 @@ everybody knows. Source: RFC 8725, "JSON Web Token Best Current Practices".
 A browser on the same machine is one way in for strangers: a page of theirs has its own name resolved to 127.0.0.1, and
 its scripts may then read what the service answers (DNS rebinding). The name that it was called by stays in `Host`,
 which is compared with the names that the service may be called by.
+
+A caller acts within one tenant, which is a prefix of ids: all records, users and tasks of a tenant have ids that begin
+with it, and a caller of a tenant is refused every other id before a server is asked, so that the answer does not show
+whether that exists. A tenant may lie within another one, as `acme:eu:` within `acme:`. Callers of both count for
+`acme:`: its admin makes tokens of tenants within it, and each would else have the limits of a tenant of its own.
+
+The store itself asks the policy for every record that a request names, whichever operation names it: an operation that
+forgets to check cannot give a tenant what is another's. What no line of the policy allows is denied. Outside of any
+request there is no caller: then it is the service's own work, such as ending sessions.
+
+Design: section 24.
 """
 
 from __future__ import annotations
@@ -28,8 +39,11 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from hmac import compare_digest
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -40,10 +54,152 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue, Unauthenticated, Unavailable
-from distributed_state.programs.service.callers import Caller, require_policy
+from distributed_state.errors import (
+    AccessDenied,
+    ColdUnavailable,
+    ConfigurationError,
+    InvalidValue,
+    Unauthenticated,
+    Unavailable,
+)
+from distributed_state.records import access
+from distributed_state.records.access import MOVES, VERSION, Policy
+from distributed_state.records.context import context_of
 from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, digest, id_of, prefix_of
+from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, Right, digest, id_of, prefix_of
+from distributed_state.values.model import SCOPES, unescape
+from distributed_state.values.results import Event
+
+_DEEPEST = 8  # tenants within each other that are counted by themselves; one that lies deeper counts for these
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who was recognized: `actor` is what the history shows; `prefix` "" is every tenant.
+
+    `credential` is what it was recognized by, as far as that outlives a request: two may have one actor.
+    """
+
+    actor: str = ""
+    prefix: str = ""
+    rights: frozenset[Right] = frozenset(RIGHTS)
+    credential: str = ""
+
+    @property
+    def token(self) -> str | None:
+        """The id of the access token that it was recognized by, if that was one."""
+        kind, _, id = self.credential.partition(":")
+        return id if kind == "token" else None
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """The prefixes for which it counts, the uppermost first: its own, and those that this lies within."""
+        return _within(self.prefix)
+
+    @property
+    def tenant(self) -> str:
+        """The uppermost of these, "" for callers of all tenants."""
+        return self.tenants[0] if self.prefix else ""
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The same as names of parties; without a tenant its actor is the party. Of one text the two are different."""
+        return tuple(f"prefix {each}" for each in self.tenants) or (f"actor {self.actor}",)
+
+    @property
+    def party(self) -> str:
+        """The party that shares what is shared out: the uppermost tenant, or where there is none the actor."""
+        return self.parties[0]
+
+    def hears(self, event: Event) -> bool:
+        """Whether it may receive an event: a caller of a tenant only those of the tenant's records."""
+        scope, _, name = event.subject.partition(":")
+        return not self.prefix or (scope in SCOPES and unescape(name).startswith(self.prefix))
+
+
+@lru_cache(maxsize=1000)
+def _within(prefix: str) -> tuple[str, ...]:
+    found = [prefix[: at + 1] for at, letter in enumerate(prefix) if letter == ":" or at == len(prefix) - 1]
+    return tuple(found[:_DEEPEST])
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("distributed_state_caller", default=None)
+"""Of the request that is being served; None outside of any: then it is the service's own work."""
+
+
+@contextmanager
+def serving(caller: Caller | None) -> Iterator[None]:
+    """Serve this caller inside the block.
+
+    None is the service's own work, which must itself leave out what the client may not have.
+    """
+    before = CALLER.set(caller)
+    try:
+        yield
+    finally:
+        CALLER.reset(before)
+
+
+# The policy
+
+
+_NOBODY = Caller(prefix="nobody:", rights=frozenset())
+
+
+class _Recognized(Exception):
+    """Raised by our policy for `_NOBODY`, so that it is distinguished from another policy that denies."""
+
+
+def callers_policy(also: Policy | None = None) -> Policy:
+    """The `access` policy for the store of a service; with a policy of your own, both must allow it."""
+
+    def policy(request: access.Request) -> bool:
+        caller = CALLER.get()
+        if caller is _NOBODY:
+            raise _Recognized
+        if caller is not None and not (_in_tenant(caller.prefix, request) and _has_right(caller, request)):
+            return False
+        return also is None or also(request)
+
+    return policy
+
+
+def _in_tenant(prefix: str, request: access.Request) -> bool:
+    if not prefix:
+        return True
+    if request.user is not None and not request.user.startswith(prefix):
+        return False
+    if request.id is not None:
+        return request.id.startswith(prefix)
+    # Many records: those of one of its users, or a listing of ids that begin so.
+    return request.user is not None or (request.prefix is not None and request.prefix.startswith(prefix))
+
+
+def _has_right(caller: Caller, request: access.Request) -> bool:
+    rights = caller.rights
+    if request.action == "read":
+        # A writer is answered with the new version and phase.
+        return "read" in rights or ("write" in rights and request.field in (VERSION, MOVES))
+    if request.action == "write":
+        # Of a record as a whole: deleting it is one of those writes.
+        return "write" in rights or ("delete" in rights and request.id is not None and request.field is None)
+    if request.action == "lock":
+        return "write" in rights
+    # Erasing a record and forgetting a user; what is about the whole store takes the right itself.
+    about_some = request.id is not None or request.user is not None
+    return "admin" in rights or ("delete" in rights and about_some)
+
+
+def require_policy(store: AsyncStateStore) -> None:
+    """Raise ConfigurationError if the store was opened without `callers_policy`: every tenant would read all."""
+    try:
+        with serving(_NOBODY):
+            context_of(store.session("somebody:s")).allow("read", None)
+    except AccessDenied as error:
+        if isinstance(error.__cause__, _Recognized):
+            return
+    raise ConfigurationError("a service with callers needs a store that was opened with access=callers_policy()")
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

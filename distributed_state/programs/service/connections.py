@@ -25,9 +25,7 @@ import h11
 import orjson
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from distributed_state.programs.service import budget
-from distributed_state.programs.service.budget import Budget, Taken
-from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.limits import Budget, Limits, Taken, trim_memory
 
 log = logging.getLogger(__name__)
 CONNECTION = "connection"  # in the state of a request: the one it came by, which ASGI itself cannot abort
@@ -149,7 +147,7 @@ class Connections:
                 log.warning("disconnected %d clients that were waited for, to make room", self.evicted)
                 self.evicted = 0
             if self._gone >= _CROWD:
-                budget.trim_memory()
+                trim_memory()
                 self._gone = 0
 
 

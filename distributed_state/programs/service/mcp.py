@@ -37,12 +37,20 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import AccessDenied, InvalidValue, NotFound, StateError
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
-from distributed_state.programs.service import requests, scheduling, writing
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import encode, refusal
+from distributed_state.programs.service.requests import (
+    PREFIX,
+    SESSION,
+    Asked,
+    Limit,
+    Operation,
+    Version,
+    copying,
+    searching,
+)
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.search import narrowed
-from distributed_state.programs.service.routes import PREFIX, SESSION, Asked, Limit, Operation, Version
-from distributed_state.programs.service.scheduling import copying, searching
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
@@ -256,7 +264,7 @@ class _Collected:
         """All of it."""
         for word in [*self._kept]:
             text = self._kept.pop(word)
-            await scheduling.in_turn(len(text), partial(self._put, word, text))
+            await requests.in_turn(len(text), partial(self._put, word, text))
         # The SDK keeps references to this object until the next garbage collection: the body must not wait for that.
         body, self._body = self._body, b""
         response = Response(body, self._status)
@@ -442,7 +450,7 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
     page = shown_messages.Page(limit=wanted.limit, before=wanted.before, after=wanted.after, order=order)
     shown, size = await records.read_shown(context, page, asked.limits, fresh=True)
     records.there(shown.entry, "session", session.id)
-    found = await scheduling.in_turn(size, shown.raw)
+    found = await requests.in_turn(size, shown.raw)
     return {
         "session": session.id,
         "version": shown.entry.version,
@@ -466,7 +474,7 @@ class AddNote(OfSession):
         """The note's key, and the new version."""
         key = uuid4().hex if self.key is None else self.key
         put, session = PutItem(collection=NOTES, key=key, value=self.note), self.chosen(asked)
-        await writing.puts(asked, context_of(session), [name_of(NOTES, key)])
+        await records.puts(asked, context_of(session), [name_of(NOTES, key)])
         written = await session.write(items=[put], expect_exists=True)
         return {"key": key, "version": written.version}
 
@@ -626,7 +634,7 @@ class Rollback(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The new version."""
         session = self.chosen(asked)
-        await writing.comes_back(asked, context_of(session))
+        await records.comes_back(asked, context_of(session))
         async with copying(asked.caller.party):
             return {"version": await session.rollback(version=self.version)}
 

@@ -24,19 +24,9 @@ from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.programs.service import routes
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import PROBLEM, encode
-from distributed_state.programs.service.resources import (
-    admin,
-    branching,
-    conversations,
-    fields,
-    history,
-    leases,
-    records,
-    search,
-)
-from distributed_state.programs.service.routes import (
+from distributed_state.programs.service.requests import (
     CONDITIONS,
     IDEMPOTENCY_KEY,
     IF_MATCH,
@@ -49,6 +39,7 @@ from distributed_state.programs.service.routes import (
     Operation,
     Serve,
 )
+from distributed_state.programs.service.resources import admin, conversations, fields, history, leases, records, search
 from distributed_state.programs.service.streaming import Heard
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.as_text import BASE64
@@ -79,8 +70,8 @@ def operations(events: Serve) -> list[Operation]:
     many = [*_conversations(), *(each for scope in records.NAMES for each in _records(scope))]
     many += [
         Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", body=search.Search, answer=search.Hits),
-        Operation("GET", f"{PREFIX}/branches", "admin", branching.all_branches, "List the branches of all records",
-                  query=branching.BranchPage, answer=branching.Branches),
+        Operation("GET", f"{PREFIX}/branches", "admin", history.all_branches, "List the branches of all records",
+                  query=history.BranchPage, answer=history.Branches),
         Operation("GET", f"{PREFIX}/replicas", "admin", admin.replicas, "List the replicas", answer=admin.Replicas),
         Operation("GET", f"{PREFIX}/partitions", "admin", admin.partitions, "List the partitions",
                   answer=admin.Partitions),
@@ -117,7 +108,7 @@ def _conversations() -> list[Operation]:
         Operation("GET", one, "read", conversations.read, "Read a conversation",
                   query=conversations.Last, answer=conversations.Conversation, headers=_READ),
         Operation("POST", every, "write", create, "Begin a conversation",
-                  body=conversations.Create, answer=routes.Begun, status=201, headers=_BEGIN),
+                  body=conversations.Create, answer=requests.Begun, status=201, headers=_BEGIN),
         Operation("GET", every, "read", listing, "List conversations",
                   query=search.Listing, answer=search.Conversations),
         Operation("GET", f"{one}/messages", "read", conversations.message_page, "Read a page of messages",
@@ -125,7 +116,7 @@ def _conversations() -> list[Operation]:
         Operation("POST", f"{one}/messages", "write", conversations.append_messages, "Add messages",
                   body=conversations.Append, answer=conversations.Appended, status=201, headers=_WRITE),
         Operation("PUT", f"{one}/messages", "write", conversations.replace, "Replace messages",
-                  body=conversations.Replace, answer=routes.Written, headers=_WRITE),
+                  body=conversations.Replace, answer=requests.Written, headers=_WRITE),
         Operation("DELETE", f"{one}/messages/last", "write", conversations.pop, "Take the last message back",
                   answer=conversations.Popped, headers=_WRITE),
         Operation("GET", f"{one}/transcript", "read", conversations.transcript, "Read messages as they were given",
@@ -135,7 +126,7 @@ def _conversations() -> list[Operation]:
         Operation("GET", f"{one}/lifetime", "read", conversations.read_lifetime, "Read how long a conversation lives",
                   answer=conversations.Lives),
         Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set how long a conversation lives",
-                  body=conversations.Live, answer=routes.Written, headers=_WRITE),
+                  body=conversations.Live, answer=requests.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
@@ -157,10 +148,13 @@ def _records(scope: Scope) -> list[Operation]:
         found.append(line("GET", "", "read", records.read, "Read the state",
                           query=records.Fresh, answer=records.Shown, headers=_READ))  # fmt: skip
     if scope == "task":
-        found.append(Operation("POST", f"{PREFIX}/tasks", "write", partial(conversations.create, scope), "Begin a task",
-                               body=conversations.Create, answer=routes.Begun, status=201, headers=_BEGIN))  # fmt: skip
-        found.append(Operation("GET", f"{PREFIX}/tasks", "read", partial(search.listing, scope), "List tasks",
-                               query=search.Listing, answer=search.Tasks))  # fmt: skip
+        create, listing = partial(conversations.create, scope), partial(search.listing, scope)
+        found += [
+            Operation("POST", f"{PREFIX}/tasks", "write", create, "Begin a task",
+                      body=conversations.Create, answer=requests.Begun, status=201, headers=_BEGIN),
+            Operation("GET", f"{PREFIX}/tasks", "read", listing, "List tasks", query=search.Listing,
+                      answer=search.Tasks),
+        ]  # fmt: skip
     if scope == "user":
         found.append(Operation("GET", f"{PREFIX}/users", "read", partial(search.listing, scope), "List users",
                                query=search.Listing, answer=search.Users))  # fmt: skip
@@ -178,13 +172,13 @@ def _fields(line: Line) -> list[Operation]:
         line("GET", "/fields/{key:path}", "read", fields.get, "Read one field",
              query=fields.FieldAt, answer=fields.FieldValue, headers=_READ),
         line("PUT", "/fields/{key:path}", "write", fields.put, "Set one field",
-             body=fields.SetField, answer=routes.Written, headers=_WRITE),
+             body=fields.SetField, answer=requests.Written, headers=_WRITE),
         line("DELETE", "/fields/{key:path}", "write", fields.delete, "Delete one field",
-             answer=routes.Written, headers=_WRITE),
+             answer=requests.Written, headers=_WRITE),
         line("GET", "/tags", "read", fields.tags, "Read the tags",
              query=records.Fresh, answer=fields.Tags, headers=_READ),
         line("PATCH", "/tags", "write", fields.retag, "Change the tags",
-             body=fields.Retag, answer=routes.Written, headers=_WRITE),
+             body=fields.Retag, answer=requests.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
@@ -194,7 +188,7 @@ def _items(line: Line) -> list[Operation]:
         line("GET", every, "read", fields.item_page, "Read a page of items",
              query=fields.ItemPage, answer=fields.Items),
         line("PATCH", every, "write", fields.change_items, "Change items",
-             body=fields.ChangeItems, answer=routes.Written, headers=_WRITE),
+             body=fields.ChangeItems, answer=requests.Written, headers=_WRITE),
         line("GET", every + "/{key:path}", "read", fields.get_item, "Read an item",
              query=fields.ItemAt, answer=fields.ItemShown),
     ]  # fmt: skip
@@ -212,19 +206,19 @@ def _past(line: Line) -> list[Operation]:
              query=history.Looked, answer=history.Overview),
         line("GET", "/timeline", "read", history.timeline, "Read what happened to the state",
              query=history.Below, answer=history.Timeline),
-        line("GET", "/forks", "read", branching.list_forks, "List the forks",
-             query=branching.ForkPage, answer=branching.Forks),
-        line("GET", "/checkpoints", "read", branching.checkpoints, "List the checkpoints",
-             query=branching.CheckpointPage, answer=branching.Checkpoints),
-        line("POST", "/checkpoints", "write", branching.make_checkpoint, "Make a checkpoint",
-             body=branching.Checkpoint, answer=routes.Written, status=201, headers=_WRITE),
-        line("POST", "/rollback", "write", branching.rollback, "Restore an earlier state",
-             body=branching.Rollback, answer=routes.Written, headers=_AGAIN),
-        line("POST", "/forks", "write", branching.fork, "Make a fork",
-             body=branching.Fork, answer=routes.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
-        line("GET", "/branches", "read", branching.branches_of, "List the branches", answer=branching.Branches),
-        line("DELETE", "/branches/{branch}", "delete", branching.drop_branch, "Drop a branch",
-             answer=branching.Dropped),
+        line("GET", "/forks", "read", history.list_forks, "List the forks",
+             query=history.ForkPage, answer=history.Forks),
+        line("GET", "/checkpoints", "read", history.checkpoints, "List the checkpoints",
+             query=history.CheckpointPage, answer=history.Checkpoints),
+        line("POST", "/checkpoints", "write", history.make_checkpoint, "Make a checkpoint",
+             body=history.Checkpoint, answer=requests.Written, status=201, headers=_WRITE),
+        line("POST", "/rollback", "write", history.rollback, "Restore an earlier state",
+             body=history.Rollback, answer=requests.Written, headers=_AGAIN),
+        line("POST", "/forks", "write", history.fork, "Make a fork",
+             body=history.Fork, answer=requests.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
+        line("GET", "/branches", "read", history.branches_of, "List the branches", answer=history.Branches),
+        line("DELETE", "/branches/{branch}", "delete", history.drop_branch, "Drop a branch",
+             answer=history.Dropped),
     ]  # fmt: skip
 
 
@@ -241,7 +235,7 @@ def _whole(line: Line) -> list[Operation]:
         line("DELETE", "/lease/{token:number}", "admin", leases.end, "End somebody's lease",
              answer=leases.Released),
         line("DELETE", "", "delete", records.delete, "Delete the state",
-             answer=routes.Versioned, headers=(IF_MATCH, LEASE)),
+             answer=requests.Versioned, headers=(IF_MATCH, LEASE)),
         line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history",
              answer=records.Erased, headers=_HELD),
         line("GET", "/export", "admin", records.export, "Export the whole history", media="application/jsonl"),

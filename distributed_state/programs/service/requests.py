@@ -1,38 +1,393 @@
-"""Requests as they are read: paths, headers, queries and bodies.
+"""Requests as they are read, the types of bodies and answers, and how requests share the event loop.
 
-Law: all input is checked before the store is used, and nothing is read without a limit.
+Law: all input is checked before the store is used, nothing is read without a limit, and an operation names the right
+that it needs.
 
 A path is taken apart first, and each of its names is decoded once, so the id that is compared with a caller's prefix is
 the one that is read or written. A body is here whole before its request takes the place of another, and its shape is
 looked at before it is parsed: a parser makes an object of some 70 bytes of each `[]`, and one that calls itself for
 what is nested stops the loop.
 
+A body names nothing unknown, and its values pass as they were sent: values of users are looked at by the store alone.
+They are neither copied nor converted here, so that a large integer or an odd string comes back as it was sent. The
+description of the interface is made from the same types.
+
+Tasks that are ready together run together: thirty large answers of 40 ms each would keep /healthz waiting for all of
+them, and one of them at a time does for 40 ms (`in_turn`).
+
 Design: sections 23, 24.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 from starlette.convertors import Convertor, PathConvertor, StringConvertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from distributed_state.errors import InvalidValue, TooLarge, Unavailable
-from distributed_state.programs.service import scheduling
-from distributed_state.programs.service.limits import Limits
+from distributed_state.port import waited
+from distributed_state.programs.service import limits
+from distributed_state.programs.service.authentication import Caller
+from distributed_state.programs.service.limits import Budget, Limits, Quota, Rates
+from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values import as_text
-from distributed_state.values.model import escape
+from distributed_state.values.access_tokens import Right
+from distributed_state.values.model import ABSENT, PRESENT, escape
+from distributed_state.values.turn_times import TurnTimes
+
+T = TypeVar("T")
+_ROUNDS = 10  # of the loop: a new connection is accepted, read and answered in six
+_LARGE = 64 * 1024  # from which on reading and writing JSON counts as long
+_COPIES = 2  # at once, of whole records
+_SEARCHES = 2  # at once, of one party
+_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+_copying: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+# Kept by those who hold one or wait for it.
+_copies: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+_searches: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
+_CLEANING_UP = 2.0
+
+
+class Work:
+    """The requests that are running, and those that are being cleaned up."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._end: float | None = None  # when all of it has to be over
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+        """Return the work's result. Raises Unavailable after `seconds`, or when `finish` abandons it."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        over = loop.create_future()
+        self._tasks.add(task)
+        self._waiting.add(over)
+        task.add_done_callback(partial(self._done, over))
+        end = loop.time() + seconds
+        timer = loop.call_at(end if self._end is None else min(end, self._end), _settle, over)
+        try:
+            await over
+        finally:
+            timer.cancel()
+            self._waiting.discard(over)
+            if not task.done():
+                task.cancel()
+        if not task.done():
+            raise Unavailable(
+                f"abandoned after {seconds:g} s or as the worker stops; a turn with a request_id may be repeated"
+            )
+        try:
+            return task.result()
+        finally:
+            # What it raised leads to this frame, and all that its request had would wait for the garbage collector.
+            del task
+
+    def _done(self, over: asyncio.Future[None], task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        _settle(over)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: the client may have been answered before
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for what is running, and what begins meanwhile, at most so long; then abandon it."""
+        self._end = asyncio.get_running_loop().time() + seconds
+        await self._ended(seconds)
+        for over in list(self._waiting):
+            _settle(over)
+        await self._ended(_CLEANING_UP)
+
+    async def _ended(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        # Again for those that began meanwhile: they would be abandoned with all of their time left.
+        while self._tasks and (left := end - loop.time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def in_turn(size: int, work: Callable[[], T]) -> T:
+    """Do what takes long if that is `size` bytes of JSON, when nobody else of this event loop does."""
+    if size < _LARGE:
+        return work()
+    async with turn():
+        return work()
+
+
+@asynccontextmanager
+async def turn() -> AsyncIterator[None]:
+    """Do what takes long inside, when nobody else of this event loop does."""
+    async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        yield
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def in_line(*places: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
+    """Have all of these inside. To wait for them is part of what the request waits for Redis."""
+    async with AsyncExitStack() as stack:
+        with waited.queued():
+            for each in places:
+                await stack.enter_async_context(each)
+        yield
+
+
+@asynccontextmanager
+async def copying(party: str) -> AsyncIterator[None]:
+    """Copy a whole record inside: a few at a time, and one of each party, which holds up itself alone.
+
+    A request of ten bytes reads and writes as much as the record has.
+    """
+    loop = asyncio.get_running_loop()
+    own = _copies.setdefault((id(loop), party), asyncio.Lock())
+    async with in_line(own, _copying.setdefault(loop, asyncio.Semaphore(_COPIES))):
+        try:
+            yield
+        finally:
+            limits.trim_memory()
+
+
+@asynccontextmanager
+async def searching(party: str) -> AsyncIterator[None]:
+    """Search inside: a few at a time of each party, so that others find SQL and a thread for it free.
+
+    A request of fifty bytes may have thousands of documents looked at.
+    """
+    own = _searches.setdefault((id(asyncio.get_running_loop()), party), asyncio.Semaphore(_SEARCHES))
+    async with in_line(own):
+        yield
+
+
+PREFIX = "/v1"
+Serve = Callable[["Asked"], Coroutine[Any, Any, Response]]
+
+IF_MATCH = "If-Match"
+IF_NONE_MATCH = "If-None-Match"
+IDEMPOTENCY_KEY = "Idempotency-Key"
+LEASE = "Lease"
+LAST_EVENT_ID = "Last-Event-ID"
+SESSION = "X-Session-Id"
+REQUEST_ID = "X-Request-Id"
+CONDITIONS = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
+"""Headers that change what a request means: an operation that does not take one refuses it, rather than ignore it."""
+READ = (
+    *("Authorization", "Content-Type", REQUEST_ID, LAST_EVENT_ID, SESSION, *CONDITIONS),
+    *("Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name"),
+)
+"""Headers of a request that a web page may send. X-Actor is none of them: it is set by what knows who is asking."""
+SENT = (
+    *("ETag", "Link", "Location", REQUEST_ID, "Retry-After", "RateLimit", "RateLimit-Policy", "WWW-Authenticate"),
+    "Mcp-Session-Id",
+)
+"""Headers of an answer that say more than its body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method of a path: `path` as Starlette writes it.
+
+    `query` and `body` are what it takes, `answer` what it gives with `status`; `headers` those of CONDITIONS that it
+    takes. `media` is the type of the answer. Without a `right` what is served asks for rights itself.
+
+    `copies` says how often an answer is in memory while it is made, and `kind` which of them are about as large, beside
+    those of one path and record.
+    """
+
+    method: str
+    path: str
+    right: Right | None
+    serve: Serve
+    summary: str = ""
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    status: int = 200
+    headers: tuple[str, ...] = ()
+    media: str = "application/json"
+    copies: int | None = None
+    kind: Callable[[Request], tuple[str, ...]] = lambda _: ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and all that answering it takes."""
+
+    store: AsyncStateStore
+    limits: Limits
+    caller: Caller
+    request: Request
+    quota: Quota
+    rates: Rates
+    budget: Budget
+
+
+# What requests bring, and what answers hold
+
+
+class Body(BaseModel):
+    """What a request brings."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Run(Body):
+    """One run of a tool, or one call of a model, and the seconds that it took."""
+
+    kind: Literal["tool", "model"]
+    name: str = Field(min_length=1, max_length=200)
+    seconds: float = Field(ge=0, le=1e9)
+
+
+class Query(BaseModel):
+    """What stands behind the ? of a request: texts, which are read as what is wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(BaseModel):
+    """What an answer holds. It is a description: answers are not validated before they are sent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _is_object(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("is an object")
+    return value
+
+
+def _is_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("is a text")
+    return value
+
+
+def _is_id(value: Any) -> Any:
+    if not 1 <= len(_is_text(value)) <= _LONGEST:
+        raise ValueError(f"has 1 to {_LONGEST} characters")
+    return value
+
+
+def _are_messages(value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise ValueError("is a list of messages as {'role': 'user', 'content': 'hi'}")
+    return value
+
+
+_VALUES = {"type": "object", "additionalProperties": True}
+_ENCODED = {"type": "object", "additionalProperties": {"type": "string", "contentEncoding": "base64"}}
+_MESSAGE = {"type": "object", "properties": {"role": {"type": "string"}}, "additionalProperties": True}
+
+Values = Annotated[dict[str, Any], PlainValidator(_is_object), WithJsonSchema(_VALUES)]
+"""JSON values by name."""
+Encoded = Annotated[dict[str, Any], PlainValidator(_is_object), WithJsonSchema(_ENCODED)]
+"""Bytes by name, in base64: they stand beside the values, as JSON has none."""
+Messages = Annotated[
+    list[dict[str, Any]], PlainValidator(_are_messages), WithJsonSchema({"type": "array", "items": _MESSAGE})
+]
+"""Messages in the fields of the chat format; unknown ones are kept."""
+_LONGEST = 1024
+Id = Annotated[str, PlainValidator(_is_id), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST})]
+Name = Annotated[str, PlainValidator(_is_text), WithJsonSchema({"type": "string"})]
+"""Any name that the store takes. Lone surrogates are among them, which pydantic does not take for text."""
+Span = Annotated[float, Field(ge=0.001, le=3e9)]
+"""Seconds that a conversation may live."""
+Ttl = Annotated[float, Field(gt=0, le=1e9)]
+"""Seconds that a field is there."""
+Label = Annotated[str, Field(min_length=1, max_length=500)]
+Texts = dict[Name, list[Name]]
+Version = Annotated[int, Field(ge=0, lt=2**63)]
+Limit = Annotated[int, Field(ge=1, le=1000)]
+
+
+class Versioned(Answer):
+    """The record's version, as this made it."""
+
+    version: int
+
+
+class Begun(Answer):
+    """A record that began."""
+
+    id: str
+    version: int
+
+
+class Written(Answer):
+    """What a write came to: the new version; `repeated` if its Idempotency-Key was answered before."""
+
+    version: int
+    repeated: bool
+
+
+def value_shown(value: Any) -> dict[str, Any]:
+    """One value as an answer has it."""
+    return {"bytes": as_text.text_of(value)} if isinstance(value, bytes) else {"value": value}
+
+
+def expected(expect: Values | None, absent: list[str], present: list[str]) -> dict[str, Any]:
+    """What fields are to hold before. Raises InvalidValue."""
+    found = dict(expect or {})
+    for names, word in (absent, ABSENT), (present, PRESENT):
+        for name in names:
+            if name in found:
+                raise InvalidValue(f"{name!r:.80}: two things are expected of it")
+            found[name] = word
+    return found
+
+
+def together(given: dict[str, Any] | None, encoded: dict[str, Any] | None) -> dict[str, Any]:
+    """Values and bytes as the store takes them. Raises InvalidValue."""
+    return as_text.together(given or {}, encoded or {})
+
+
+class Times(Answer):
+    """Where the time of a turn went, in seconds: `total` is until its commit was sent, `commit` what that took.
+
+    `lock` was waited for the lease, `read` for Redis and SQL, `elsewhere` is what nobody measured. `runs` are the 12
+    slowest of its tools and models, `more` that took `more_seconds` together. `commit` is null in a history.
+    """
+
+    total: float
+    lock: float
+    read: float
+    elsewhere: float
+    runs: list[Run]
+    more: int
+    more_seconds: float
+    commit: float | None
+
+
+def times_shown(times: TurnTimes | None) -> dict[str, Any] | None:
+    """The times of a turn as they are answered."""
+    return None if times is None else asdict(times)
+
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -236,7 +591,7 @@ async def receive_body(request: Request, limits: Limits) -> int:
     request.state.body = data = await _bytes(request, limits.body)
     if not data:
         return 0
-    found = await scheduling.in_turn(len(data), lambda: count_values(data, limits.values, limits.depth))
+    found = await in_turn(len(data), lambda: count_values(data, limits.values, limits.depth))
     return found * A_VALUE
 
 

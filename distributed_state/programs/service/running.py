@@ -32,10 +32,9 @@ from starlette.types import ASGIApp
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError, Unavailable
 from distributed_state.programs.service.app import Service, log_of_requests
 from distributed_state.programs.service.authentication import Access, Authentication
-from distributed_state.programs.service.budget import return_large_blocks
 from distributed_state.programs.service.connections import BACKLOG, Connection, Connections
-from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.routes import Operation
+from distributed_state.programs.service.limits import Limits, return_large_blocks
+from distributed_state.programs.service.requests import Operation
 from distributed_state.store.asyncio import AsyncStateStore
 
 T = TypeVar("T")

@@ -37,11 +37,9 @@ from starlette.types import Receive, Scope, Send
 from distributed_state.errors import CorruptState, InvalidValue, StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.programs.service.answers import encode
-from distributed_state.programs.service.budget import Budget, Buffered, Taken
 from distributed_state.programs.service.connections import CONNECTION
-from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.routes import Query
-from distributed_state.programs.service.scheduling import copying, turn
+from distributed_state.programs.service.limits import Budget, Buffered, Limits, Taken
+from distributed_state.programs.service.requests import Query, copying, turn
 from distributed_state.store.export import PAGE, Export
 from distributed_state.values.results import Event
 

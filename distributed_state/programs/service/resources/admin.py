@@ -20,7 +20,7 @@ from distributed_state.cold.access_tokens import AccessTokenStore
 from distributed_state.errors import AccessDenied, InvalidValue, NotFound, Unavailable
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.routes import PREFIX, Answer, Asked, Body, Limit, Query, Span, Values
+from distributed_state.programs.service.requests import PREFIX, Answer, Asked, Body, Limit, Query, Span, Values
 from distributed_state.store import doctor
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, Right

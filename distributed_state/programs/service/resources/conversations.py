@@ -23,10 +23,9 @@ from starlette.responses import Response
 
 from distributed_state.conversation import replacing
 from distributed_state.errors import InvalidValue, NotFound
-from distributed_state.programs.service import requests, scheduling, writing
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import (
+from distributed_state.programs.service.requests import (
     Answer,
     Asked,
     Body,
@@ -42,7 +41,8 @@ from distributed_state.programs.service.routes import (
     Written,
     together,
 )
-from distributed_state.programs.service.writing import DIGEST, OnceOnly
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.records import DIGEST, OnceOnly
 from distributed_state.records import history, lifecycle
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
@@ -77,14 +77,14 @@ async def create(scope: Scope, asked: Asked) -> Response:
     store = asked.store
     # A session without an id gets one of its own, of which the store knows that it is new.
     record = store.session(id, user=user) if id is None or scope == "session" else store.task(id, user=user)
-    await writing.begins(asked, context_of(record))
-    change = writing.Write(
+    await records.begins(asked, context_of(record))
+    change = records.Write(
         "create",
         lambda changes: changes.set_many(fields),
         draft=lambda context, changes: lifecycle.creation(context, changes, False),
         unique=given.id is None,
     )
-    done = await writing.write(asked, record, change)
+    done = await records.write(asked, record, change)
     found = {"id": record.id, "version": done.version}
     return answer(found, 201, version=done.version, headers=records.place(scope, record.id))
 
@@ -119,7 +119,7 @@ async def read(asked: Asked) -> Response:
     known = records.not_modified(asked.request, entry)
     if known is not None:
         return known
-    return await scheduling.in_turn(size, lambda: _shown(id, shown, context))
+    return await requests.in_turn(size, lambda: _shown(id, shown, context))
 
 
 def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
@@ -166,13 +166,13 @@ async def turn(asked: Asked) -> Response:
     """Serve one request to a conversation."""
     given = requests.body(asked.request, asked.limits, Turn)
     fields = together(given.set, given.bytes)
-    key = writing.key_of(asked)
+    key = records.key_of(asked)
     if key is not None and given.request_id not in (None, key):
         raise InvalidValue("request_id and Idempotency-Key are two: give one")
     key = given.request_id if key is None else key
     if not (given.messages or fields or given.event):
         raise InvalidValue("a turn has messages, fields to set, or an event")
-    wanted = writing.conditions_of(asked.request)
+    wanted = records.conditions_of(asked.request)
     noted = {} if key is None else {DIGEST: requests.digest(asked.request)}
     session = records.written_by(asked, "session")
     async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL) as now:
@@ -189,7 +189,7 @@ async def turn(asked: Asked) -> Response:
             now.outcome = {"version": now.version + 1, "phase": now.phase, **noted}
     outcome = now.outcome
     if now.repeated and key is not None:
-        writing.same_request(outcome, noted[DIGEST], key)
+        records.same_request(outcome, noted[DIGEST], key)
     # Not from the outcome: a worker of the library's leaves whatever it likes there.
     version = now.answered_version if now.written is None else now.written.version
     if isinstance(outcome, dict):
@@ -234,7 +234,7 @@ async def page_of(asked: Asked, said: _Said) -> Response:
     known = records.not_modified(asked.request, shown.entry)
     if known is not None:
         return known
-    return await scheduling.in_turn(size, lambda: _page_shown(asked.request, given, shown, said))
+    return await requests.in_turn(size, lambda: _page_shown(asked.request, given, shown, said))
 
 
 def _page_shown(request: Request, given: MessagePage, shown: shown_messages.Shown, said: _Said) -> Response:
@@ -291,7 +291,7 @@ async def append_messages(asked: Asked) -> Response:
         for message in given.messages:
             changes.append(message)
 
-    done = await writing.write(asked, records.handle(asked, "session"), writing.Write("append", build))
+    done = await records.write(asked, records.handle(asked, "session"), records.Write("append", build))
     found = {"version": done.version, "repeated": done.repeated, "first_message": done.first_message}
     return answer(found, 201, version=done.version)
 
@@ -357,7 +357,7 @@ async def replace(asked: Asked) -> Response:
     """Replace messages."""
     given = requests.body(asked.request, asked.limits, Replace)
     context, once = _begun(asked)
-    await writing.begins(asked, context)
+    await records.begins(asked, context)
     replaced = partial(
         replacing.replace, context, given.messages, given.after, given.expect_last, None, note=once.note
     )  # fmt: skip
@@ -408,4 +408,4 @@ async def put_lifetime(asked: Asked) -> Response:
     given = requests.body(asked.request, asked.limits, Live)
     session = asked.store.session(records.id_of(asked))
     context_of(session).allow("write", None)
-    return writing.written(await writing.write(asked, session, writing.Write("lifetime", given.build)))
+    return records.written(await records.write(asked, session, records.Write("lifetime", given.build)))

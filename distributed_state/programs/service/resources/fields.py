@@ -16,11 +16,9 @@ from starlette.responses import Response
 
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.programs.service import requests, scheduling, writing
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.conversations import Live
-from distributed_state.programs.service.routes import (
+from distributed_state.programs.service.requests import (
     Answer,
     Asked,
     Body,
@@ -40,7 +38,9 @@ from distributed_state.programs.service.routes import (
     together,
     value_shown,
 )
-from distributed_state.programs.service.writing import OnceOnly, Write
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.conversations import Live
+from distributed_state.programs.service.resources.records import OnceOnly, Write
 from distributed_state.records import inspection
 from distributed_state.records.access import ITEMS, TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
@@ -76,7 +76,7 @@ async def read(scope: Scope, asked: Asked) -> Response:
     entry, known, size = await records.whole(asked, record, scope, given.fresh)
     if known is not None:
         return known
-    return await scheduling.in_turn(size, lambda: _shown(context_of(record), entry))
+    return await requests.in_turn(size, lambda: _shown(context_of(record), entry))
 
 
 def _shown(context: RecordContext, entry: CachedRecord) -> Response:
@@ -137,13 +137,13 @@ async def put(scope: Scope, asked: Asked) -> Response:
     if given.ttl is not None:
         await context_of(record).tiers.clock.know()
     change = Write("set", lambda changes: changes.set(key, value, ttl=given.ttl))
-    return writing.written(await writing.write(asked, record, change))
+    return records.written(await records.write(asked, record, change))
 
 
 async def delete(scope: Scope, asked: Asked) -> Response:
     """Delete one field; one that is not there is no error."""
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
-    return writing.written(await writing.write(asked, record, Write("delete", lambda changes: changes.delete(key))))
+    return records.written(await records.write(asked, record, Write("delete", lambda changes: changes.delete(key))))
 
 
 class Patch(Body):
@@ -181,7 +181,7 @@ async def patch(scope: Scope, asked: Asked) -> Response:
             changes.increment(key, by)
 
     expect = expected(given.expect, given.expect_absent, given.expect_present)
-    done = await writing.write(asked, records.handle(asked, scope), Write("write", build, expect))
+    done = await records.write(asked, records.handle(asked, scope), Write("write", build, expect))
     found = {"version": done.version, "repeated": done.repeated, "results": done.results}
     return answer(found, version=done.version)
 
@@ -238,7 +238,7 @@ async def change_field(scope: Scope, asked: Asked) -> Response:
     """Change a field by what it holds."""
     given = requests.body(asked.request, asked.limits, FieldChange)
     context = context_of(await owned(asked, scope, given.user))
-    writing.write_under_lease(asked, context)
+    records.write_under_lease(asked, context)
     # Who repeats a request is told what came of it, too.
     context.allow("write", given.key)
     context.allow("read", given.key)
@@ -297,7 +297,7 @@ async def retag(scope: Scope, asked: Asked) -> Response:
     """Tag a record, or take tags away."""
     given = requests.body(asked.request, asked.limits, Retag)
     change = Write("write", lambda changes: changes.put_tags(given.tag, given.untag))
-    return writing.written(await writing.write(asked, records.handle(asked, scope), change))
+    return records.written(await records.write(asked, records.handle(asked, scope), change))
 
 
 # Items
@@ -426,8 +426,8 @@ async def change_items(scope: Scope, asked: Asked) -> Response:
             changes.put_item(collection, key, value, if_absent=absent, if_present=present)
 
     kind = "put" if values or not given.delete else "delete"
-    done = await writing.write(asked, records.handle(asked, scope), writing.Write(kind, build))
-    return writing.written(done)
+    done = await records.write(asked, records.handle(asked, scope), records.Write(kind, build))
+    return records.written(done)
 
 
 # Whole writes
@@ -520,9 +520,9 @@ async def write_whole(scope: Scope, asked: Asked) -> Response:
     if given.ttl is not None:
         await context.tiers.clock.know()
     expect = expected(given.expect, given.expect_absent, given.expect_present)
-    change = writing.Write(given.kind, given.build, expect, given.draft)
+    change = records.Write(given.kind, given.build, expect, given.draft)
     with context.durable(given.durability):
-        done = await writing.write(asked, record, change)
+        done = await records.write(asked, record, change)
     found = {
         "version": done.version, "repeated": done.repeated, "results": done.results,
         "first_message": done.first_message,
@@ -539,5 +539,5 @@ async def owned(asked: Asked, scope: Scope, user: str | None) -> Any:
         record: Any = store.user(id)
     else:
         record = store.session(id, user=user) if scope == "session" else store.task(id, user=user)
-    await writing.begins(asked, context_of(record))
+    await records.begins(asked, context_of(record))
     return record

@@ -14,10 +14,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from distributed_state.errors import Fenced, InvalidValue
-from distributed_state.programs.service import requests, writing
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.requests import LEASE, Answer, Asked, Body, Limit, Name, Query
 from distributed_state.programs.service.resources import records, search
-from distributed_state.programs.service.routes import LEASE, Answer, Asked, Body, Limit, Name, Query
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Scope
 from distributed_state.warm.lease import CarriedLease
@@ -47,7 +47,7 @@ async def take(scope: Scope, asked: Asked) -> Response:
     context = _of(asked, scope)
     wait = min(given.wait, asked.limits.busy)
     lease = await CarriedLease.take(context.tiers.leases, context.keys, wait=wait, ttl=given.ttl)
-    return answer({"lease": writing.show_lease(lease), "token": lease.token, "ttl": given.ttl}, 201)
+    return answer({"lease": records.show_lease(lease), "token": lease.token, "ttl": given.ttl}, 201)
 
 
 class Renew(Body):
@@ -62,7 +62,7 @@ async def renew(scope: Scope, asked: Asked) -> Response:
     context, lease = _of(asked, scope), _given(asked)
     if not await lease.renew(context.tiers.leases, context.keys, ttl=given.ttl):
         raise Fenced(f"{context.text[:200]}: the lease has ended")
-    return answer({"lease": writing.show_lease(lease), "token": lease.token, "ttl": given.ttl})
+    return answer({"lease": records.show_lease(lease), "token": lease.token, "ttl": given.ttl})
 
 
 class Released(Answer):
@@ -143,7 +143,7 @@ async def take_over(scope: Scope, asked: Asked) -> Response:
     token = asked.request.path_params["token"]
     leases = context.tiers.leases
     lease = await CarriedLease.take(leases, context.keys, wait=0, ttl=given.ttl, take_over=token)
-    return answer({"lease": writing.show_lease(lease), "token": lease.token, "ttl": given.ttl})
+    return answer({"lease": records.show_lease(lease), "token": lease.token, "ttl": given.ttl})
 
 
 async def end(scope: Scope, asked: Asked) -> Response:
@@ -160,7 +160,7 @@ def _of(asked: Asked, scope: Scope) -> RecordContext:
 
 
 def _given(asked: Asked) -> CarriedLease:
-    lease = writing.lease_of(asked)
+    lease = records.lease_of(asked)
     if lease is None:
         raise InvalidValue(f"the header {LEASE} says which lease is meant")
     return lease

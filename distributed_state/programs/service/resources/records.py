@@ -1,43 +1,410 @@
-"""Records that a path names, and how they are read. Law: the id that is compared is the id that is used.
+"""Records that a path names: how they are read, and how a request writes them.
 
-A caller of a tenant names ids that begin with its prefix. What is too large to answer is refused before it is in
+Law: the id that is compared is the id that is used, and a write is one commit, made once however often its request
+comes.
+
+A caller of a tenant names ids that begin with its prefix. An answer that is too large is refused before it is in
 memory. An export is sent as it is read, some lines at a time.
 
-Design: section 24.
+Conditions: the ETag of a record is its version, and it is strong. Source: RFC 9110, section 13.
+
+Leases: the client carries all that there is of its lease, so any worker serves under it. Only its client renews it, and
+it ends with its time. A lease as the client has it is opaque and cannot be guessed.
+
+Repeated requests: `Idempotency-Key` is the request id of the store's own turns, and the result of the request is
+remembered in the record, with a digest of the request, by the commit that it made. The commit is made for the very
+version in which the request was not found, so that of two requests with one key, at two workers at once, one applies it
+and the other finds it. So its result is computed before it is sent, and again if somebody else was faster.
+
+Design: sections 23, 24.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import random
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.errors import AccessDenied, Deleted, InvalidValue, NotFound, TooLarge
+from distributed_state.conversation import remembered_requests
+from distributed_state.errors import AccessDenied, Conflict, Deleted, InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
-from distributed_state.programs.service import requests, scheduling, writing
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.routes import IF_NONE_MATCH, PREFIX, Answer, Asked, Encoded, Query, Values
-from distributed_state.programs.service.scheduling import copying
+from distributed_state.programs.service.requests import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    LEASE,
+    PREFIX,
+    Answer,
+    Asked,
+    Encoded,
+    Query,
+    Values,
+    copying,
+)
 from distributed_state.programs.service.streaming import A_PAGE, Download
-from distributed_state.programs.service.writing import key_of
 from distributed_state.records import history as past
 from distributed_state.records import lifecycle, messages
-from distributed_state.records.access import TAGS
+from distributed_state.records.access import TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
+from distributed_state.records.preconditions import preconditions
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.export import Export
-from distributed_state.values import as_text
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import items
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import as_text, codec
 from distributed_state.values.field_ttl import NEVER
-from distributed_state.values.model import Ref, Scope
+from distributed_state.values.model import NEXT, Ref, Scope
 from distributed_state.values.results import Change, Snapshot
 from distributed_state.values.search import tags_in
+from distributed_state.warm.answers import Draft
+from distributed_state.warm.lease import CarriedLease
+
+_VERSION_TAG = re.compile(r'"([0-9]{1,18})"')
+
+DIGEST = "digest"  # in the outcome of a request: of what was asked
+Build = Callable[[Changes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A change of one record: what `build` puts into it, as a commit of this kind.
+
+    `unique`: no other request writes this record, so that one that was deleted is not begun again.
+    """
+
+    kind: str
+    build: Build
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    draft: Callable[[RecordContext, Changes], Draft] | None = None
+    unique: bool = False
+
+    def made(self, context: RecordContext, note: Build | None = None) -> tuple[Draft, Changes]:
+        """The change as a draft, with what `note` adds to it."""
+        changes = context.changes()
+        self.build(changes)
+        if note is not None:
+            note(changes)
+        return changes.draft(self.kind) if self.draft is None else self.draft(context, changes), changes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of a write. `first_message` is the number of the first one that it added, None if it added none."""
+
+    version: int
+    repeated: bool = False
+    results: dict[str, Any] = field(default_factory=dict)
+    first_message: int | None = None
+
+
+async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
+    """Apply a change under the conditions, the lease and the key that its request names."""
+    context = context_of(record)
+    write_under_lease(asked, context)
+    once = OnceOnly.of(asked, context)
+    # A conversation begins by its own operation, so that a mistaken id makes none; other records with a first write.
+    implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
+    if implied:
+        once = replace(once, conditions=Conditions(exists=True))
+    elif change.draft is None and once.conditions.may_begin:
+        await begins(asked, context)
+    if asked.quota.counts(asked.caller, "item"):
+        changes = context.changes()
+        change.build(changes)
+        await puts(asked, context, changes.put_items())
+    try:
+        return await (_commit(context, change, once.conditions) if once.key is None else _once(once, context, change))
+    except Conflict as conflict:
+        # Not every conflict says at which version the record is.
+        if implied:
+            _require(await context.read(True, VERSION), context, conflict)
+        raise
+
+
+def written(done: Done, status: int = 200) -> Response:
+    """The answer to a write of which the version is all that came."""
+    return answer({"version": done.version, "repeated": done.repeated}, status, version=done.version)
+
+
+def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) -> None:
+    """Raise NotFound or Deleted, in place of the conflict, if it is that the conversation is not there."""
+    if entry.version == 0:
+        raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
+    if entry.deleted:
+        said = f"conversation {context.ref.id!r:.200} was deleted at version {entry.version}"
+        raise Deleted(said, version=entry.version) from conflict
+
+
+async def begins(asked: Asked, context: RecordContext) -> None:
+    """Count the record that this request begins, if it does. Raises HTTPException 429."""
+    if asked.quota.counts(asked.caller, context.ref.scope):
+        entry = await context.read(field=VERSION)
+        if entry.version == 0 or entry.deleted:
+            await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
+
+
+async def comes_back(asked: Asked, context: RecordContext) -> None:
+    """Count the record that this rollback brings back, if it was deleted. Raises HTTPException 429."""
+    if asked.quota.counts(asked.caller, context.ref.scope) and (await context.read(field=VERSION)).deleted:
+        await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
+
+
+async def puts(asked: Asked, context: RecordContext, names: list[bytes]) -> None:
+    """Count those of these items that are not there yet. Raises HTTPException 429."""
+    if names and asked.quota.counts(asked.caller, "item"):
+        _, there = await items.read(context.tiers, context.keys, names)
+        await asked.quota.ask(asked.store, asked.caller, "item", len(names) - len(there))
+
+
+async def _commit(
+    context: RecordContext, change: Write, given: Conditions, note: Build | None = None, expected: int | None = None
+) -> Done:
+    draft, changes = change.made(context, note)
+    held = preconditions(context, change.expect, given.exists)
+    draft = draft._replace(expected=given.version if expected is None else expected)
+    done = await (context if held is None else held).commit(draft)
+    results = await write_path.sums(context.tiers, context.keys, done, changes.sums) if changes.sums else {}
+    return Done(done.version, False, results, done.added)
+
+
+async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
+    entry = await context.read(field=VERSION)
+    for attempt in range(context.store.settings.conflict_retries):
+        if entry.deleted and change.unique:
+            raise Deleted(f"what this request made was deleted at version {entry.version}", version=entry.version)
+        draft, changes = change.made(context)
+        context.allow_steps(draft)  # a repeated request is answered with the first one's result
+        done = once.answered(entry)
+        if done is not None:
+            return Done(done.version, True, done.found.get("results", {}), done.found.get("first_message"))
+        note = partial(once.remember, entry, **_foreseen(entry, draft, changes))
+        try:
+            once.conditions.check(entry.version, entry.deleted)
+            return await _commit(context, change, once.conditions, note, entry.version)
+        except Conflict as conflict:
+            refused = conflict
+        pause = random.uniform(0, 0.002 * 2 ** min(attempt, 6))  # or all would come at once again
+        await context.tiers.port.sleep(pause)
+        seen, entry = entry, await context.read(True, VERSION)
+        unchanged = (seen.epoch, seen.version) == (entry.epoch, entry.version)
+        if attempt and unchanged and once.answered(entry) is None:
+            break  # nobody was faster: it is what the request named that does not hold
+    raise refused
+
+
+def _foreseen(entry: CachedRecord, draft: Draft, changes: Changes) -> dict[str, Any]:
+    """Compute what a commit on this very version will return, beside its own version."""
+    found: dict[str, Any] = {}
+    if changes.sums:
+        found["results"] = dict(_sums(entry, changes))
+    if any(step[0] == b"m" for step in draft.steps):
+        found["first_message"] = 0 if entry.deleted else int(entry.fields.get(NEXT, b"0"))
+    return found
+
+
+def _sums(entry: CachedRecord, changes: Changes) -> Iterable[tuple[str, int]]:
+    for key in changes.sums:
+        before = 0 if entry.deleted else entry.value(key, 0)
+        by = int(changes.fields[codec.encode_key(key)][2])
+        yield key, (before if isinstance(before, int) else 0) + by  # a value that is not a number is refused
+
+
+# Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions of a write: the record is at this version, exists, or does not."""
+
+    version: int | None = None
+    exists: bool | None = None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether they hold for a record that is not there yet."""
+        return not self.version and not self.exists
+
+    def check(self, version: int, deleted: bool = False) -> None:
+        """Raise Conflict unless they hold for a record that nobody else changes meanwhile."""
+        if self.version is not None and self.version != version:
+            raise Conflict(f"expected version {self.version}, found version {version}", version=version)
+        if self.exists is not None and self.exists is not (version > 0 and not deleted):
+            raise Conflict(f"the record exists {'not' if self.exists else 'already'}", version=version)
+
+
+def conditions_of(request: Request) -> Conditions:
+    """The conditions of a write. Raises InvalidValue for those that no write can have."""
+    match, none = (
+        requests.header(request, each).strip() if each in request.headers else None
+        for each in (IF_MATCH, IF_NONE_MATCH)
+    )
+    if match is not None and none is not None:
+        raise InvalidValue("give If-Match or If-None-Match, not both")
+    if none not in (None, "*"):
+        raise InvalidValue("a write takes If-None-Match: * alone, for a record that is not there yet")
+    if match is None:
+        return Conditions(exists=None if none is None else False)
+    if match == "*":
+        return Conditions(exists=True)
+    found = _VERSION_TAG.fullmatch(match)
+    if found is None:
+        raise InvalidValue(f'If-Match is * or one version as an ETag has it, as "7", not {match!r:.80}')
+    return Conditions(version=int(found[1]))
+
+
+# The lease that a client holds
+
+
+def show_lease(lease: CarriedLease) -> str:
+    """A lease as its client carries it."""
+    return base64.urlsafe_b64encode(lease.lock_value.encode()).decode().rstrip("=")
+
+
+def lease_of(asked: Asked) -> CarriedLease | None:
+    """The lease that a request names, None if it names none. Raises InvalidValue for what is none."""
+    text = requests.header(asked.request, LEASE)
+    if LEASE not in asked.request.headers:
+        return None
+    try:
+        found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii")
+        return CarriedLease(found)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidValue("Lease is what was given with the lease, as it was given") from error
+
+
+def write_under_lease(asked: Asked, context: RecordContext) -> None:
+    """Have this request write under the lease that it names, if it names one."""
+    lease = lease_of(asked)
+    if lease is not None:
+        context.allow("lock", None)
+        lease.carry(context.tiers.leases, context.tiers.lock(context.keys, wait=0, ttl=lease.TTL))
+
+
+# Repeated requests
+
+
+@dataclass(frozen=True, slots=True)
+class OnceOnly:
+    """A request with its key and its conditions. Without a key it is made each time."""
+
+    key: str | None
+    name: bytes
+    digest: str
+    most: int
+    conditions: Conditions
+
+    @classmethod
+    def of(cls, asked: Asked, context: RecordContext, *others: str) -> OnceOnly:
+        """Of this request, to a record and perhaps about others. Raises InvalidValue for a key that cannot be kept."""
+        key = key_of(asked)
+        name = remembered_requests.name_of(key) or b""
+        digest = "" if key is None else requests.digest(asked.request, *others)
+        most = context.store.settings.remembered_requests
+        return cls(key, name, digest, most, conditions_of(asked.request))
+
+    def answered(self, entry: CachedRecord) -> Answered | None:
+        """The remembered answer, None if there is none. Raises InvalidValue if the key is another request's."""
+        kept = None if self.key is None else remembered_requests.find(entry, self.name)
+        if kept is None:
+            return None
+        outcome = kept[1] if isinstance(kept[1], dict) else {}
+        if outcome.get(DIGEST) != self.digest:
+            raise _another(self.key)
+        return Answered(remembered_requests.answered_at(kept), outcome)
+
+    def remember(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
+        """Remember in this change, which is made for that version, what comes of it."""
+        if self.key is not None:
+            kept = [entry.version, {**found, DIGEST: self.digest}, self.key, None]
+            remembered_requests.remember(self.most, changes, entry, self.name, kept)
+
+    # For what the store changes by itself
+
+    async def settle(self, change: Coroutine[Any, Any, Any]) -> tuple[Any, Answered | None]:
+        """Make the change: its result, or the earlier answer that `look` found. Raises Conflict."""
+        try:
+            return await change, None
+        except _Settled as settled:
+            if settled.refused is not None:
+                raise settled.refused from None
+            return None, settled.answered
+
+    async def looked(self, context: RecordContext, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same for what may find nothing to change, and so no version to be looked at: it is looked at before."""
+        if self.key is not None or self.conditions != Conditions():
+            self.look(await context.read(True, VERSION))
+        return await change()
+
+    def look(self, entry: CachedRecord) -> None:
+        """Go on only if the request was not answered yet, and its conditions hold for this version."""
+        done = self.answered(entry)
+        if done is not None:
+            raise _Settled(done, None)
+        try:
+            self.conditions.check(entry.version, entry.deleted)
+        except Conflict as refused:
+            raise _Settled(None, refused) from None
+
+    def note(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
+        """Look at this version, and remember in the change that is made for it what comes of it."""
+        self.look(entry)
+        self.remember(entry, changes, **found)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A remembered answer: the version that the request made, and the rest of its outcome."""
+
+    version: int
+    found: dict[str, Any]
+
+
+class _Settled(Exception):
+    """Nothing is to be written: `answered` is the earlier answer, else `refused` says why.
+
+    It is not a Conflict, which the code that makes the change would retry.
+    """
+
+    def __init__(self, answered: Answered | None, refused: Conflict | None) -> None:
+        super().__init__()
+        self.answered = answered
+        self.refused = refused
+
+
+def key_of(asked: Asked) -> str | None:
+    """The request's Idempotency-Key, None if it has none. Raises InvalidValue for one that cannot be kept."""
+    if IDEMPOTENCY_KEY not in asked.request.headers:
+        return None
+    key = requests.header(asked.request, IDEMPOTENCY_KEY)
+    if not key.isascii():
+        raise InvalidValue(f"{IDEMPOTENCY_KEY} is ASCII, not {key!r:.80}")  # of other bytes two might be read as one
+    remembered_requests.name_of(key)
+    return key
+
+
+def same_request(outcome: Any, digest: str, key: str) -> None:
+    """Raise InvalidValue if the key stands for another request; what was remembered elsewhere has no digest."""
+    if isinstance(outcome, dict) and outcome.get(DIGEST, digest) != digest:
+        raise _another(key)
+
+
+def _another(key: str | None) -> InvalidValue:
+    return InvalidValue(f"{IDEMPOTENCY_KEY} {key!r:.80} was used for another request already")
+
 
 _TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
 T = TypeVar("T")
@@ -83,7 +450,7 @@ def of(asked: Asked, scope: Scope, id: str) -> Any:
 def written_by(asked: Asked, scope: Scope) -> Any:
     """The record that the path names, to be written under the lease that the request names."""
     record = handle(asked, scope)
-    writing.write_under_lease(asked, context_of(record))
+    write_under_lease(asked, context_of(record))
     return record
 
 
@@ -228,7 +595,7 @@ async def read(scope: Scope, asked: Asked) -> Response:
     if known is not None:
         return known
     context_of(record).allow("read", TAGS)
-    return await scheduling.in_turn(size, lambda: _shown(context_of(record), entry))
+    return await requests.in_turn(size, lambda: _shown(context_of(record), entry))
 
 
 def _shown(context: RecordContext, entry: CachedRecord) -> Response:
@@ -241,8 +608,8 @@ async def delete(scope: Scope, asked: Asked) -> Response:
     """Delete a record; its history stays."""
     context = context_of(written_by(asked, scope))
     context.allow("write", None)
-    given = writing.conditions_of(asked.request)
-    check = None if given == writing.Conditions() else given.check
+    given = conditions_of(asked.request)
+    check = None if given == Conditions() else given.check
     version = await lifecycle.delete(context.tiers, context.keys, context.store.deleting, check=check)
     return answer({"version": version}, version=version)
 

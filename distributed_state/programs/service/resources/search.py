@@ -16,9 +16,8 @@ from starlette.responses import Response
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer, log_seldom
+from distributed_state.programs.service.requests import Answer, Asked, Body, Id, Limit, Name, Query, Values, searching
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Answer, Asked, Body, Id, Limit, Name, Query, Values
-from distributed_state.programs.service.scheduling import searching
 from distributed_state.records.context import context_of
 from distributed_state.values.model import MAX_PHASE, Scope
 from distributed_state.values.search import KINDS, Kind, SearchHit
