@@ -20,7 +20,7 @@ from rich.logging import RichHandler
 from distributed_state.port.background import REPLICA
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("distributed_state_request_id", default=None)
-"""The X-Request-Id of the request that is being served."""
+"""The X-Request-Id of the request that is being served, set in the task that serves it."""
 RECORD: ContextVar[str | None] = ContextVar("distributed_state_record", default=None)
 """The record that it is about."""
 _CONTEXT = {"request_id": REQUEST_ID, "record": RECORD}
@@ -63,12 +63,6 @@ def write(level: int, console: Console) -> None:
         handler = RichHandler(console=console)
         handler.setFormatter(_Shown("%(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
-
-
-def is_about(request_id: str, record: str | None) -> None:
-    """Name these in each line of the present task, which is one request's own, and of those that it begins."""
-    REQUEST_ID.set(request_id)
-    RECORD.set(record)
 
 
 def opened(replica: str) -> None:

@@ -793,29 +793,27 @@ def test_a_text_of_an_inner_error_would_be_noticed() -> None:
 async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
     async with AsyncStateStore.open(archive="memory") as store:
 
-        def asked(method: str, path: str, body: Any = None, **params: str) -> Asked:
+        def asked(method: str, path: str, **params: str) -> Asked:
             from starlette.requests import Request
 
-            path, _, query = path.partition("?")
             scope = {
-                "type": "http", "method": method, "path": path, "query_string": query.encode(), "path_params": params,
-                "headers": [(b"content-type", b"application/json")], "server": ("x", 80), "scheme": "http",
-                "state": {"body": json.dumps(body or {}).encode()},
+                "type": "http", "method": method, "path": path, "query_string": b"", "path_params": params,
+                "headers": [], "server": ("x", 80), "scheme": "http",
             }  # fmt: skip
             return Asked(
                 store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(Limits()), Rates(Limits()), Budget(2**20)
             )
 
         await store.session("other:c").set("a", 1)
-        made = await conversations.create("session", asked("POST", "/v1/conversations", {}))
+        made = await conversations.create("session", asked("POST", "/v1/conversations"), conversations.Create())
         assert json.loads(bytes(made.body))["id"].startswith("acme:")
         for body in {"id": "other:d"}, {"user": "other:u"}, {"id": "c"}:
             with pytest.raises(AccessDenied):
-                await conversations.create("session", asked("POST", "/v1/conversations", body))
+                await conversations.create("session", asked("POST", "/v1/conversations"), conversations.Create(**body))
         with pytest.raises(AccessDenied):
             await records.delete("session", asked("DELETE", "/v1/conversations/other:c", id="other:c"))
-        found = await search.listing("session", asked("GET", "/v1/conversations?fresh=true"))
+        found = await search.listing("session", asked("GET", "/v1/conversations"), search.Listing(fresh=True))
         assert [each["id"][:5] for each in json.loads(bytes(found.body))["conversations"]] == ["acme:"]
-        for wrong in "prefix=other:", "user=other:u":
+        for wrong in search.Listing(prefix="other:"), search.Listing(user="other:u"):
             with pytest.raises(AccessDenied):
-                await search.listing("session", asked("GET", f"/v1/conversations?{wrong}"))
+                await search.listing("session", asked("GET", "/v1/conversations"), wrong)

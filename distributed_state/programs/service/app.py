@@ -20,9 +20,9 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
@@ -39,11 +39,10 @@ from distributed_state.port import Port, waited
 from distributed_state.programs import logs
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import PaidResponse, answer, compress, refusal
-from distributed_state.programs.service.authentication import Authentication, Caller, KnownHosts, serving
+from distributed_state.programs.service.authentication import CALLER, Authentication, Caller, KnownHosts, serving
 from distributed_state.programs.service.limits import Budget, Growing, Limits, Quota, Rates, Shares, Sizes
 from distributed_state.programs.service.operations import Described, operations
 from distributed_state.programs.service.requests import (
-    CONDITIONS,
     LAST_EVENT_ID,
     PREFIX,
     READ,
@@ -52,7 +51,6 @@ from distributed_state.programs.service.requests import (
     Asked,
     NamedRoute,
     Operation,
-    Work,
     in_line,
 )
 from distributed_state.programs.service.streaming import EventStream, Heard, Positions
@@ -60,6 +58,7 @@ from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.metrics import collector, process
 from distributed_state.values.keys import Keys
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _NOT_USABLE = "cannot be used now; the log says why"
 _PREFIX = "distributed_state_http"
@@ -234,10 +233,79 @@ class Measures:
         return Response(generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+# Requests that run
+
+
+class Work:
+    """The requests that are running, and those that are being cleaned up."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._end: float | None = None  # when all of it has to be over
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+        """Return the work's result. Raises Unavailable after `seconds`, or when `finish` abandons it."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        over = loop.create_future()
+        self._tasks.add(task)
+        self._waiting.add(over)
+        task.add_done_callback(partial(self._done, over))
+        end = loop.time() + seconds
+        timer = loop.call_at(end if self._end is None else min(end, self._end), _settle, over)
+        try:
+            await over
+        finally:
+            timer.cancel()
+            self._waiting.discard(over)
+            if not task.done():
+                task.cancel()
+        if not task.done():
+            raise Unavailable(
+                f"abandoned after {seconds:g} s or as the worker stops; a turn with a request_id may be repeated"
+            )
+        try:
+            return task.result()
+        finally:
+            # What it raised leads to this frame, and all that its request had would wait for the garbage collector.
+            del task
+
+    def _done(self, over: asyncio.Future[None], task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        _settle(over)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: the client may have been answered before
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for what is running, and what begins meanwhile, at most so long; then abandon it."""
+        self._end = asyncio.get_running_loop().time() + seconds
+        await self._ended(seconds)
+        for over in list(self._waiting):
+            _settle(over)
+        await self._ended(_CLEANING_UP)
+
+    async def _ended(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        # Again for those that began meanwhile: they would be abandoned with all of their time left.
+        while self._tasks and (left := end - loop.time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
 _RECOGNIZED_FOR = 2.0  # seconds after which the caller of a stream of events is checked again
 _TAKEN = "taken"  # in the state of a request: what it holds of the budget
+_CLEANING_UP = 2.0  # seconds for a request that was abandoned
 _JOINING = 4  # streams at once: each asks SQL and Redis for the position of every partition
 
 
@@ -349,11 +417,14 @@ class Service:
 
     async def _serve(self, operation: Operation, request: Request) -> Response:
         began = time.perf_counter()
-        logs.is_about(requests.request_id(request), requests.record_of(request))
+        about = requests.record_of(request)
+        # In the context of the request's own task, and of those that it begins.
+        logs.REQUEST_ID.set(requests.request_id(request))
+        logs.RECORD.set(about)
         try:
             with waited.call() as account:  # of Redis, whatever is asked of it
                 try:
-                    response = await self._served(operation, request)
+                    response = await self._served(operation, request, about)
                 except WarmUnavailable:
                     waited.unanswered(account)
                     raise
@@ -364,10 +435,10 @@ class Service:
             self._give_back(request)
             raise
         if (caller := getattr(request.state, "caller", None)) is not None:
-            self._rates.count(caller, len(response.body))
-            size = len(getattr(request.state, "body", b"")) + len(response.body)
+            size = len(response.body)
+            response.headers.update(self._rates.answered(caller, size))
+            size += len(getattr(request.state, "body", b""))
             self.measures.of_tenant(caller.tenant, response.status_code, size)
-            response.headers.update(self._rates.headers(caller))
         took = time.perf_counter() - began
         self.measures.answered(request.method, operation.path, response.status_code, took)
         try:
@@ -378,65 +449,52 @@ class Service:
         taken = getattr(request.state, _TAKEN, None)
         if taken is None:
             return response
-        taken.become(len(response.body))
+        if taken.size != len(response.body):
+            taken.become(len(response.body))  # it was compressed
         return PaidResponse(response, taken)
-
-    def _copies(self, operation: Operation, request: Request) -> int:
-        """How often an answer is there while it is made: what it is made of is counted elsewhere if hot keeps it."""
-        if operation.copies is not None:
-            return operation.copies
-        assert self.store is not None, "it has begun"
-        return 1 if requests.record_of(request) in self.store.tiers().hot.entries else 3
 
     @staticmethod
     def _give_back(request: Request) -> None:
         if (taken := getattr(request.state, _TAKEN, None)) is not None:
             taken.give_back()
 
-    async def _served(self, operation: Operation, request: Request) -> Response:
+    async def _served(self, operation: Operation, request: Request, about: str | None) -> Response:
         if self.store is None:
             raise HTTPException(503, f"this worker is starting: it is waiting for {self.awaited}")
-        caller = await self.authentication.caller(request)
-        request.state.caller = caller
+        caller = request.state.caller = await self.authentication.caller(request)
         self._rates.ask(caller)
         if operation.right is not None and operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
-        requests.check_path(request)
-        if operation.right is not None and operation.query is None and request.scope["query_string"]:
-            raise InvalidValue(f"{request.method} {operation.path} takes no query")
-        for name in CONDITIONS:
-            if name in request.headers and name not in operation.headers and request.method != "GET":
-                raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
+        requests.check_head(request, operation)
         parsed = await requests.receive_body(request, self.limits)
         self._rates.count(caller, len(request.state.body))
-        actor = caller.actor
-        with (
-            self._places.one(caller),
-            serving(caller),
-            self.store.acting_as(actor) if actor else contextlib.nullcontext(),
-        ):
+        with self._places.one(caller):
             asked = Asked(self.store, self.limits, caller, request, self._quota, self._rates, self.budget)
+            if operation.right in ("read", None):
+                return await self._read(operation, asked, about, parsed)
             # The answer to a write is small.
-            kind = (operation.path, request.path_params.get("id", ""), caller.tenant, *operation.kind(request))
-            times = self._copies(operation, request)
-            reads = operation.right in ("read", None)
-            with waited.queued():
-                taken = await (
-                    self._sizes.take(self.budget, caller.party, kind, parsed, times)
-                    if reads
-                    else self.budget.take(caller.party, parsed)
-                )
-            setattr(request.state, _TAKEN, taken)
-            with waited.making_room(Growing(self.budget, taken, parsed, times, self.limits.answer)):
-                response = await self._work.within(self.limits.request, operation.serve(asked))
+            taken = request.state.taken = await self.budget.take(caller.party, parsed)
+            response = await self._work.within(self.limits.request, _done(operation, asked))
             taken.become(len(response.body))
-            if reads:
-                self._sizes.note(kind, len(response.body))
-        if operation.right == "read" and len(response.body) > self.limits.answer:
+            return response
+
+    async def _read(self, operation: Operation, asked: Asked, about: str | None, parsed: int) -> Response:
+        """The answer that may be large, with room for it taken before it is made."""
+        request, caller, limits = asked.request, asked.caller, self.limits
+        kind = (operation.path, request.path_params.get("id", ""), caller.tenant, *operation.kind(request))
+        copies = operation.copies
+        if copies is None:
+            # What it is made of is counted elsewhere if hot keeps it.
+            copies = 1 if about in asked.store.tiers().hot.entries else 3
+        taken = request.state.taken = await self._sizes.take(self.budget, caller.party, kind, parsed, copies)
+        with waited.making_room(Growing(self.budget, taken, parsed, copies, limits.answer)):
+            response = await self._work.within(limits.request, _done(operation, asked))
+        size = len(response.body)
+        taken.become(size)
+        self._sizes.note(kind, size)
+        if operation.right is not None and size > limits.answer:
             # What is bounded as it is stored may be longer as JSON.
-            raise InvalidValue(
-                f"the answer is {len(response.body)} bytes, more than {self.limits.answer}: ask for less"
-            )
+            raise InvalidValue(f"the answer is {size} bytes, more than {limits.answer}: ask for less")
         return response
 
     async def _sent(self, request: Request, response: Response, took: float) -> Response:
@@ -460,11 +518,10 @@ class Service:
     async def _unrouted(self, request: Request, error: Exception) -> Response:
         return await self._sent(request, refusal(error, request), 0.0)
 
-    async def _events(self, asked: Asked) -> Response:
+    async def _events(self, asked: Asked, given: Heard) -> Response:
         """The stream of events: `types=conversation.*&since=`, and the header Last-Event-ID, which goes first."""
         if self.draining:
             raise Unavailable("this worker is stopping")
-        given = requests.query(asked.request, Heard)
         if asked.request.method == "HEAD":
             # Its answer is over with its head: a proxy sends somebody else's request next, who would wait for ever.
             return Response(media_type=EventStream.media_type)
@@ -531,6 +588,14 @@ class Service:
             return self.measures.shown()
         except StateError as error:
             return refusal(error, request)
+
+
+async def _done(operation: Operation, asked: Asked) -> Response:
+    """Parse the request, and have it answered: in a task of its own, so what is set here ends with it."""
+    CALLER.set(asked.caller)
+    given = requests.parsed(asked.request, operation, asked.limits)
+    with asked.store.acting_as(asked.caller.actor) if asked.caller.actor else contextlib.nullcontext():
+        return await operation.serve(asked, *given)
 
 
 def cors(origins: tuple[str, ...]) -> list[Middleware]:

@@ -42,9 +42,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from hmac import compare_digest
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -84,6 +84,22 @@ class Caller:
     prefix: str = ""
     rights: frozenset[Right] = frozenset(RIGHTS)
     credential: str = ""
+    tenants: tuple[str, ...] = field(init=False)
+    """The prefixes for which it counts, the uppermost first: its own, and those that this lies within."""
+    tenant: str = field(init=False)
+    """The uppermost of these, "" for callers of all tenants."""
+    parties: tuple[str, ...] = field(init=False)
+    """The same as names of parties; without a tenant its actor is the party. Of one text the two are different."""
+    party: str = field(init=False)
+    """The party that shares what is shared out: the uppermost tenant, or where there is none the actor."""
+
+    def __post_init__(self) -> None:
+        ends = (at + 1 for at, letter in enumerate(self.prefix) if letter == ":" or at == len(self.prefix) - 1)
+        tenants = tuple(self.prefix[:end] for end in islice(ends, _DEEPEST))
+        parties = tuple(f"prefix {each}" for each in tenants) or (f"actor {self.actor}",)
+        derived = {"tenants": tenants, "tenant": tenants[0] if tenants else "", "parties": parties, "party": parties[0]}
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def token(self) -> str | None:
@@ -91,36 +107,10 @@ class Caller:
         kind, _, id = self.credential.partition(":")
         return id if kind == "token" else None
 
-    @property
-    def tenants(self) -> tuple[str, ...]:
-        """The prefixes for which it counts, the uppermost first: its own, and those that this lies within."""
-        return _within(self.prefix)
-
-    @property
-    def tenant(self) -> str:
-        """The uppermost of these, "" for callers of all tenants."""
-        return self.tenants[0] if self.prefix else ""
-
-    @property
-    def parties(self) -> tuple[str, ...]:
-        """The same as names of parties; without a tenant its actor is the party. Of one text the two are different."""
-        return tuple(f"prefix {each}" for each in self.tenants) or (f"actor {self.actor}",)
-
-    @property
-    def party(self) -> str:
-        """The party that shares what is shared out: the uppermost tenant, or where there is none the actor."""
-        return self.parties[0]
-
     def hears(self, event: Event) -> bool:
         """Whether it may receive an event: a caller of a tenant only those of the tenant's records."""
         scope, _, name = event.subject.partition(":")
         return not self.prefix or (scope in SCOPES and unescape(name).startswith(self.prefix))
-
-
-@lru_cache(maxsize=1000)
-def _within(prefix: str) -> tuple[str, ...]:
-    found = [prefix[: at + 1] for at, letter in enumerate(prefix) if letter == ":" or at == len(prefix) - 1]
-    return tuple(found[:_DEEPEST])
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("distributed_state_caller", default=None)

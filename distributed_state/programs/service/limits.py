@@ -48,6 +48,7 @@ from typing import cast
 
 from starlette.exceptions import HTTPException
 
+from distributed_state.port import waited
 from distributed_state.programs.service.authentication import Caller
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.model import escape
@@ -153,6 +154,11 @@ class Rates:
         self.traffic.note(caller, size=size)
         self._use(caller, "bytes", size)
 
+    def answered(self, caller: Caller, size: int) -> dict[str, str]:
+        """Count the bytes of an answer, and return the headers that report the quotas."""
+        self.count(caller, size)
+        return self.headers(caller)
+
     def headers(self, caller: Caller) -> dict[str, str]:
         """Headers that report the quotas."""
         if not self._rates:
@@ -230,7 +236,7 @@ class Traffic:
 
     def note(self, caller: Caller, *, requests: int = 0, size: int = 0) -> None:
         """Count requests and bytes."""
-        for prefix in caller.tenants or (caller.tenant,):
+        for prefix in caller.tenants or ("",):
             self._note(prefix, requests, size)
 
     def _note(self, prefix: str, requests: int, size: int) -> None:
@@ -435,7 +441,8 @@ class Budget:
             waiting = _Waiting(party, size, loop.time(), loop.create_future())
             self._waiting.append(waiting)
             try:
-                await self._granted(waiting)
+                with waited.queued():
+                    await self._granted(waiting)
             except BaseException:
                 if waiting.granted.done() and not waiting.granted.cancelled():
                     self._count(party, -size)  # it was granted at the moment when it gave up

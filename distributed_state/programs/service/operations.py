@@ -11,7 +11,7 @@ import asyncio
 import gzip
 import inspect
 import re
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -35,7 +35,6 @@ from distributed_state.programs.service.requests import (
     LEASE,
     PREFIX,
     SENT,
-    Asked,
     Operation,
     Serve,
 )
@@ -45,7 +44,6 @@ from distributed_state.values.access_tokens import Right
 from distributed_state.values.as_text import BASE64
 from distributed_state.values.model import Scope
 
-OfScope = Callable[[Scope, Asked], Coroutine[Any, Any, Response]]
 Line = Callable[..., Operation]
 _READ = (IF_NONE_MATCH,)
 _WRITE = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
@@ -134,7 +132,7 @@ def _records(scope: Scope) -> list[Operation]:
     name = records.NAMES[scope]
     one = f"{PREFIX}/{name}s/{{id}}"
 
-    def line(method: str, path: str, right: Right, serve: OfScope, summary: str, **more: Any) -> Operation:
+    def line(method: str, path: str, right: Right, serve: Serve, summary: str, **more: Any) -> Operation:
         return Operation(method, one + path, right, partial(serve, scope), f"{summary} of a {name}", **more)
 
     found = [

@@ -28,7 +28,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -63,72 +62,6 @@ _copying: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = Weak
 # Kept by those who hold one or wait for it.
 _copies: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 _searches: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
-_CLEANING_UP = 2.0
-
-
-class Work:
-    """The requests that are running, and those that are being cleaned up."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._end: float | None = None  # when all of it has to be over
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-        """Return the work's result. Raises Unavailable after `seconds`, or when `finish` abandons it."""
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(work)
-        over = loop.create_future()
-        self._tasks.add(task)
-        self._waiting.add(over)
-        task.add_done_callback(partial(self._done, over))
-        end = loop.time() + seconds
-        timer = loop.call_at(end if self._end is None else min(end, self._end), _settle, over)
-        try:
-            await over
-        finally:
-            timer.cancel()
-            self._waiting.discard(over)
-            if not task.done():
-                task.cancel()
-        if not task.done():
-            raise Unavailable(
-                f"abandoned after {seconds:g} s or as the worker stops; a turn with a request_id may be repeated"
-            )
-        try:
-            return task.result()
-        finally:
-            # What it raised leads to this frame, and all that its request had would wait for the garbage collector.
-            del task
-
-    def _done(self, over: asyncio.Future[None], task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        _settle(over)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved: the client may have been answered before
-
-    async def finish(self, seconds: float) -> None:
-        """Wait for what is running, and what begins meanwhile, at most so long; then abandon it."""
-        self._end = asyncio.get_running_loop().time() + seconds
-        await self._ended(seconds)
-        for over in list(self._waiting):
-            _settle(over)
-        await self._ended(_CLEANING_UP)
-
-    async def _ended(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        # Again for those that began meanwhile: they would be abandoned with all of their time left.
-        while self._tasks and (left := end - loop.time()) > 0:
-            await asyncio.wait(self._tasks, timeout=left)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def in_turn(size: int, work: Callable[[], T]) -> T:
@@ -185,7 +118,8 @@ async def searching(party: str) -> AsyncIterator[None]:
 
 
 PREFIX = "/v1"
-Serve = Callable[["Asked"], Coroutine[Any, Any, Response]]
+Serve = Callable[..., Coroutine[Any, Any, Response]]
+"""Answers what was asked: with an Asked, and the body or query if the operation has one."""
 
 IF_MATCH = "If-Match"
 IF_NONE_MATCH = "If-None-Match"
@@ -495,6 +429,23 @@ def check_path(request: Request) -> None:
         raise InvalidValue(request.scope[UNREADABLE])
 
 
+def check_head(request: Request, operation: Operation) -> None:
+    """Raise InvalidValue for a path that cannot be read, and for a query or a condition that the operation ignores."""
+    check_path(request)
+    if operation.right is not None and operation.query is None and request.scope["query_string"]:
+        raise InvalidValue(f"{request.method} {operation.path} takes no query")
+    for name in CONDITIONS:
+        if name in request.headers and name not in operation.headers and request.method != "GET":
+            raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
+
+
+def parsed(request: Request, operation: Operation, limits: Limits) -> tuple[BaseModel, ...]:
+    """The request's body or query, as the operation takes it; () if it takes neither."""
+    if operation.body is not None:
+        return (body(request, limits, operation.body),)
+    return () if operation.query is None else (query(request, operation.query),)
+
+
 def path_of(request: Request) -> str:
     """The path as it was asked for, to be put into an answer."""
     raw: bytes | None = request.scope.get("raw_path")
@@ -554,10 +505,13 @@ def pairs(request: Request) -> list[tuple[str, str]]:
         raise InvalidValue("the query is not UTF-8 where its % are decoded") from error
 
 
-def next_page(request: Request, **changed: Any) -> dict[str, str]:
-    """The header that leads to the next page: the same query with these parameters."""
-    kept = [each for each in pairs(request) if each[0] not in changed]
-    query = urlencode([*kept, *changed.items()], errors="surrogatepass")
+def next_page(request: Request, end: Any, order: str = "asc") -> dict[str, str]:
+    """The header that leads to the page behind `end`, in this order; none if `end` is None."""
+    if end is None:
+        return {}
+    name = "before" if order == "desc" else "after"
+    kept = [each for each in pairs(request) if each[0] != name]
+    query = urlencode([*kept, (name, end)], errors="surrogatepass")
     return {"Link": f'<{path_of(request)}?{query}>; rel="next"'}
 
 

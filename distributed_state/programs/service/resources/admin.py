@@ -199,15 +199,13 @@ class Counts(Answer):
     counts: dict[str, int]
 
 
-async def compact(asked: Asked) -> Response:
+async def compact(asked: Asked, given: Compact) -> Response:
     """Pack what is old; repeated it goes on where it was broken off."""
-    given = requests.body(asked.request, asked.limits, Compact)
     return answer({"counts": await asked.store.compact(older_than=given.older_than)})
 
 
-async def purge(asked: Asked) -> Response:
+async def purge(asked: Asked, given: Purge) -> Response:
     """Remove what is old; the present states stay."""
-    given = requests.body(asked.request, asked.limits, Purge)
     return answer({"counts": await asked.store.purge(**given.model_dump())})
 
 
@@ -250,9 +248,8 @@ class Made(Token):
     token: str
 
 
-async def create_token(asked: Asked) -> Response:
+async def create_token(asked: Asked, given: MakeToken) -> Response:
     """Make a token."""
-    given = requests.body(asked.request, asked.limits, MakeToken)
     prefix = _prefix(asked, given)
     more = set(given.rights) - asked.caller.rights
     if more:
@@ -283,16 +280,15 @@ class Tokens(Answer):
     after: str | None
 
 
-async def list_tokens(asked: Asked) -> Response:
+async def list_tokens(asked: Asked, given: TokenPage) -> Response:
     """A page of the tokens."""
-    given = requests.query(asked.request, TokenPage)
     if given.after is not None and not access_tokens.is_id(given.after):
         raise InvalidValue(f"{given.after!r:.80} is no id of a token")
     read = partial(_tokens(asked).page, asked.caller.prefix, given.after, given.limit)
     found = await asked.store.tiers().port.sql(read)
     after = found[-1].id if len(found) == given.limit else None
-    more = requests.next_page(asked.request, after=after) if after is not None else None
-    return answer({"tokens": [_shown(each) for each in found], "after": after}, headers=more)
+    shown = {"tokens": [_shown(each) for each in found], "after": after}
+    return answer(shown, headers=requests.next_page(asked.request, after))
 
 
 async def revoke_token(asked: Asked) -> Response:

@@ -66,9 +66,8 @@ class Create(Body):
     bytes: Encoded | None = None
 
 
-async def create(scope: Scope, asked: Asked) -> Response:
+async def create(scope: Scope, asked: Asked, given: Create) -> Response:
     """Begin a conversation or a task."""
-    given = requests.body(asked.request, asked.limits, Create)
     fields = together(given.fields, given.bytes)
     user = records.owner(asked, given.user)
     id = records.begun(asked, given.id)
@@ -107,9 +106,8 @@ class Conversation(Answer):
     messages: Messages
 
 
-async def read(asked: Asked) -> Response:
+async def read(asked: Asked, given: Last) -> Response:
     """A conversation with its last messages."""
-    given = requests.query(asked.request, Last)
     id = records.id_of(asked)
     context = context_of(asked.store.session(id))
     context.allow("read", MESSAGES, MOVES)
@@ -162,9 +160,8 @@ class Turned(Answer):
     outcome: Any
 
 
-async def turn(asked: Asked) -> Response:
+async def turn(asked: Asked, given: Turn) -> Response:
     """Serve one request to a conversation."""
-    given = requests.body(asked.request, asked.limits, Turn)
     fields = together(given.set, given.bytes)
     key = records.key_of(asked)
     if key is not None and given.request_id not in (None, key):
@@ -217,14 +214,13 @@ class Numbered(Answer):
     messages: Messages
 
 
-async def message_page(asked: Asked) -> Response:
+async def message_page(asked: Asked, given: MessagePage) -> Response:
     """A page of messages."""
-    return await page_of(asked, shown_messages.Shown.raw)
+    return await page_of(asked, given, shown_messages.Shown.raw)
 
 
-async def page_of(asked: Asked, said: _Said) -> Response:
+async def page_of(asked: Asked, given: MessagePage, said: _Said) -> Response:
     """A page of messages, as this makes them of what was read."""
-    given = requests.query(asked.request, MessagePage)
     session = asked.store.session(records.id_of(asked))
     context = context_of(session)
     context.allow("read", MESSAGES)
@@ -241,10 +237,7 @@ def _page_shown(request: Request, given: MessagePage, shown: shown_messages.Show
     found = said(shown)
     if given.order == "desc":
         found.reverse()
-    more: dict[str, str] | None = None
-    if len(found) == given.limit:
-        bound = "before" if given.order == "desc" else "after"
-        more = requests.next_page(request, **{bound: found[-1]["number"]})
+    more = requests.next_page(request, found[-1]["number"] if len(found) == given.limit else None, given.order)
     version = shown.entry.version
     return answer({"version": version, "messages": found}, version=version, headers=more)
 
@@ -257,9 +250,8 @@ class Single(Answer):
     number: int
 
 
-async def one_message(asked: Asked) -> Response:
+async def one_message(asked: Asked, given: records.Fresh) -> Response:
     """One message by its number."""
-    given = requests.query(asked.request, records.Fresh)
     number = asked.request.path_params["number"]
     session = asked.store.session(records.id_of(asked))
     message = await session.message(number, fresh=given.fresh)
@@ -283,9 +275,8 @@ class Appended(Answer):
     first_message: int | None
 
 
-async def append_messages(asked: Asked) -> Response:
+async def append_messages(asked: Asked, given: Append) -> Response:
     """Add messages to a conversation."""
-    given = requests.body(asked.request, asked.limits, Append)
 
     def build(changes: Changes) -> None:
         for message in given.messages:
@@ -314,9 +305,9 @@ class Transcript(Answer):
     messages: list[Line]
 
 
-async def transcript(asked: Asked) -> Response:
+async def transcript(asked: Asked, given: MessagePage) -> Response:
     """A page of messages, each as it was given."""
-    return await page_of(asked, lambda shown: [line(each) for each in shown.messages()])
+    return await page_of(asked, given, lambda shown: [line(each) for each in shown.messages()])
 
 
 def line(message: Message) -> dict[str, Any]:
@@ -353,9 +344,8 @@ class Replace(Body):
     expect_last: Version | None = None
 
 
-async def replace(asked: Asked) -> Response:
+async def replace(asked: Asked, given: Replace) -> Response:
     """Replace messages."""
-    given = requests.body(asked.request, asked.limits, Replace)
     context, once = _begun(asked)
     await records.begins(asked, context)
     replaced = partial(
@@ -403,9 +393,8 @@ class Live(Body):
         changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
 
 
-async def put_lifetime(asked: Asked) -> Response:
+async def put_lifetime(asked: Asked, given: Live) -> Response:
     """Let a conversation end by itself, in place of what was set before."""
-    given = requests.body(asked.request, asked.limits, Live)
     session = asked.store.session(records.id_of(asked))
     context_of(session).allow("write", None)
     return records.written(await records.write(asked, session, records.Write("lifetime", given.build)))

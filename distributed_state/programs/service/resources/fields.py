@@ -69,9 +69,8 @@ class Fields(Answer):
     bytes: Encoded | None = None
 
 
-async def read(scope: Scope, asked: Asked) -> Response:
+async def read(scope: Scope, asked: Asked, given: records.Fresh) -> Response:
     """All fields of a record."""
-    given = requests.query(asked.request, records.Fresh)
     record = records.handle(asked, scope)
     entry, known, size = await records.whole(asked, record, scope, given.fresh)
     if known is not None:
@@ -97,9 +96,8 @@ class FieldValue(Answer):
     bytes: str | None = None
 
 
-async def get(scope: Scope, asked: Asked) -> Response:
+async def get(scope: Scope, asked: Asked, given: FieldAt) -> Response:
     """One field of a record."""
-    given = requests.query(asked.request, FieldAt)
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
     if given.version is None:
         entry = await records.look(record, scope, given.fresh, key)
@@ -129,9 +127,8 @@ class SetField(Body):
         return self
 
 
-async def put(scope: Scope, asked: Asked) -> Response:
+async def put(scope: Scope, asked: Asked, given: SetField) -> Response:
     """Set one field."""
-    given = requests.body(asked.request, asked.limits, SetField)
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
     value = given.value if given.bytes is None else as_text.bytes_of(given.bytes, key)
     if given.ttl is not None:
@@ -168,9 +165,8 @@ class Patched(Written):
     results: dict[str, int]
 
 
-async def patch(scope: Scope, asked: Asked) -> Response:
+async def patch(scope: Scope, asked: Asked, given: Patch) -> Response:
     """Change several fields in one commit."""
-    given = requests.body(asked.request, asked.limits, Patch)
     fields = together(given.set, given.bytes)
 
     def build(changes: Changes) -> None:
@@ -234,9 +230,8 @@ class FieldChanged(Written):
     sum: int | float | None
 
 
-async def change_field(scope: Scope, asked: Asked) -> Response:
+async def change_field(scope: Scope, asked: Asked, given: FieldChange) -> Response:
     """Change a field by what it holds."""
-    given = requests.body(asked.request, asked.limits, FieldChange)
     context = context_of(await owned(asked, scope, given.user))
     records.write_under_lease(asked, context)
     # Who repeats a request is told what came of it, too.
@@ -275,9 +270,8 @@ class Tags(Answer):
     tags: Texts
 
 
-async def tags(scope: Scope, asked: Asked) -> Response:
+async def tags(scope: Scope, asked: Asked, given: records.Fresh) -> Response:
     """The tags of a record."""
-    given = requests.query(asked.request, records.Fresh)
     record = records.handle(asked, scope)
     entry = await records.look(record, scope, given.fresh, TAGS)
     known = records.not_modified(asked.request, entry)
@@ -293,9 +287,8 @@ class Retag(Body):
     untag: Texts = Field(default_factory=dict)
 
 
-async def retag(scope: Scope, asked: Asked) -> Response:
+async def retag(scope: Scope, asked: Asked, given: Retag) -> Response:
     """Tag a record, or take tags away."""
-    given = requests.body(asked.request, asked.limits, Retag)
     change = Write("write", lambda changes: changes.put_tags(given.tag, given.untag))
     return records.written(await records.write(asked, records.handle(asked, scope), change))
 
@@ -339,9 +332,8 @@ class Items(Answer):
     next: str | None
 
 
-async def item_page(scope: Scope, asked: Asked) -> Response:
+async def item_page(scope: Scope, asked: Asked, given: ItemPage) -> Response:
     """A page of a collection."""
-    given = requests.query(asked.request, ItemPage)
     record = records.handle(asked, scope)
     found = await record.items(asked.request.path_params["collection"]).list(
         prefix=given.prefix, after=given.after, before=given.before, limit=given.limit,
@@ -349,16 +341,12 @@ async def item_page(scope: Scope, asked: Asked) -> Response:
     )  # fmt: skip
     if not found.items:
         await records.look(record, scope, False, ITEMS)
-    more: dict[str, str] | None = None
-    if found.next is not None:
-        more = requests.next_page(asked.request, **{"before" if given.order == "desc" else "after": found.next})
     shown = {"items": [_item_shown(each) for each in found.items], "next": found.next}
-    return answer(shown, headers=more)
+    return answer(shown, headers=requests.next_page(asked.request, found.next, given.order))
 
 
-async def get_item(scope: Scope, asked: Asked) -> Response:
+async def get_item(scope: Scope, asked: Asked, given: ItemAt) -> Response:
     """One item."""
-    given = requests.query(asked.request, ItemAt)
     collection, key = asked.request.path_params["collection"], asked.request.path_params["key"]
     found = await records.handle(asked, scope).items(collection).find(key, version=given.version)
     if found is None:
@@ -412,9 +400,8 @@ class ChangeItems(Body):
     expect: Literal["absent", "present"] | None = None
 
 
-async def change_items(scope: Scope, asked: Asked) -> Response:
+async def change_items(scope: Scope, asked: Asked, given: ChangeItems) -> Response:
     """Change items of a collection."""
-    given = requests.body(asked.request, asked.limits, ChangeItems)
     collection = asked.request.path_params["collection"]
     values = together(given.put, given.bytes)
     absent, present = given.expect == "absent", given.expect == "present"
@@ -508,9 +495,8 @@ class WholeWritten(Written):
     first_message: int | None
 
 
-async def write_whole(scope: Scope, asked: Asked) -> Response:
+async def write_whole(scope: Scope, asked: Asked, given: WholeWrite) -> Response:
     """Change a record in one commit."""
-    given = requests.body(asked.request, asked.limits, WholeWrite)
     record = await owned(asked, scope, given.user)
     context = context_of(record)
     if given.lives is not None:

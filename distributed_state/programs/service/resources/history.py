@@ -106,9 +106,8 @@ class Versions(Answer):
     versions: list[VersionChange]
 
 
-async def history(scope: Scope, asked: Asked) -> Response:
+async def history(scope: Scope, asked: Asked, given: Past) -> Response:
     """The versions of a record, a page of them."""
-    given = requests.query(asked.request, Past)
     record = records.handle(asked, scope)
     found = await records.read_history(
         context_of(record), asked.limits, after=given.after, before=given.before, limit=given.limit,
@@ -116,7 +115,7 @@ async def history(scope: Scope, asked: Asked) -> Response:
     )  # fmt: skip
     if not found and given.after == 0 and given.branch is None:
         await records.look(record, scope, False)  # NotFound, unless only its history is gone
-    more = requests.next_page(asked.request, after=found[-1].version) if len(found) == given.limit else None
+    more = requests.next_page(asked.request, found[-1].version if len(found) == given.limit else None)
     return answer({"versions": [_change(each) for each in found]}, headers=more)
 
 
@@ -168,9 +167,8 @@ class State(Answer):
     tags: Texts
 
 
-async def at(scope: Scope, asked: Asked) -> Response:
+async def at(scope: Scope, asked: Asked, given: OnBranch) -> Response:
     """The record as it was at a version."""
-    given = requests.query(asked.request, OnBranch)
     record, version = records.handle(asked, scope), asked.request.path_params["version"]
     found = await records.read_version(context_of(record), asked.limits, version=version, branch=given.branch)
     shown = {
@@ -213,9 +211,8 @@ class Difference(Answer):
     untagged: list[list[str]]
 
 
-async def diff(scope: Scope, asked: Asked) -> Response:
+async def diff(scope: Scope, asked: Asked, given: Other) -> Response:
     """What changed from a version to another one."""
-    given = requests.query(asked.request, Other)
     context, version = context_of(records.handle(asked, scope)), asked.request.path_params["version"]
     one = await records.read_version(context, asked.limits, version=version)
     return answer(_difference(one, await records.read_version(context, asked.limits, version=given.to)))
@@ -291,16 +288,15 @@ class Timeline(Answer):
     versions: list[Outline]
 
 
-async def timeline(scope: Scope, asked: Asked) -> Response:
+async def timeline(scope: Scope, asked: Asked, given: Below) -> Response:
     """What the versions of a record changed."""
-    given = requests.query(asked.request, Below)
     record = records.handle(asked, scope)
     found = await inspection.timeline(context_of(record), given.before, given.limit, most=asked.limits.answer)
     if not found and given.before is None:
         await records.look(record, scope, False)  # NotFound, unless only its history is gone
-    more = requests.next_page(asked.request, before=found[-1].version) if found and found[-1].version > 1 else None
+    end = found[-1].version if found and found[-1].version > 1 else None
     shown = [asdict(each) | {"times": times_shown(each.times)} for each in found]
-    return answer({"versions": shown}, headers=more)
+    return answer({"versions": shown}, headers=requests.next_page(asked.request, end, "desc"))
 
 
 # The overview
@@ -356,9 +352,8 @@ class Overview(Answer):
     too_large: int | None
 
 
-async def overview(scope: Scope, asked: Asked) -> Response:
+async def overview(scope: Scope, asked: Asked, given: Looked) -> Response:
     """A record, as far as it fits."""
-    given = requests.query(asked.request, Looked)
     record = records.handle(asked, scope)
     context = context_of(record)
     page = Page(limit=given.limit, before=given.before, order="desc")
@@ -419,16 +414,12 @@ class Checkpoints(Answer):
     checkpoints: list[CheckpointRow]
 
 
-async def checkpoints(scope: Scope, asked: Asked) -> Response:
+async def checkpoints(scope: Scope, asked: Asked, given: CheckpointPage) -> Response:
     """The checkpoints of a record, a page of them."""
-    given = requests.query(asked.request, CheckpointPage)
     found = await records.handle(asked, scope).checkpoints(**given.model_dump())
     rows = [{"label": each.label, "version": each.version, "time": each.time} for each in found]
-    more = None
-    if len(found) == given.limit:
-        end = {"before" if given.order == "desc" else "after": found[-1].version}
-        more = requests.next_page(asked.request, **end)
-    return answer({"checkpoints": rows}, headers=more)
+    end = found[-1].version if len(found) == given.limit else None
+    return answer({"checkpoints": rows}, headers=requests.next_page(asked.request, end, given.order))
 
 
 class Checkpoint(Body):
@@ -437,9 +428,8 @@ class Checkpoint(Body):
     label: Label
 
 
-async def make_checkpoint(scope: Scope, asked: Asked) -> Response:
+async def make_checkpoint(scope: Scope, asked: Asked, given: Checkpoint) -> Response:
     """Name the present state of a record."""
-    given = requests.body(asked.request, asked.limits, Checkpoint)
 
     def build(changes: Changes) -> None:
         changes.label(given.label)
@@ -463,9 +453,8 @@ class Rollback(Body):
         return self
 
 
-async def rollback(scope: Scope, asked: Asked) -> Response:
+async def rollback(scope: Scope, asked: Asked, given: Rollback) -> Response:
     """Make a record what it was, by a new version."""
-    given = requests.body(asked.request, asked.limits, Rollback)
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
     await records.comes_back(asked, context)
@@ -487,9 +476,8 @@ class Fork(Body):
     branch: str | None = None
 
 
-async def fork(scope: Scope, asked: Asked) -> Response:
+async def fork(scope: Scope, asked: Asked, given: Fork) -> Response:
     """Begin another record from the state of this one."""
-    given = requests.body(asked.request, asked.limits, Fork)
     source = context_of(records.handle(asked, scope))
     id = records.begun(asked, given.id) or asked.caller.prefix + secrets.token_hex(16)
     target = context_of(records.of(asked, scope, id))
@@ -532,9 +520,8 @@ class Forks(Answer):
     forks: list[ForkRow]
 
 
-async def list_forks(scope: Scope, asked: Asked) -> Response:
+async def list_forks(scope: Scope, asked: Asked, given: ForkPage) -> Response:
     """The forks of a record that are the caller's."""
-    given = requests.query(asked.request, ForkPage)
     found = await inspection.forks(context_of(records.handle(asked, scope)), given.limit)
     return answer({"forks": [asdict(each) for each in found if each.id.startswith(asked.caller.prefix)]})
 
@@ -580,12 +567,11 @@ class BranchPage(Query):
     after: str | None = None
 
 
-async def all_branches(asked: Asked) -> Response:
+async def all_branches(asked: Asked, given: BranchPage) -> Response:
     """The branches of all records."""
-    given = requests.query(asked.request, BranchPage)
     found = await asked.store.branches(limit=given.limit, after=given.after)
     full = len({each.cursor for each in found}) == given.limit
-    more = requests.next_page(asked.request, after=found[-1].cursor) if full else None
+    more = requests.next_page(asked.request, found[-1].cursor if full else None)
     return answer({"branches": [asdict(each) for each in found]}, headers=more)
 
 

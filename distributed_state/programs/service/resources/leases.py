@@ -41,9 +41,8 @@ class Taken(Answer):
     ttl: float
 
 
-async def take(scope: Scope, asked: Asked) -> Response:
+async def take(scope: Scope, asked: Asked, given: Take) -> Response:
     """Hold a record alone."""
-    given = requests.body(asked.request, asked.limits, Take)
     context = _of(asked, scope)
     wait = min(given.wait, asked.limits.busy)
     lease = await CarriedLease.take(context.tiers.leases, context.keys, wait=wait, ttl=given.ttl)
@@ -56,9 +55,8 @@ class Renew(Body):
     ttl: _Ttl = 30.0
 
 
-async def renew(scope: Scope, asked: Asked) -> Response:
+async def renew(scope: Scope, asked: Asked, given: Renew) -> Response:
     """Hold a record for longer."""
-    given = requests.body(asked.request, asked.limits, Renew)
     context, lease = _of(asked, scope), _given(asked)
     if not await lease.renew(context.tiers.leases, context.keys, ttl=given.ttl):
         raise Fenced(f"{context.text[:200]}: the lease has ended")
@@ -124,20 +122,17 @@ class Leases(Answer):
     after: str | None
 
 
-async def listing(asked: Asked) -> Response:
+async def listing(asked: Asked, given: Page) -> Response:
     """Who holds which records, and who waits for them."""
-    given = requests.query(asked.request, Page)
     prefix = search.narrowed(asked, given.prefix) or ""
     found = await asked.store.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
     after = found[-1].cursor if len(found) == given.limit else None
-    more = requests.next_page(asked.request, after=after) if after is not None else None
-    time = await asked.store.time()
-    return answer({"time": time, "leases": [asdict(each) for each in found], "after": after}, headers=more)
+    shown = {"time": await asked.store.time(), "leases": [asdict(each) for each in found], "after": after}
+    return answer(shown, headers=requests.next_page(asked.request, after))
 
 
-async def take_over(scope: Scope, asked: Asked) -> Response:
+async def take_over(scope: Scope, asked: Asked, given: Renew) -> Response:
     """Hold a record in place of whoever holds it: what that writes is refused from now on."""
-    given = requests.body(asked.request, asked.limits, Renew)
     context = _of(asked, scope)
     context.allow("admin", None)
     token = asked.request.path_params["token"]

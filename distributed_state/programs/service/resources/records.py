@@ -587,11 +587,10 @@ class Shown(Answer):
     tags: dict[str, list[str]]
 
 
-async def read(scope: Scope, asked: Asked) -> Response:
+async def read(scope: Scope, asked: Asked, given: Fresh) -> Response:
     """The fields and tags of a user or a task."""
-    asked_for = requests.query(asked.request, Fresh)
     record = handle(asked, scope)
-    entry, known, size = await whole(asked, record, scope, asked_for.fresh)
+    entry, known, size = await whole(asked, record, scope, given.fresh)
     if known is not None:
         return known
     context_of(record).allow("read", TAGS)

@@ -93,9 +93,8 @@ class Tasks(Answer):
     after: str | None
 
 
-async def listing(scope: Scope, asked: Asked) -> Response:
+async def listing(scope: Scope, asked: Asked, given: Listing) -> Response:
     """A page of conversations, users or tasks."""
-    given = requests.query(asked.request, Listing)
     tags: dict[str, list[str]] = {}
     for each in given.tag:
         key, found, text = each.partition(":")
@@ -116,8 +115,8 @@ async def listing(scope: Scope, asked: Asked) -> Response:
         keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
         left = await seconds_left(asked.store.tiers().warm, keys)
         rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
-    more = requests.next_page(asked.request, after=after) if after is not None else None
-    return answer({f"{records.NAMES[scope]}s": rows, "after": after}, headers=more)
+    shown = {f"{records.NAMES[scope]}s": rows, "after": after}
+    return answer(shown, headers=requests.next_page(asked.request, after))
 
 
 def narrowed(asked: Asked, prefix: str | None) -> str | None:
@@ -171,9 +170,8 @@ class Hits(Answer):
     hits: list[Hit]
 
 
-async def search(asked: Asked) -> Response:
+async def search(asked: Asked, given: Search) -> Response:
     """Find messages, fields and items by what they say."""
-    given = requests.body(asked.request, asked.limits, Search)
     if given.user is not None:
         records.within(asked, given.user)
     try:
