@@ -17,8 +17,6 @@ from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 
-from distributed_state.port.background import REPLICA
-
 REQUEST_ID: ContextVar[str | None] = ContextVar("distributed_state_request_id", default=None)
 """The X-Request-Id of the request that is being served, set in the task that serves it."""
 RECORD: ContextVar[str | None] = ContextVar("distributed_state_record", default=None)
@@ -34,6 +32,9 @@ class _Named(logging.Filter):
         self.replicas: list[str] = []  # of the stores that are open
 
     def filter(self, record: logging.LogRecord) -> bool:
+        # Not at the top: --help is shown without the libraries of the store.
+        from distributed_state.port.background import REPLICA
+
         alone = self.replicas[0] if len(self.replicas) == 1 else ""
         if replica := REPLICA.get() or alone:
             record.replica = replica

@@ -550,10 +550,11 @@ def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word(tmp_path: Pat
                 os.kill(os.getpid(), signal.SIGINT)
             return load(name, *rest)
         builtins.__import__ = interrupted
-        from distributed_state.programs import cli if CONTROL else start
+        from PLACE as start
     """
     for control, code, said in ((False, -signal.SIGINT, False), (True, -signal.SIGINT, True)):
-        text = program.replace("cli if CONTROL else start", "cli" if control else "start")
+        place = "distributed_state.programs import cli" if control else "distributed_state import __main__"
+        text = program.replace("PLACE", place)
         text += "" if control else "    start.main()\n"
         done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=60)
         assert (done.returncode, "Traceback" in done.stderr) == (code, said), done.stderr

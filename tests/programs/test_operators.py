@@ -25,7 +25,7 @@ from distributed_state import StateStore, WarmUnavailable
 from distributed_state.cold.purging import CHUNK
 from distributed_state.port.background import finish
 from distributed_state.programs import cli
-from distributed_state.programs.cli import fleet, shell
+from distributed_state.programs.cli import shell, top
 from distributed_state.programs.servers import wait_until
 from distributed_state.store.fleet import FleetLooks
 from distributed_state.store.lifecycle import twin_of
@@ -120,7 +120,7 @@ def test_a_look_is_compared_with_the_one_before_also_over_an_epoch(place: dict[s
 def test_top_says_that_redis_is_away_and_shows_what_was(place: dict[str, str]) -> None:
     with StateStore.open(**place, archiver=False) as store:
         store.session("s").set("n", 1)
-        watched = fleet.Watched(store, 0.2)
+        watched = top.Watched(store, 0.2)
         seen = watched.once()
         console = Console(file=io.StringIO(), width=160)
         console.print(watched.shown(seen, "no answer\x1b[2J", rows=20))

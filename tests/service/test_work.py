@@ -26,10 +26,9 @@ from distributed_state.port import waited
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.waited import Room
 from distributed_state.programs.service import Service, limits
-from distributed_state.programs.service.app import Probe
+from distributed_state.programs.service.app import Probe, Work
 from distributed_state.programs.service.connections import Connections
 from distributed_state.programs.service.limits import Budget, Buffered, Growing, Limits, Sizes
-from distributed_state.programs.service.requests import Work
 from distributed_state.programs.service.resources import records
 from distributed_state.values.journal import JournalEntry
 
@@ -136,7 +135,7 @@ async def test_the_memory_of_a_crowd_of_connections_is_given_back_once(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[int] = []
-    monkeypatch.setattr(limits, "trim_memory", lambda: given.append(1))
+    monkeypatch.setattr("distributed_state.programs.service.connections.trim_memory", lambda: given.append(1))
     connections = Connections(Limits(head=0.02))
     watching = asyncio.create_task(connections.watch())
     for each in [Mock(address="10.1.2.3") for _ in range(many)]:

@@ -20,7 +20,7 @@ from serving import JSON, served
 from starlette.requests import Request
 
 from distributed_state import AsyncStateStore, AsyncTurn, Conflict, StateStore, Turn
-from distributed_state.programs.service.requests import Work
+from distributed_state.programs.service.app import Work
 
 MANY = 20
 STORE: dict[str, Any] = {"archive": "memory", "archiver": False, "beat": 0}  # nothing but the test makes garbage

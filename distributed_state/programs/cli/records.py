@@ -41,7 +41,6 @@ from distributed_state.programs.cli.shell import (
     say_more,
     when,
 )
-from distributed_state.values.turn_times import spent
 
 _PAGE = 1000
 
@@ -138,6 +137,8 @@ def _said(message: distributed_state.Message) -> str:
 
 def _took(times: distributed_state.TurnTimes | None) -> list[str]:
     """How long a turn took, and what of it the most; nothing of what no turn did."""
+    from distributed_state.values.turn_times import spent
+
     it = spent(None if times is None else asdict(times))
     return [] if it is None else [f"took {it.total:.3f} s, {it.most.share:.0%} of it {it.most.name}"]
 
