@@ -64,11 +64,9 @@ from distributed_state.records.schema import Schema
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.remote.blocking import RemoteItems, RemoteRecord, RemoteSession, RemoteStore
-from distributed_state.remote.items import AsyncRemoteItems
-from distributed_state.remote.record import AsyncRemoteRecord
+from distributed_state.remote.record import AsyncRemoteItems, AsyncRemoteRecord, RemoteTransaction
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.remote.store import AsyncRemoteStore
-from distributed_state.remote.transaction import RemoteTransaction
 from distributed_state.settings import Settings
 from distributed_state.store import metrics as metrics
 from distributed_state.store.asyncio import AsyncStateStore

@@ -11,13 +11,15 @@ from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import leaving
 from distributed_state.port.http import BlockingHttp
-from distributed_state.remote.events import AsyncRemoteEvents
-from distributed_state.remote.items import AsyncRemoteItems
-from distributed_state.remote.record import AsyncRemoteRecord
+from distributed_state.remote.record import (
+    AsyncRemoteItems,
+    AsyncRemoteRecord,
+    AsyncRemoteTransactionBody,
+    RemoteTransaction,
+)
 from distributed_state.remote.requests import AsyncRemoteLease
 from distributed_state.remote.session import AsyncRemoteSession
-from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteStore, checked
-from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction
+from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteEvents, AsyncRemoteStore, checked
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import (

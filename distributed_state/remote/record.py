@@ -8,21 +8,336 @@ Design: section 26.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from types import TracebackType
 from typing import Any, Literal, Never, TypeVar
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.records.messages import Page
 from distributed_state.remote import values
-from distributed_state.remote.items import AsyncRemoteItems
-from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, Requests, path_of
-from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction, commit
+from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, Requests, State, path_of
 from distributed_state.values import codec
-from distributed_state.values.items import DeleteItem, PutItem
+from distributed_state.values.items import (
+    MOST_ITEMS,
+    DeleteItem,
+    Item,
+    ItemPage,
+    PutItem,
+    encode_collection,
+    encode_item_key,
+)
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
 from distributed_state.warm.lock import check_times
+
+_GONE: Any = object()
+
+
+class RemoteTransaction(MutableMapping[str, Any]):
+    """The record's fields as a dict. What is changed here is one commit at the end, or nothing.
+
+    As in a dict, changing a list or object that was read or set here changes the field.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._now: dict[str, Any] = {}
+        self._more: dict[str, Any] = {}
+        self._messages: list[dict[str, Any]] = []
+        self._tags: dict[tuple[str, str], str] = {}  # what becomes of a tag: "tag" or "untag"
+        self._items: dict[tuple[str, str], dict[str, Any]] = {}
+        self._set: set[str] = set()
+        self._over = False
+
+    @property
+    def version(self) -> int:
+        """The version that this view shows, and that the commit expects."""
+        return self._state.version
+
+    @property
+    def phase(self) -> str | None:
+        """The phase before this transaction."""
+        return self._state.phase
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._now:
+            codec.encode_key(key)
+            # A copy, so that a change in place is seen at the end. KeyError if it is not there.
+            self._now[key] = copy.deepcopy(self._state.fields[key])
+        found = self._now[key]
+        if found is _GONE:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._open()
+        values.fields({key: value})
+        self._now[key] = value
+        self._set.add(key)
+
+    def __delitem__(self, key: str) -> None:
+        self[key]  # KeyError if it is not there
+        self._open()
+        self._now[key] = _GONE
+
+    def __iter__(self) -> Iterator[str]:
+        keys = dict.fromkeys([*self._state.fields, *self._now])
+        yield from (key for key in keys if self._now.get(key) is not _GONE)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def append(self, *messages: Message | dict[str, Any]) -> None:
+        """Add messages to the conversation with this commit."""
+        self._open()
+        self._messages += values.messages(messages)
+
+    def tag(self, key: str, *texts: str) -> None:
+        """Tag the record with one text or several under a key, with this commit."""
+        self._open()
+        self._add("tag", key, texts)
+
+    def untag(self, key: str, *texts: str) -> None:
+        """Take tags away with this commit."""
+        self._open()
+        self._add("untag", key, texts)
+
+    def _add(self, what: str, key: str, texts: tuple[str, ...]) -> None:
+        values.tags({key: texts}, None)
+        self._tags.update(dict.fromkeys(((key, text) for text in texts), what))
+
+    def put_item(
+        self,
+        collection: str,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        keep: bool = False,
+        **others: Never,
+    ) -> None:
+        """Put an item of the record with this commit. `keep` leaves one that is there then as it is."""
+        values.refuse_options("put_item", others)
+        self._change(PutItem(
+            collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, keep=keep
+        ))  # fmt: skip
+
+    def delete_item(self, collection: str, key: str, *, if_present: bool = False, **others: Never) -> None:
+        """Delete an item of the record with this commit; one that is not there is no error, unless it must be."""
+        values.refuse_options("delete_item", others)
+        self._change(DeleteItem(collection=collection, key=key, if_present=if_present))
+
+    def _change(self, item: PutItem | DeleteItem) -> None:
+        self._open()
+        self._items[item.collection, item.key] = values.items([item])[0]
+
+    def move_to(self, phase: str | None) -> None:
+        """Set the phase with this commit."""
+        self._open()
+        self._more["phase"] = phase
+
+    def body(self) -> dict[str, Any] | None:
+        """End it: the change as a request has it, None if there is none."""
+        self._over = True
+        before = self._state.fields
+        put = {key: value for key, value in self._now.items() if value is not _GONE and self._changed(key, value)}
+        gone = [key for key, value in self._now.items() if value is _GONE and key in before]
+        body = {**self._more, **values.fields(put)}
+        for (key, text), what in self._tags.items():
+            body.setdefault(what, {}).setdefault(key, []).append(text)
+        body |= {"delete": gone} if gone else {}
+        body |= {"append": self._messages} if self._messages else {}
+        body |= {"items": [*self._items.values()]} if self._items else {}
+        return {**body, "kind": "transaction"} if body else None
+
+    def _changed(self, key: str, value: Any) -> bool:
+        before = self._state.fields.get(key, _GONE)
+        return key in self._set or before is _GONE or codec.encode_value(value, key) != codec.encode_value(before, key)
+
+    def _open(self) -> None:
+        if self._over:
+            raise InvalidValue("this transaction is over; nothing can be changed through it any more")
+
+
+class AsyncRemoteTransactionBody:
+    """The `async with` around a RemoteTransaction."""
+
+    def __init__(self, place: RecordPlace, durability: str | None = None) -> None:
+        self._place = place
+        self._durability = durability
+
+    async def __aenter__(self) -> RemoteTransaction:
+        self._view = RemoteTransaction(await self._place.state(fresh=True))
+        return self._view
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await commit(self._place, self._view, self._durability)
+
+
+async def commit(place: RecordPlace, view: RemoteTransaction, durability: str | None) -> None:
+    """Write what was changed, for the version that was seen. Raises Conflict."""
+    body = view.body()
+    if body is not None:
+        await place.write(body, durability, expect_version=view.version)
+
+
+class AsyncRemoteItems:
+    """A collection of a record's items behind a service: values under keys, of which there may be many thousands.
+
+    Example::
+
+        notes = store.user("u1").items("notes")
+        await notes.put("2026-05-01", {"text": "buy milk"})
+        assert await notes.get("2026-05-01") == {"text": "buy milk"}
+        page = await notes.list(prefix="2026-", limit=50)
+        print([item.key for item in page.items])
+
+    Each change is a commit of the record, which begins with it if it is not there. With `version` a read gives what
+    was so at that version of the record.
+    """
+
+    def __init__(self, place: RecordPlace, collection: str) -> None:
+        encode_collection(collection)
+        self._place = place
+        self._collection = collection
+        self._path = path_of(place.ref, "/items/{}", collection)
+
+    def __getattr__(self, name: str) -> Any:
+        raise values.refuse(type(self).__name__, name, values.ITEMS)
+
+    @property
+    def collection(self) -> str:
+        """The collection's name."""
+        return self._collection
+
+    # Reading
+
+    async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
+        """Read an item's value, or `default` if there is none."""
+        item = await self.find(key, version=version)
+        return default if item is None else item.value
+
+    async def find(self, key: str, *, version: int | None = None) -> Item | None:
+        """Read an item with its version, None if there is none."""
+        encode_item_key(key)
+        if version is None and key:
+            path = path_of(self._place.ref, "/items/{}/{}", self._collection, key)
+            try:
+                return self._item(await self._place.requests.read(path))
+            except (NotFound, Deleted):
+                return None
+        # As the first that begins with it: what is not found at its path may be the item, or the version, and an empty
+        # last part of a path may be lost on its way.
+        found = await self.list(prefix=key, limit=1, version=version)
+        return found.items[0] if found.items and found.items[0].key == key else None
+
+    async def exists(self, key: str, *, version: int | None = None) -> bool:
+        """Tell whether there is such an item."""
+        return await self.find(key, version=version) is not None
+
+    async def list(
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+        version: int | None = None,
+    ) -> ItemPage:
+        """Read a page of items in the order of their keys' bytes, `limit` at most and about a megabyte.
+
+        Example::
+
+            notes = store.user("u1").items("notes")
+            page = await notes.list(limit=100)
+            while page.next is not None:
+                page = await notes.list(limit=100, after=page.next)
+
+        Those whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest first, or
+        with `reverse` the greatest: then go on with `before=page.next`.
+        """
+        if type(limit) is not int or not 1 <= limit <= MOST_ITEMS:
+            raise InvalidValue(f"limit is an int from 1 to {MOST_ITEMS}, not {limit!r:.80}")
+        if version is not None and (type(version) is not int or not 1 <= version < 2**63):
+            raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
+        for name, key in ("a prefix", prefix), ("after", after), ("before", before):
+            if key is not None:
+                encode_item_key(key, name)
+        query = {
+            "prefix": prefix or None, "after": after, "before": before, "limit": limit,
+            "order": "desc" if reverse else "asc", "version": version,
+        }  # fmt: skip
+        try:
+            found = await self._place.requests.read(self._path, query)
+        except (NotFound, Deleted):
+            if version is not None:
+                raise
+            return ItemPage((), None)  # of a record that is not there
+        return ItemPage(tuple(map(self._item, found["items"])), found["next"])
+
+    def _item(self, found: Mapping[str, Any]) -> Item:
+        value = values.value(found, found["key"])
+        return Item(self._collection, found["key"], value, found["version"], found["origin"], "")
+
+    # Changing
+
+    async def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        durability: str | None = None,
+        **others: Never,
+    ) -> int:
+        """Put an item and return the record's new version.
+
+        With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one.
+        """
+        values.refuse_options("put", others)
+        where = self._collection
+        item = PutItem(collection=where, key=key, value=value, if_absent=if_absent, if_present=if_present)
+        return await self._change([item], "put", durability)
+
+    async def put_many(
+        self, values: Mapping[str, Any], *, if_absent: bool = False, durability: str | None = None
+    ) -> int:
+        """Put several items in one commit, 1,000 at most, and return the record's new version.
+
+        With `if_absent` Conflict, and nothing is written, if there is any of them.
+        """
+        if not isinstance(values, Mapping):
+            raise InvalidValue(f"items must come as a mapping, not as {type(values).__name__}")
+        where = self._collection
+        items = [PutItem(collection=where, key=key, value=values[key], if_absent=if_absent) for key in values]
+        return await self._change(items, "put", durability)
+
+    async def delete(self, *keys: str, if_present: bool = False, durability: str | None = None, **others: Never) -> int:
+        """Delete items in one commit and return the record's new version. One that is not there is no error.
+
+        With `if_present` Conflict, and nothing is written, if any is not there.
+        """
+        values.refuse_options("delete", others)
+        where = self._collection
+        return await self._change(
+            [DeleteItem(collection=where, key=key, if_present=if_present) for key in keys], "delete", durability
+        )
+
+    async def _change(self, items: Any, kind: str, durability: str | None) -> int:
+        body = {"kind": kind, "items": values.items(items)}
+        return int((await self._place.write(body, durability))["version"])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._collection!r} of {self._place.ref.text[:200]}>"
+
 
 _PAGE = 500
 

@@ -47,10 +47,9 @@ from distributed_state.port.http import AsyncHttp, BlockingHttp, HttpAnswer, Htt
 from distributed_state.records.sanitizing import SessionOptions
 from distributed_state.remote import values
 from distributed_state.remote.blocking import RemoteStore
-from distributed_state.remote.events import AsyncRemoteEvents
+from distributed_state.remote.record import RemoteTransaction
 from distributed_state.remote.requests import KEY, TOKEN, TOKEN_FILE, Requests, State, address, refusal
-from distributed_state.remote.store import AsyncRemoteStore
-from distributed_state.remote.transaction import RemoteTransaction
+from distributed_state.remote.store import AsyncRemoteEvents, AsyncRemoteStore
 from distributed_state.values.model import Ref
 from distributed_state.values.results import SessionInfo
 
