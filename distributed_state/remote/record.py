@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Any, Literal, Never, TypeVar
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound
+from distributed_state.records.items import AsyncItems
 from distributed_state.records.messages import Page
+from distributed_state.records.record import AsyncRecord
 from distributed_state.remote import values
 from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, Requests, State, path_of
 from distributed_state.values import codec
@@ -209,7 +211,7 @@ class AsyncRemoteItems:
         self._path = path_of(place.ref, "/items/{}", collection)
 
     def __getattr__(self, name: str) -> Any:
-        raise values.refuse(type(self).__name__, name, values.ITEMS)
+        raise values.refuse(self, name, lambda: AsyncItems)
 
     @property
     def collection(self) -> str:
@@ -228,14 +230,12 @@ class AsyncRemoteItems:
         encode_item_key(key)
         if version is None and key:
             path = path_of(self._place.ref, "/items/{}/{}", self._collection, key)
-            try:
-                return self._item(await self._place.requests.read(path))
-            except (NotFound, Deleted):
-                return None
+            found = await self._place.read(path, absent=None)
+            return None if found is None else self._item(found)
         # As the first that begins with it: what is not found at its path may be the item, or the version, and an empty
         # last part of a path may be lost on its way.
-        found = await self.list(prefix=key, limit=1, version=version)
-        return found.items[0] if found.items and found.items[0].key == key else None
+        page = await self.list(prefix=key, limit=1, version=version)
+        return page.items[0] if page.items and page.items[0].key == key else None
 
     async def exists(self, key: str, *, version: int | None = None) -> bool:
         """Tell whether there is such an item."""
@@ -339,9 +339,6 @@ class AsyncRemoteItems:
         return f"<{type(self).__name__} {self._collection!r} of {self._place.ref.text[:200]}>"
 
 
-_PAGE = 500
-
-
 class Past:
     """The methods of a record that are about what it was."""
 
@@ -355,23 +352,14 @@ class Past:
         One request for each 500, or fewer if they are large.
         """
         Page(limit=limit).checked()
-        found: list[Change] = []
-        largest = _PAGE
-        while limit is None or len(found) < limit:
-            size = largest if limit is None else min(largest, limit - len(found))
-            query = {"after": after, "before": before, "limit": size, "branch": branch}
-            try:
-                page = (await self._read("/versions", query))["versions"]
-            except InvalidValue:
-                if size == 1:
-                    raise
-                largest = size // 2  # together they are more than a service puts into one answer
-                continue
-            found += [values.change(each, self._place.ref) for each in page]
-            if len(page) < size:
-                break
-            after = page[-1]["version"]
-        return found
+        query = {"after": after, "before": before, "branch": branch}
+        try:
+            found = await self._place.pages("versions", query, limit, "version")
+        except (NotFound, Deleted):
+            if branch is not None:
+                raise
+            found = []  # of a record that is not there
+        return [values.change(each, self._place.ref) for each in found]
 
     async def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
@@ -379,11 +367,13 @@ class Past:
             raise InvalidValue(
                 f"a remote store reads a version, also of a branch: an int from 1 on, not {version!r:.80}"
             )
-        return values.snapshot(await self._read(f"/versions/{version}", {"branch": branch}))
+        found = await self._place.requests.read(f"{self._place.path}/versions/{version}", {"branch": branch})
+        return values.snapshot(found)
 
     async def branches(self) -> list[Branch]:
         """Read which commits were acknowledged and are not continued by the record, by branch."""
-        return [values.branch(each) for each in (await self._read("/branches", {}))["branches"]]
+        found = await self._place.requests.read(f"{self._place.path}/branches")
+        return [values.branch(each) for each in found["branches"]]
 
     async def drop_branch(self, branch: str) -> int:
         """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
@@ -411,16 +401,9 @@ class Past:
         One request for each 500.
         """
         Page(limit=limit, before=before, after=after, order=order).checked()
-        found: list[Checkpoint] = []
-        query: dict[str, Any] = {"after": after, "before": before, "order": order}
-        while limit is None or len(found) < limit:
-            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
-            page = (await self._read("/checkpoints", query | {"limit": size}))["checkpoints"]
-            found += [values.made(Checkpoint, each) for each in page]
-            if len(page) < size:
-                break
-            query["after" if order == "asc" else "before"] = page[-1]["version"]
-        return found
+        query = {"after": after, "before": before}
+        found = await self._place.pages("checkpoints", query, limit, "version", order=order)
+        return [values.made(Checkpoint, each) for each in found]
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""
@@ -434,14 +417,6 @@ class Past:
         body = {name: each for name, each in given.items() if each is not None}
         # Under the key of this call the record that an earlier attempt began is known as its own.
         return int((await self._place.requests.write("POST", self._place.path + "/forks", body))["version"])
-
-    async def _read(self, path: str, query: dict[str, Any]) -> Any:
-        try:
-            return await self._place.requests.read(self._place.path + path, query)
-        except (NotFound, Deleted):
-            if path != "/versions" or query["branch"] is not None:
-                raise
-            return {"versions": [], "after": None}  # of a record that is not there
 
 
 T = TypeVar("T")
@@ -466,7 +441,7 @@ class AsyncRemoteRecord(Past):
         self._place = RecordPlace(requests, ref, user)
 
     def __getattr__(self, name: str) -> Any:
-        raise values.refuse(type(self).__name__, name, values.RECORD)
+        raise values.refuse(self, name, lambda: AsyncRecord)
 
     @property
     def ref(self) -> Ref:
@@ -486,11 +461,8 @@ class AsyncRemoteRecord(Past):
         """Read one field, or `default` if it is not there. `max_staleness` below what the service has asks Redis."""
         codec.encode_key(key)
         query = {"fresh": values.must_ask(fresh, max_staleness) or None}
-        try:
-            found = await self._place.requests.read(path_of(self._place.ref, "/fields/{}", key), query)
-        except (NotFound, Deleted):
-            return default
-        return values.value(found, key)
+        found = await self._place.read(path_of(self._place.ref, "/fields/{}", key), query, absent=None)
+        return default if found is None else values.value(found, key)
 
     async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether a field is there."""
@@ -512,10 +484,7 @@ class AsyncRemoteRecord(Past):
     async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
         """Read the tags, texts by key in order; {} if it has none."""
         query = {"fresh": values.must_ask(fresh, max_staleness) or None}
-        try:
-            found = await self._place.requests.read(f"{self._place.path}/tags", query)
-        except (NotFound, Deleted):
-            return {}
+        found = await self._place.read(f"{self._place.path}/tags", query, absent={"tags": {}})
         return {key: tuple(texts) for key, texts in found["tags"].items()}
 
     def items(self, collection: str) -> AsyncRemoteItems:

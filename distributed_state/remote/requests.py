@@ -43,6 +43,7 @@ from distributed_state.errors import (
     Deleted,
     DurabilityUnknown,
     InvalidTransition,
+    InvalidValue,
     Locked,
     LockTimeout,
     NotFound,
@@ -462,6 +463,7 @@ class AsyncRemoteLease:
 T = TypeVar("T")
 _KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
 _ATTEMPTS = 50
+_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +484,38 @@ class RecordPlace:
         self.ref = ref
         self.user = None if user is None else Ref("user", user).id
         self.path = path_of(ref)
+
+    async def read(self, path: str, query: Mapping[str, Any] | None = None, *, absent: Any) -> Any:
+        """What the service says below the record; `absent` of a record, or a part of it, that is not there."""
+        try:
+            return await self.requests.read(path, query)
+        except (NotFound, Deleted):
+            return absent
+
+    async def pages(
+        self, what: str, query: dict[str, Any], most: int | None, by: str, *, order: str = "asc", at: str = ""
+    ) -> list[Any]:
+        """The rows of several pages, the first `most` in this order; `by` is the number from which a page goes on.
+
+        One request for each 500, or fewer if they are large. `at`: below the record, if that is not named as the rows.
+        """
+        found: list[Any] = []
+        largest = _PAGE
+        query = {**query, "order": "desc" if order == "desc" else None}
+        while most is None or len(found) < most:
+            size = largest if most is None else min(largest, most - len(found))
+            try:
+                page = await self.requests.read(f"{self.path}/{at or what}", query | {"limit": size})
+            except InvalidValue:
+                if size == 1:
+                    raise
+                largest = size // 2  # together they are more than a service puts into one answer
+                continue
+            found += page[what]
+            if len(page[what]) < size:
+                break
+            query["before" if order == "desc" else "after"] = page[what][-1][by]
+        return found
 
     async def state(self, *, fresh: bool = False) -> State:
         """Read it as a whole."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
+from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.records.messages import Page
 from distributed_state.remote import values
@@ -16,8 +17,6 @@ from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.values import field_ttl
 from distributed_state.values.model import Message
 from distributed_state.values.results import Lifetime
-
-_PAGE = 500
 
 
 class AsyncRemoteSession(AsyncRemoteRecord):
@@ -32,7 +31,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
     """
 
     def __getattr__(self, name: str) -> Any:
-        raise values.refuse(type(self).__name__, name, values.SESSION)
+        raise values.refuse(self, name, lambda: AsyncSession)
 
     async def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version."""
@@ -78,26 +77,13 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         """The lines of a transcript, page by page from the end that counts."""
         newest_first = page.last is not None or page.order == "desc"
         most = page.last if page.last is not None else page.limit
-        found: list[dict[str, Any]] = []
-        query: dict[str, Any] = {"before": page.before, "after": page.after, "fresh": fresh or None}
-        query["order"] = "desc" if newest_first else "asc"
-        largest = _PAGE
-        while most is None or len(found) < most:
-            size = largest if most is None else min(largest, most - len(found))
-            try:
-                answer = await self._place.requests.read(f"{self._place.path}/transcript", query | {"limit": size})
-            except (NotFound, Deleted):
-                return []
-            except InvalidValue:
-                if size == 1:
-                    raise
-                largest = size // 2  # together they are more than a service puts into one answer
-                continue
-            lines = answer["messages"]
-            found += lines
-            if len(lines) < size:
-                break
-            query["before" if newest_first else "after"] = lines[-1]["number"]
+        query = {"before": page.before, "after": page.after, "fresh": fresh or None}
+        try:
+            found: list[dict[str, Any]] = await self._place.pages(
+                "messages", query, most, "number", order="desc" if newest_first else "asc", at="transcript"
+            )
+        except (NotFound, Deleted):
+            return []
         return found[::-1] if newest_first and page.order == "asc" else found
 
     async def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
@@ -136,11 +122,8 @@ class AsyncRemoteSession(AsyncRemoteRecord):
 
     async def lifetime(self) -> Lifetime:
         """Read how long the session lives: what is set, and when it ends if nobody writes any more."""
-        try:
-            found = await self._place.requests.read(f"{self._place.path}/lifetime")
-        except (NotFound, Deleted):
-            return Lifetime(None, None, None)
-        return values.made(Lifetime, found)
+        found = await self._place.read(f"{self._place.path}/lifetime", absent=None)
+        return Lifetime(None, None, None) if found is None else values.made(Lifetime, found)
 
     async def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.

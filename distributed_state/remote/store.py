@@ -192,7 +192,7 @@ class AsyncRemoteStore:
         self._prefix = ""
 
     def __getattr__(self, name: str) -> Any:
-        raise values.refuse(type(self).__name__, name, values.STORE)
+        raise values.refuse(self, name, _direct)
 
     @classmethod
     def open(
@@ -398,6 +398,12 @@ class AsyncRemoteStore:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._url}>"
+
+
+def _direct() -> type:
+    from distributed_state.store.asyncio import AsyncStateStore  # it loads all drivers
+
+    return AsyncStateStore
 
 
 def checked(url: str | None, token: str | None, retry_for: float, timeout: float) -> HttpPlace:

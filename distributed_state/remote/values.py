@@ -9,7 +9,7 @@ Design: section 26.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -226,72 +226,25 @@ def event(found: Mapping[str, Any]) -> Event:
 
 
 _DIRECT = "open the store by its Redis URL for that"
-_TOGETHER = "it reads and commits many times, which a service has no one request for: " + _DIRECT
-_MEMORY = "there is no memory of this process's behind a service"
-_WORKERS = "workers do that, beside the service: " + _DIRECT
-_OPERATOR = "an operator does that, with the program distributed-state"
-RECORD = {
-    "ephemeral": _MEMORY,
-    "invalidate": "nothing is cached, each read is a request",
-    "unreadable": _DIRECT,
-    "view": "read get_all(), or use a transaction",
-    "confirm": "give durability= with the write",
-    "initialize": "use write(set=..., expect={...: ABSENT})",
-    "create": "use write(set=..., expect_exists=False)",
-    "export_state": _OPERATOR,
-    "restore_state": _OPERATOR,
-    "cleanup": _DIRECT,
-}
-SESSION = RECORD | {
-    "turn": "hold lock() around a transaction(): one commit at its end, under the lease",
-    "window": _TOGETHER,
-    "context": _TOGETHER,
-    "load_state": _TOGETHER,
-    "save_state": _TOGETHER,
-    "call": _TOGETHER,
-    "switch": _DIRECT,
-}
-STORE = {
-    "app": "a service has sessions, users and tasks: " + _DIRECT,
-    "batch": _TOGETHER,
-    "get_many": _TOGETHER,
-    "run": _WORKERS,
-    "on": "use events()",
-    "off": "use events()",
-    "ready": _WORKERS,
-    "reload_config": _WORKERS,
-    "emit": _WORKERS,
-    "activate_agent": _WORKERS,
-    "change_directory": _WORKERS,
-    "announce": _WORKERS,
+INSTEAD = {
     "acting_as": "history shows whose the token is",
-    "durable": "give durability= with the write",
-    "invalidate": "nothing is cached, each read is a request",
-    "tiers": "agents, hosts and other parts work on Redis and SQL themselves: " + _DIRECT,
-    "replica": _MEMORY,
-    "settings": "they are the service's",
-    "keys": _MEMORY,
-    "ephemeral": _MEMORY,
     "aio": "open an AsyncStateStore at the same URL",
     "blocking": "open a StateStore at the same URL",
-    "time": _DIRECT,
-    "audit": _OPERATOR,
-    "export": _OPERATOR,
-    "import_": _OPERATOR,
-    "reencrypt": _OPERATOR,
-    "repair": _OPERATOR,
-    "upcast": _OPERATOR,
-    "archive": _OPERATOR,
-    "doctor": _OPERATOR,
-    "stats": _OPERATOR,
-    "update_index": _OPERATOR,
-    "remove_index": _OPERATOR,
-}
-ITEMS = {
-    "get_many": "read a page with list(), or one by one with get()",
+    "confirm": "give durability= with the write",
+    "create": "use write(set=..., expect_exists=False)",
+    "durable": "give durability= with the write",
     "find_many": "read a page with list(), or one by one with find()",
+    "get_many": "read a page with list(), or one by one with get()",
+    "initialize": "use write(set=..., expect={...: ABSENT})",
+    "invalidate": "nothing is cached, each read is a request",
+    "off": "use events()",
+    "on": "use events()",
     "put_missing": "put each with if_absent=True, or use write(items=[PutItem(..., keep=True)])",
+    "settings": "they are the service's",
+    "turn": "hold lock() around a transaction(): one commit at its end, under the lease",
+    "view": "read get_all(), or use a transaction",
 }
+"""What to use in place of a name that the direct store alone has; of all others: the direct store."""
 OPTIONS = {
     "merge": "without it the function runs again on the newest state",
     "advisory": "without it others' writes are refused, too",
@@ -307,7 +260,7 @@ OPTIONS = {
     "group": "keep the position, and give it as since=",
     "progress": _DIRECT,
 }
-"""Of methods that are there."""
+"""The same for options of methods that are there."""
 
 
 def refuse_options(method: str, given: Iterable[str]) -> None:
@@ -318,9 +271,8 @@ def refuse_options(method: str, given: Iterable[str]) -> None:
         raise ConfigurationError(f"{name}= of {method}() is not there on a remote store: {OPTIONS[name]}")
 
 
-def refuse(kind: str, name: str, absent: dict[str, str]) -> Exception:
-    """The error for a name that a remote object has not."""
-    why = absent.get(name)
-    if why is None:
-        return AttributeError(f"{kind!r} object has no attribute {name!r}")
-    return ConfigurationError(f"{name} is not there on a remote store: {why}")
+def refuse(remote: object, name: str, direct: Callable[[], type]) -> Exception:
+    """The error for a name that a remote object has not; `direct` is the class that it stands for."""
+    if name.startswith("_") or not hasattr(direct(), name):
+        return AttributeError(f"{type(remote).__name__!r} object has no attribute {name!r}")
+    return ConfigurationError(f"{name} is not there on a remote store: {INSTEAD.get(name, _DIRECT)}")
