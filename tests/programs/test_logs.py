@@ -55,7 +55,8 @@ def test_it_says_whose_it_is_and_which_request_it_is_about(written: io.StringIO)
     logs.opened("0123456789ab")
 
     def served() -> None:
-        logs.is_about("r-1", "session:c")
+        logs.REQUEST_ID.set("r-1")
+        logs.RECORD.set("session:c")
         log.error("it failed")
         log.error("so did another", extra={"record": "user:u"})
 

@@ -29,6 +29,7 @@ from distributed_state.programs.cli.shell import (
     app,
     err,
     given_search,
+    group,
     named,
     open_existing,
     open_store,
@@ -263,13 +264,7 @@ def index(
     typer.echo(f"the index has all of {done.records} records")
 
 
-token = typer.Typer(
-    help="Make, list and revoke the tokens by which callers of `serve --tokens` are known.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.add_typer(token, name="token")
+token = group("token", "Make, list and revoke the tokens by which callers of `serve --tokens` are known.")
 
 
 @contextmanager
@@ -541,8 +536,7 @@ _log = logging.getLogger(__name__)
 _HELP_OF_ADOPT = (
     "Copy what LangGraph, OpenAI Agents, ADK or Agno keep elsewhere, compare, and go on where it was ended."
 )
-adopt = typer.Typer(help=_HELP_OF_ADOPT, no_args_is_help=True, rich_markup_mode="rich")
-app.add_typer(adopt, name="adopt")
+adopt = group("adopt", _HELP_OF_ADOPT)
 
 _SOURCE = "or module:NAME of your program, imported from the current folder: an object, or what makes it."
 _INTO = (

@@ -28,6 +28,7 @@ from distributed_state.programs.cli.shell import (
     app,
     err,
     given_search,
+    group,
     moment,
     open_existing,
     open_store,
@@ -413,13 +414,7 @@ def reload_config(
     typer.echo(f"config of {f'agent {agent}' if agent else 'all agents'} is version {version}")
 
 
-send = typer.Typer(
-    help="Publish an event to every replica: what a user did, or one of your own.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.add_typer(send, name="send")
+send = group("send", "Publish an event to every replica: what a user did, or one of your own.")
 Conversation = Annotated[str, typer.Argument(help="Id of the conversation.", show_default=False)]
 Client = Annotated[str, typer.Option(help="Name of the client: the window or program that the user works in.")]
 

@@ -27,6 +27,7 @@ from distributed_state.programs.cli.shell import (
     app,
     ending_in_the_log,
     err,
+    group,
     named,
     open_store,
     out,
@@ -161,13 +162,7 @@ def _progress(store: distributed_state.StateStore) -> str:
 
 
 _HELP_OF_DEMO = "Watch it work: real servers and processes, in this terminal, verified at the end."
-demo = typer.Typer(
-    help=_HELP_OF_DEMO,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.add_typer(demo, name="demo")
+demo = group("demo", _HELP_OF_DEMO)
 
 
 @demo.callback()

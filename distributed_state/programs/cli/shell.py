@@ -59,6 +59,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def group(name: str, help: str) -> typer.Typer:
+    """Add a group of commands."""
+    made = typer.Typer(help=help, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app.add_typer(made, name=name)
+    return made
+
+
 # Without emoji: rich would read the record "session:a:" as one.
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)

@@ -39,7 +39,6 @@ from distributed_state.programs.service.requests import (
     Serve,
 )
 from distributed_state.programs.service.resources import admin, conversations, fields, history, leases, records, search
-from distributed_state.programs.service.streaming import Heard
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.as_text import BASE64
 from distributed_state.values.model import Scope
@@ -67,31 +66,30 @@ def operations(events: Serve) -> list[Operation]:
     # Those of each request first: routes are tried in order.
     many = [*_conversations(), *(each for scope in records.NAMES for each in _records(scope))]
     many += [
-        Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", body=search.Search, answer=search.Hits),
+        Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", answer=search.Hits),
         Operation("GET", f"{PREFIX}/branches", "admin", history.all_branches, "List the branches of all records",
-                  query=history.BranchPage, answer=history.Branches),
+                  answer=history.Branches),
         Operation("GET", f"{PREFIX}/replicas", "admin", admin.replicas, "List the replicas", answer=admin.Replicas),
         Operation("GET", f"{PREFIX}/partitions", "admin", admin.partitions, "List the partitions",
                   answer=admin.Partitions),
         Operation("GET", f"{PREFIX}/leases", "admin", leases.listing, "List the leases that are held",
-                  query=leases.Page, answer=leases.Leases),
+                  answer=leases.Leases),
         Operation("GET", f"{PREFIX}/tenants", "admin", admin.tenants, "List what tenants ask of this worker",
                   answer=admin.Tenants),
         Operation("GET", f"{PREFIX}/findings", "admin", admin.findings, "Examine the servers and the fleet",
                   answer=admin.Findings),
-        Operation("GET", f"{PREFIX}/events", "events", events, "Read events as they come",
-                  query=Heard, headers=(LAST_EVENT_ID,), media="text/event-stream"),
-        Operation("POST", f"{PREFIX}/tokens", "admin", admin.create_token, "Make a token",
-                  body=admin.MakeToken, answer=admin.Made, status=201),
-        Operation("GET", f"{PREFIX}/tokens", "admin", admin.list_tokens, "List tokens", query=admin.TokenPage,
-                  answer=admin.Tokens),
+        Operation("GET", f"{PREFIX}/events", "events", events, "Read events as they come", headers=(LAST_EVENT_ID,),
+                  media="text/event-stream"),
+        Operation("POST", f"{PREFIX}/tokens", "admin", admin.create_token, "Make a token", answer=admin.Made,
+                  status=201),
+        Operation("GET", f"{PREFIX}/tokens", "admin", admin.list_tokens, "List tokens", answer=admin.Tokens),
         Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", admin.revoke_token,
                   "Refuse a token, and what it made", answer=admin.Token),
         Operation("GET", f"{PREFIX}/caller", "read", admin.who, "Read who is asking", answer=admin.Who),
         Operation("POST", f"{PREFIX}/maintenance/compact", "admin", admin.compact, "Pack old history",
-                  body=admin.Compact, answer=admin.Counts),
+                  answer=admin.Counts),
         Operation("POST", f"{PREFIX}/maintenance/purge", "admin", admin.purge, "Remove what is old",
-                  body=admin.Purge, answer=admin.Counts),
+                  answer=admin.Counts),
     ]  # fmt: skip
     return many
 
@@ -102,29 +100,28 @@ def _conversations() -> list[Operation]:
     create, listing = partial(conversations.create, "session"), partial(search.listing, "session")
     return [
         Operation("POST", f"{one}/turns", "write", conversations.turn, "Serve one request in a turn",
-                  body=conversations.Turn, answer=conversations.Turned, headers=_WRITE),
-        Operation("GET", one, "read", conversations.read, "Read a conversation",
-                  query=conversations.Last, answer=conversations.Conversation, headers=_READ),
-        Operation("POST", every, "write", create, "Begin a conversation",
-                  body=conversations.Create, answer=requests.Begun, status=201, headers=_BEGIN),
-        Operation("GET", every, "read", listing, "List conversations",
-                  query=search.Listing, answer=search.Conversations),
+                  answer=conversations.Turned, headers=_WRITE),
+        Operation("GET", one, "read", conversations.read, "Read a conversation", answer=conversations.Conversation,
+                  headers=_READ),
+        Operation("POST", every, "write", create, "Begin a conversation", answer=requests.Begun, status=201,
+                  headers=_BEGIN),
+        Operation("GET", every, "read", listing, "List conversations", answer=search.Conversations),
         Operation("GET", f"{one}/messages", "read", conversations.message_page, "Read a page of messages",
-                  query=conversations.MessagePage, answer=conversations.Numbered, headers=_READ),
+                  answer=conversations.Numbered, headers=_READ),
         Operation("POST", f"{one}/messages", "write", conversations.append_messages, "Add messages",
-                  body=conversations.Append, answer=conversations.Appended, status=201, headers=_WRITE),
-        Operation("PUT", f"{one}/messages", "write", conversations.replace, "Replace messages",
-                  body=conversations.Replace, answer=requests.Written, headers=_WRITE),
+                  answer=conversations.Appended, status=201, headers=_WRITE),
+        Operation("PUT", f"{one}/messages", "write", conversations.replace, "Replace messages", answer=requests.Written,
+                  headers=_WRITE),
         Operation("DELETE", f"{one}/messages/last", "write", conversations.pop, "Take the last message back",
                   answer=conversations.Popped, headers=_WRITE),
         Operation("GET", f"{one}/transcript", "read", conversations.transcript, "Read messages as they were given",
-                  query=conversations.MessagePage, answer=conversations.Transcript, headers=_READ),
+                  answer=conversations.Transcript, headers=_READ),
         Operation("GET", f"{one}/messages/{{number:number}}", "read", conversations.one_message, "Read one message",
-                  query=records.Fresh, answer=conversations.Single),
+                  answer=conversations.Single),
         Operation("GET", f"{one}/lifetime", "read", conversations.read_lifetime, "Read how long a conversation lives",
                   answer=conversations.Lives),
         Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set how long a conversation lives",
-                  body=conversations.Live, answer=requests.Written, headers=_WRITE),
+                  answer=requests.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
@@ -137,105 +134,88 @@ def _records(scope: Scope) -> list[Operation]:
 
     found = [
         *_fields(line), *_items(line), *_past(line), *_whole(line),
-        line("POST", "/writes", "write", fields.write_whole, "Make one write", body=fields.WholeWrite,
-             answer=fields.WholeWritten, headers=_WRITE),
+        line("POST", "/writes", "write", fields.write_whole, "Make one write", answer=fields.WholeWritten,
+             headers=_WRITE),
         line("POST", "/changes", "write", fields.change_field, "Change a field by what it holds",
-             body=fields.FieldChange, answer=fields.FieldChanged, headers=_WRITE),
+             answer=fields.FieldChanged, headers=_WRITE),
     ]  # fmt: skip
     if scope != "session":
-        found.append(line("GET", "", "read", records.read, "Read the state",
-                          query=records.Fresh, answer=records.Shown, headers=_READ))  # fmt: skip
+        found.append(line("GET", "", "read", records.read, "Read the state", answer=records.Shown, headers=_READ))
     if scope == "task":
         create, listing = partial(conversations.create, scope), partial(search.listing, scope)
         found += [
-            Operation("POST", f"{PREFIX}/tasks", "write", create, "Begin a task",
-                      body=conversations.Create, answer=requests.Begun, status=201, headers=_BEGIN),
-            Operation("GET", f"{PREFIX}/tasks", "read", listing, "List tasks", query=search.Listing,
-                      answer=search.Tasks),
+            Operation("POST", f"{PREFIX}/tasks", "write", create, "Begin a task", answer=requests.Begun, status=201,
+                      headers=_BEGIN),
+            Operation("GET", f"{PREFIX}/tasks", "read", listing, "List tasks", answer=search.Tasks),
         ]  # fmt: skip
     if scope == "user":
-        found.append(Operation("GET", f"{PREFIX}/users", "read", partial(search.listing, scope), "List users",
-                               query=search.Listing, answer=search.Users))  # fmt: skip
-        found.append(line("DELETE", "/traces", "delete", records.forget, "Remove every trace",
-                          answer=records.Forgotten))  # fmt: skip
+        listing = partial(search.listing, scope)
+        found += [
+            Operation("GET", f"{PREFIX}/users", "read", listing, "List users", answer=search.Users),
+            line("DELETE", "/traces", "delete", records.forget, "Remove every trace", answer=records.Forgotten),
+        ]
     return found
 
 
 def _fields(line: Line) -> list[Operation]:
     return [
-        line("GET", "/fields", "read", fields.read, "Read all fields",
-             query=records.Fresh, answer=fields.Fields, headers=_READ),
-        line("PATCH", "/fields", "write", fields.patch, "Change several fields",
-             body=fields.Patch, answer=fields.Patched, headers=_WRITE),
-        line("GET", "/fields/{key:path}", "read", fields.get, "Read one field",
-             query=fields.FieldAt, answer=fields.FieldValue, headers=_READ),
-        line("PUT", "/fields/{key:path}", "write", fields.put, "Set one field",
-             body=fields.SetField, answer=requests.Written, headers=_WRITE),
-        line("DELETE", "/fields/{key:path}", "write", fields.delete, "Delete one field",
-             answer=requests.Written, headers=_WRITE),
-        line("GET", "/tags", "read", fields.tags, "Read the tags",
-             query=records.Fresh, answer=fields.Tags, headers=_READ),
-        line("PATCH", "/tags", "write", fields.retag, "Change the tags",
-             body=fields.Retag, answer=requests.Written, headers=_WRITE),
+        line("GET", "/fields", "read", fields.read, "Read all fields", answer=fields.Fields, headers=_READ),
+        line("PATCH", "/fields", "write", fields.patch, "Change several fields", answer=fields.Patched, headers=_WRITE),
+        line("GET", "/fields/{key:path}", "read", fields.get, "Read one field", answer=fields.FieldValue,
+             headers=_READ),
+        line("PUT", "/fields/{key:path}", "write", fields.put, "Set one field", answer=requests.Written,
+             headers=_WRITE),
+        line("DELETE", "/fields/{key:path}", "write", fields.delete, "Delete one field", answer=requests.Written,
+             headers=_WRITE),
+        line("GET", "/tags", "read", fields.tags, "Read the tags", answer=fields.Tags, headers=_READ),
+        line("PATCH", "/tags", "write", fields.retag, "Change the tags", answer=requests.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
 def _items(line: Line) -> list[Operation]:
     every = "/items/{collection}"
     return [
-        line("GET", every, "read", fields.item_page, "Read a page of items",
-             query=fields.ItemPage, answer=fields.Items),
-        line("PATCH", every, "write", fields.change_items, "Change items",
-             body=fields.ChangeItems, answer=requests.Written, headers=_WRITE),
-        line("GET", every + "/{key:path}", "read", fields.get_item, "Read an item",
-             query=fields.ItemAt, answer=fields.ItemShown),
+        line("GET", every, "read", fields.item_page, "Read a page of items", answer=fields.Items),
+        line("PATCH", every, "write", fields.change_items, "Change items", answer=requests.Written, headers=_WRITE),
+        line("GET", every + "/{key:path}", "read", fields.get_item, "Read an item", answer=fields.ItemShown),
     ]  # fmt: skip
 
 
 def _past(line: Line) -> list[Operation]:
     return [
-        line("GET", "/versions", "read", history.history, "Read a page of the history",
-             query=history.Past, answer=history.Versions, copies=_PAST),
-        line("GET", "/versions/{version:number}", "read", history.at, "Read a version",
-             query=history.OnBranch, answer=history.State, copies=_PAST),
+        line("GET", "/versions", "read", history.history, "Read a page of the history", answer=history.Versions,
+             copies=_PAST),
+        line("GET", "/versions/{version:number}", "read", history.at, "Read a version", answer=history.State,
+             copies=_PAST),
         line("GET", "/versions/{version:number}/diff", "read", history.diff, "Compare two versions",
-             query=history.Other, answer=history.Difference, copies=2 * _PAST),
-        line("GET", "/overview", "read", history.overview, "Read as much as fits on a page",
-             query=history.Looked, answer=history.Overview),
-        line("GET", "/timeline", "read", history.timeline, "Read what happened to the state",
-             query=history.Below, answer=history.Timeline),
-        line("GET", "/forks", "read", history.list_forks, "List the forks",
-             query=history.ForkPage, answer=history.Forks),
-        line("GET", "/checkpoints", "read", history.checkpoints, "List the checkpoints",
-             query=history.CheckpointPage, answer=history.Checkpoints),
-        line("POST", "/checkpoints", "write", history.make_checkpoint, "Make a checkpoint",
-             body=history.Checkpoint, answer=requests.Written, status=201, headers=_WRITE),
-        line("POST", "/rollback", "write", history.rollback, "Restore an earlier state",
-             body=history.Rollback, answer=requests.Written, headers=_AGAIN),
-        line("POST", "/forks", "write", history.fork, "Make a fork",
-             body=history.Fork, answer=requests.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
+             answer=history.Difference, copies=2 * _PAST),
+        line("GET", "/overview", "read", history.overview, "Read as much as fits on a page", answer=history.Overview),
+        line("GET", "/timeline", "read", history.timeline, "Read what happened to the state", answer=history.Timeline),
+        line("GET", "/forks", "read", history.list_forks, "List the forks", answer=history.Forks),
+        line("GET", "/checkpoints", "read", history.checkpoints, "List the checkpoints", answer=history.Checkpoints),
+        line("POST", "/checkpoints", "write", history.make_checkpoint, "Make a checkpoint", answer=requests.Written,
+             status=201, headers=_WRITE),
+        line("POST", "/rollback", "write", history.rollback, "Restore an earlier state", answer=requests.Written,
+             headers=_AGAIN),
+        line("POST", "/forks", "write", history.fork, "Make a fork", answer=requests.Begun, status=201,
+             headers=(IDEMPOTENCY_KEY,)),
         line("GET", "/branches", "read", history.branches_of, "List the branches", answer=history.Branches),
-        line("DELETE", "/branches/{branch}", "delete", history.drop_branch, "Drop a branch",
-             answer=history.Dropped),
+        line("DELETE", "/branches/{branch}", "delete", history.drop_branch, "Drop a branch", answer=history.Dropped),
     ]  # fmt: skip
 
 
 def _whole(line: Line) -> list[Operation]:
     return [
-        line("POST", "/lease", "write", leases.take, "Take the lease",
-             body=leases.Take, answer=leases.Taken, status=201),
-        line("PUT", "/lease", "write", leases.renew, "Renew the lease",
-             body=leases.Renew, answer=leases.Taken, headers=_HELD),
-        line("DELETE", "/lease", "write", leases.release, "Release the lease",
-             answer=leases.Released, headers=_HELD),
+        line("POST", "/lease", "write", leases.take, "Take the lease", answer=leases.Taken, status=201),
+        line("PUT", "/lease", "write", leases.renew, "Renew the lease", answer=leases.Taken, headers=_HELD),
+        line("DELETE", "/lease", "write", leases.release, "Release the lease", answer=leases.Released, headers=_HELD),
         line("PUT", "/lease/{token:number}", "admin", leases.take_over, "Take somebody's lease over",
-             body=leases.Renew, answer=leases.Taken),
-        line("DELETE", "/lease/{token:number}", "admin", leases.end, "End somebody's lease",
-             answer=leases.Released),
-        line("DELETE", "", "delete", records.delete, "Delete the state",
-             answer=requests.Versioned, headers=(IF_MATCH, LEASE)),
-        line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history",
-             answer=records.Erased, headers=_HELD),
+             answer=leases.Taken),
+        line("DELETE", "/lease/{token:number}", "admin", leases.end, "End somebody's lease", answer=leases.Released),
+        line("DELETE", "", "delete", records.delete, "Delete the state", answer=requests.Versioned, headers=(IF_MATCH,
+             LEASE)),
+        line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history", answer=records.Erased,
+             headers=_HELD),
         line("GET", "/export", "admin", records.export, "Export the whole history", media="application/jsonl"),
     ]  # fmt: skip
 

@@ -27,8 +27,9 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -146,8 +147,9 @@ SENT = (
 class Operation:
     """A method of a path: `path` as Starlette writes it.
 
-    `query` and `body` are what it takes, `answer` what it gives with `status`; `headers` those of CONDITIONS that it
-    takes. `media` is the type of the answer. Without a `right` what is served asks for rights itself.
+    `answer` is what it gives with `status`, and `media` its type; `headers` are those of CONDITIONS that it takes. What
+    `serve` is given beside the request is its `body` or `query`: its annotation says which. Without a `right` what is
+    served asks for rights itself.
 
     `copies` says how often an answer is in memory while it is made, and `kind` which of them are about as large, beside
     those of one path and record.
@@ -158,14 +160,20 @@ class Operation:
     right: Right | None
     serve: Serve
     summary: str = ""
-    query: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
     answer: type[BaseModel] | None = None
     status: int = 200
     headers: tuple[str, ...] = ()
     media: str = "application/json"
     copies: int | None = None
     kind: Callable[[Request], tuple[str, ...]] = lambda _: ()
+    query: type[Query] | None = field(init=False)
+    body: type[Body] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        function = self.serve.func if isinstance(self.serve, partial) else self.serve
+        given = get_type_hints(function).get("given")
+        object.__setattr__(self, "body", given if given is not None and issubclass(given, Body) else None)
+        object.__setattr__(self, "query", given if given is not None and issubclass(given, Query) else None)
 
 
 @dataclass(frozen=True, slots=True)
