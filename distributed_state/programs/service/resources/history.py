@@ -51,7 +51,7 @@ from distributed_state.records.messages import Page
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import as_text
 from distributed_state.values.model import OWNER, PARENT, PHASE, Message, Ref, Scope, unescape
-from distributed_state.values.results import Change, Snapshot
+from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot
 from distributed_state.values.search import tags_in
 
 _NAMED = 200  # fields that are left out
@@ -391,14 +391,6 @@ def _overview_shown(context: RecordContext, found: inspection.Overview) -> dict[
 # Checkpoints, and the way back to one
 
 
-class CheckpointRow(Answer):
-    """A version with a name; `time` in seconds since 1970."""
-
-    label: str
-    version: int
-    time: float
-
-
 class CheckpointPage(Query):
     """Which checkpoints: those between two versions, both exclusive, `limit` of them in this order."""
 
@@ -411,24 +403,25 @@ class CheckpointPage(Query):
 class Checkpoints(Answer):
     """A page of the named versions, the oldest first, or with `desc` the newest."""
 
-    checkpoints: list[CheckpointRow]
+    checkpoints: list[Checkpoint]
 
 
 async def checkpoints(scope: Scope, asked: Asked, given: CheckpointPage) -> Response:
     """The checkpoints of a record, a page of them."""
     found = await records.handle(asked, scope).checkpoints(**given.model_dump())
-    rows = [{"label": each.label, "version": each.version, "time": each.time} for each in found]
     end = found[-1].version if len(found) == given.limit else None
-    return answer({"checkpoints": rows}, headers=requests.next_page(asked.request, end, given.order))
+    return answer(
+        {"checkpoints": [asdict(each) for each in found]}, headers=requests.next_page(asked.request, end, given.order)
+    )
 
 
-class Checkpoint(Body):
+class MakeCheckpoint(Body):
     """A name for the present state."""
 
     label: Label
 
 
-async def make_checkpoint(scope: Scope, asked: Asked, given: Checkpoint) -> Response:
+async def make_checkpoint(scope: Scope, asked: Asked, given: MakeCheckpoint) -> Response:
     """Name the present state of a record."""
 
     def build(changes: Changes) -> None:
@@ -529,29 +522,10 @@ async def list_forks(scope: Scope, asked: Asked, given: ForkPage) -> Response:
 # Branches
 
 
-class BranchRow(Answer):
-    """A branch, behind version `base` of its record. Times are in seconds since 1970."""
-
-    id: str
-    scope: str
-    record_id: str
-    epoch: str
-    base: int
-    version: int
-    commits: int
-    missing: list[list[int]]
-    first_time: float
-    last_time: float
-    kept: float
-    cause: str
-    actors: list[str]
-    cursor: str
-
-
 class Branches(Answer):
     """Branches of one record, the oldest first; mostly there are none."""
 
-    branches: list[BranchRow]
+    branches: list[Branch]
 
 
 async def branches_of(scope: Scope, asked: Asked) -> Response:

@@ -20,6 +20,7 @@ from distributed_state.programs.service.requests import LEASE, Answer, Asked, Bo
 from distributed_state.programs.service.resources import records, search
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Scope
+from distributed_state.values.results import HeldLease
 from distributed_state.warm.lease import CarriedLease
 
 _Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends, if it is not renewed.")]
@@ -84,33 +85,6 @@ class Page(Query):
     after: str | None = None
 
 
-class WaiterRow(Answer):
-    """Who waits: on which replica, and since when, in seconds since 1970."""
-
-    replica: str
-    since: float
-
-
-class LeaseRow(Answer):
-    """A lease that is held.
-
-    `kind` is what for: turn, lock, advisory, or client, which is one of this interface. `token` names it. `replica`
-    took it, `since` then; it `ends` then, in seconds since 1970, unless it is renewed. `waiting` is how many wait for
-    it, `waiters` the first twenty of them, in order. `cursor` continues behind it.
-    """
-
-    scope: str
-    record_id: str
-    kind: str
-    token: int
-    replica: str
-    since: float
-    ends: float
-    waiting: int
-    waiters: list[WaiterRow]
-    cursor: str
-
-
 class Leases(Answer):
     """Leases, those held longest first, and the time of the store's servers in seconds since 1970.
 
@@ -118,7 +92,7 @@ class Leases(Answer):
     """
 
     time: float
-    leases: list[LeaseRow]
+    leases: list[HeldLease]
     after: str | None
 
 

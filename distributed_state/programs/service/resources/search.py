@@ -148,26 +148,10 @@ class Search(Body):
     fresh: bool = False
 
 
-class Hit(Answer):
-    """Something that was found: a message by its number, a field by its key, an item by both."""
-
-    scope: str
-    id: str
-    user: str | None
-    kind: str
-    key: str | None
-    collection: str | None
-    number: int | None
-    text: str
-    value: Any
-    version: int
-    score: float
-
-
 class Hits(Answer):
     """What was found, the most relevant first."""
 
-    hits: list[Hit]
+    hits: list[SearchHit]
 
 
 async def search(asked: Asked, given: Search) -> Response:
@@ -182,7 +166,7 @@ async def search(asked: Asked, given: Search) -> Response:
         log_seldom(str(error))
         raise HTTPException(501, "search is not set up here; the log says why") from error
     # Not by `asdict`, which copies all that a value holds.
-    return answer({"hits": [{name: getattr(each, name) for name in Hit.model_fields} for each in found]})
+    return answer({"hits": [{name: getattr(each, name) for name in SearchHit.__slots__} for each in found]})
 
 
 async def _found(asked: Asked, given: Search) -> list[SearchHit]:
