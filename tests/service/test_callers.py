@@ -14,10 +14,10 @@ from tenants import OPERATIONS, Served, body_of, opened, path_of
 
 from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs.service import Access, Service, authentication, callers_policy
+from distributed_state.programs.service.answers import Positions
 from distributed_state.programs.service.authentication import Authentication, Caller, serving
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.streaming import Positions
 from distributed_state.records.access import Request as Asked
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import RIGHTS

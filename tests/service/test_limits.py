@@ -12,9 +12,9 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from distributed_state.programs.service import limits
+from distributed_state.programs.service.answers import EventStream
 from distributed_state.programs.service.authentication import Caller
 from distributed_state.programs.service.limits import Budget, Limits, Quota, Rates, Shares
-from distributed_state.programs.service.streaming import EventStream
 
 pytestmark = pytest.mark.unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.service.streaming import Positions
+from distributed_state.programs.service.answers import Positions
 
 pytestmark = pytest.mark.unit
 

@@ -1,20 +1,44 @@
-"""Responses as JSON. Law: one table maps errors to statuses, and what a client reads of one names nothing inside.
+"""Responses: JSON, errors, and answers that are sent as they are made.
+
+Law: one table maps errors to statuses, and what a client reads of one names nothing inside. A client that reads slowly
+costs a bounded number of bytes, and one that reconnects to a stream misses nothing.
 
 Errors are problem details (RFC 9457). The text of an error is a client's only where it is about what the client asked;
 that of an unavailable server, of a setting or of stored bytes names addresses, roles and files, and is for the log.
+
+Events are server-sent events, each with the position after it. The process holds a bounded number of them; the others
+wait in Redis. A client that reads nothing for a while is disconnected, and continues from `Last-Event-ID` when it
+reconnects. A download is read a page at a time, as its client takes it. Source: the WHATWG HTML standard, "Server-sent
+events".
+
+A position counts the events of each partition, of all tenants together: plain, it would tell how busy the others are,
+and when a given record of theirs may have changed. So a tenant's callers get it encrypted, and of one of a few lengths.
+Every worker of the store opens it: the key comes from the id of its archive, which no answer shows. Callers of all
+tenants get it plain.
+
+Design: sections 23, 28.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import hashlib
 import json
 import logging
+import os
 import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,10 +67,13 @@ from distributed_state.errors import (
     Unavailable,
     WarmUnavailable,
 )
+from distributed_state.events.consumer import AsyncEvents
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.connections import CONNECTION
-from distributed_state.programs.service.limits import Taken
-from distributed_state.programs.service.requests import IF_MATCH, IF_NONE_MATCH, LEASE
+from distributed_state.programs.service.limits import Budget, Buffered, Limits, Taken
+from distributed_state.programs.service.requests import IF_MATCH, IF_NONE_MATCH, LEASE, Query, copying, turn
+from distributed_state.store.export import PAGE, Export
+from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
 
@@ -230,3 +257,242 @@ async def compress(response: Response) -> None:
     response.headers["Content-Encoding"] = "gzip"
     response.headers["Content-Length"] = str(len(response.body))
     response.headers["Vary"] = "Accept-Encoding"
+
+
+_TOGETHER = 64 * 1024  # bytes in one write
+_RETRY_MS = 1000
+_MANY = 8  # waiting events from which on a stream counts as catching up
+_NONCE = 12  # bytes
+_STEP = 256  # lengths are multiples of it
+A_PAGE = 4 * PAGE  # bytes that some lines take while they are made: stored, unpacked, written, encoded
+
+
+# Events
+
+
+class Heard(Query):
+    """Which events: `types` are names or patterns, several or separated by commas; `since` is where to go on."""
+
+    types: list[str] = Field(default_factory=list)
+    since: str | None = None
+
+
+class EventStream(Response):
+    """Writes events until the client disconnects or is too slow, or the worker stops; then closes the subscription."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncEvents,
+        limits: Limits,
+        over: Callable[[EventStream], None],
+        hears: Callable[[Event], bool],
+        count: Callable[[int], None],
+        shown: Callable[[str], str],
+        buffered: Buffered,
+    ) -> None:
+        # `over` is called at its end, `hears` says which events the client may receive, `count` gets the bytes sent,
+        # `shown` is a position as the client gets it
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._events = events
+        self._limits = limits
+        self._over = over
+        self._hears = hears
+        self._count = count
+        self._shown_position = shown
+        self._sent_position = ""
+        self.buffered = buffered
+        """The bytes that it holds; the events that wait count there, too."""
+        self._ended = False
+
+    async def join(self) -> None:
+        """Subscribe before anything is answered, so that an error is answered with its own status."""
+        await self._events.join()
+
+    def end(self) -> None:
+        """End the stream. The client reconnects, here or to another worker, with its position."""
+        self._ended = True
+        self._events.end()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write events until the client leaves or the events end."""
+        leaving = asyncio.create_task(self._notice_leaving(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._write(send, f"retry: {_RETRY_MS}\n{self._position()}\n".encode())
+            while (block := await self._next()) is not None:
+                await self._write(send, block)
+            await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            log.info("a client of the event stream read nothing for %g s and was disconnected", self._limits.slow)
+            connection = scope.get("state", {}).get(CONNECTION)
+            if connection is not None:
+                connection.abort()  # closing it would wait for the client to read what is buffered
+                await asyncio.wait((leaving,), timeout=1)  # or uvicorn would log the response as incomplete
+        finally:
+            self._over(self)
+            leaving.cancel()
+            await self._close()
+
+    async def _write(self, send: Send, block: bytes) -> None:
+        self._count(len(block))
+        self.buffered.count(len(block))
+        async with asyncio.timeout(self._limits.slow):
+            await send({"type": "http.response.body", "body": block, "more_body": True})
+        self.buffered.count(-len(block))
+
+    async def _next(self) -> bytes | None:
+        """Return what to write next, None at the end."""
+        event = await self._readable(self._limits.heartbeat)
+        if event is None:
+            # A position without an event moves a client on past events of other types.
+            return None if self._ended else b":\n%b\n" % self._position().encode()
+        if self._events.waiting < _MANY:
+            return await self._block(event)
+        # Hundreds of streams that catch up together would hold up everything else.
+        async with turn():
+            return await self._block(event)
+
+    async def _block(self, event: Event) -> bytes:
+        """This event and those that are here already, as they are written together."""
+        parts = [self._shown(event)]
+        size = len(parts[0])
+        while size < _TOGETHER and self._events.waiting:
+            following = await self._readable(0)
+            if following is None:
+                break
+            parts.append(self._shown(following))
+            size += len(parts[-1])
+        return b"".join(parts)
+
+    async def _readable(self, timeout: float) -> Event | None:
+        """Return the next event that the client may receive, or None after `timeout` seconds.
+
+        A corrupt one is skipped: a client that reconnects would get the error forever.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                event = await self._events.next(max(0.0, deadline - time.monotonic()))
+                if event is None or self._hears(event):
+                    return event
+            except CorruptState as error:
+                log.error("skipped a corrupt event: %s", error)
+
+    def _shown(self, event: Event) -> bytes:
+        return b"%bevent: %b\ndata: %b\n\n" % (self._position().encode(), event.type.encode(), encode(event.to_dict()))
+
+    def _position(self) -> str:
+        """Return the line with the client's position, if it changed since the last one."""
+        position = self._events.position
+        if position == self._sent_position:
+            return ""
+        self._sent_position = position
+        return f"id: {self._shown_position(position)}\n"
+
+    async def _notice_leaving(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.end()
+
+    async def _close(self) -> None:
+        try:
+            await self._events.close()
+        except StateError as error:
+            log.warning("events: %s", error)
+
+
+class Positions:
+    """Seals positions for the callers of one tenant, and opens those that were sealed for it."""
+
+    def __init__(self, archive_id: str, tenant: str) -> None:
+        key = hashlib.blake2b(archive_id.encode(), digest_size=32, person=b"event positions")
+        self._cipher = AESGCM(key.digest()) if tenant else None
+        self._tenant = tenant.encode()
+
+    def seal(self, position: str) -> str:
+        """The position as the tenant gets it."""
+        if self._cipher is None:
+            return position
+        plain = position.encode()
+        nonce = os.urandom(_NONCE)
+        sealed = self._cipher.encrypt(nonce, plain.ljust(-(-len(plain) // _STEP) * _STEP), self._tenant)
+        return urlsafe_b64encode(nonce + sealed).decode()
+
+    def open(self, sealed: str) -> str:
+        """The position as the store takes it: "oldest" and "" are themselves.
+
+        Raises InvalidValue for what was not sealed for this tenant.
+        """
+        if self._cipher is None or sealed in ("oldest", ""):
+            return sealed
+        try:
+            data = urlsafe_b64decode(sealed.encode())
+            return self._cipher.decrypt(data[:_NONCE], data[_NONCE:], self._tenant).decode().rstrip()
+        except (InvalidTag, ValueError) as error:
+            raise InvalidValue("this is no position of a stream of events of this tenant's") from error
+
+
+# Downloads
+
+
+class Download(Response):
+    """Writes the lines of an export, some at a time. An error behind the first of them ends the connection."""
+
+    media_type = "application/jsonl"
+
+    def __init__(
+        self,
+        lines: list[str],
+        export: Export,
+        name: str,
+        limits: Limits,
+        budget: Budget,
+        taken: Taken,
+        count: Callable[[int], None],
+    ) -> None:
+        # `lines` are the first ones; `taken` holds their bytes. `count` is called with the bytes that are sent.
+        title = quote(name[:200], safe="", errors="replace")
+        named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{title}.jsonl"
+        super().__init__(headers={"Content-Disposition": named, "Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._lines = lines
+        self._export = export
+        self._limits = limits
+        self._budget = budget
+        self._taken = taken
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write all lines, or as far as the client reads them in time."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            while self._lines:
+                block = "".join(f"{line}\n" for line in self._lines).encode()
+                self._lines = []
+                self._taken.become(len(block))
+                self._count(len(block))
+                async with asyncio.timeout(self._limits.slow):
+                    await send({"type": "http.response.body", "body": block, "more_body": True})
+                del block
+                self._taken.give_back()
+                self._taken = await self._budget.take(self._taken.party, A_PAGE)
+                async with copying(self._taken.party):
+                    self._lines = await self._export.following()
+        except (TimeoutError, StateError, HTTPException) as error:
+            slow = f"the client read nothing for {self._limits.slow:g} s"
+            log.warning("an export was cut off: %s", slow if isinstance(error, TimeoutError) else error)
+            connection = scope.get("state", {}).get(CONNECTION)
+            if connection is None:
+                raise
+            connection.abort()  # an answer that ends as it should would be taken for a whole file
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):  # or uvicorn would log the response as incomplete
+                    await receive()
+            return
+        finally:
+            self._taken.give_back()
+        await send({"type": "http.response.body", "body": b""})

@@ -38,7 +38,15 @@ from distributed_state.errors import AccessDenied, InvalidValue, StateError, Una
 from distributed_state.port import Port, waited
 from distributed_state.programs import logs
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.answers import PaidResponse, answer, compress, refusal
+from distributed_state.programs.service.answers import (
+    EventStream,
+    Heard,
+    PaidResponse,
+    Positions,
+    answer,
+    compress,
+    refusal,
+)
 from distributed_state.programs.service.authentication import CALLER, Authentication, Caller, KnownHosts, serving
 from distributed_state.programs.service.limits import Budget, Growing, Limits, Quota, Rates, Shares, Sizes
 from distributed_state.programs.service.operations import Described, operations
@@ -53,7 +61,6 @@ from distributed_state.programs.service.requests import (
     Operation,
     in_line,
 )
-from distributed_state.programs.service.streaming import EventStream, Heard, Positions
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.metrics import collector, process
 from distributed_state.values.keys import Keys

@@ -39,7 +39,7 @@ from distributed_state.errors import AccessDenied, Conflict, Deleted, InvalidVal
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.answers import A_PAGE, Download, answer
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.requests import (
     IDEMPOTENCY_KEY,
@@ -54,7 +54,6 @@ from distributed_state.programs.service.requests import (
     Values,
     copying,
 )
-from distributed_state.programs.service.streaming import A_PAGE, Download
 from distributed_state.records import history as past
 from distributed_state.records import lifecycle, messages
 from distributed_state.records.access import TAGS, VERSION
