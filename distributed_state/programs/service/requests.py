@@ -306,7 +306,7 @@ def expected(expect: Values | None, absent: list[str], present: list[str]) -> di
 
 def together(given: dict[str, Any] | None, encoded: dict[str, Any] | None) -> dict[str, Any]:
     """Values and bytes as the store takes them. Raises InvalidValue."""
-    return as_text.together(given or {}, encoded or {})
+    return as_text.together(given or {}, encoded) if encoded else dict(given or {})
 
 
 class Times(Answer):

@@ -275,9 +275,9 @@ def show_lease(lease: CarriedLease) -> str:
 
 def lease_of(asked: Asked) -> CarriedLease | None:
     """The lease that a request names, None if it names none. Raises InvalidValue for what is none."""
-    text = requests.header(asked.request, LEASE)
     if LEASE not in asked.request.headers:
         return None
+    text = requests.header(asked.request, LEASE)
     try:
         found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii")
         return CarriedLease(found)
