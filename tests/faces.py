@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from distributed_state.tiers import actors, durability
+from distributed_state.tiers import ambient
 
 
 class Worker(threading.Thread):
@@ -62,12 +62,12 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         weakref.finalize(task, worker.calls.put, None)
     loop = asyncio.get_running_loop()
     future = loop.create_future()
-    actor, levels = actors.present(), durability._asked.get()
+    actor, levels = ambient.actor(), ambient._levels.get()
 
     def as_the_task() -> Any:
         # A thread has a context of its own, and this one stands for the task.
-        actors._present.set(actor)
-        durability._asked.set(levels)
+        ambient._actor.set(actor)
+        ambient._levels.set(levels)
         return call()
 
     worker.calls.put((loop, future, as_the_task))

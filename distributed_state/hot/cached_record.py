@@ -1,6 +1,6 @@
 """A record as hot keeps it: at one version, and never changed once made. Law: what it takes of memory is counted.
 
-That is all of the process's memory that comes with it; what it keeps is compact (see `codec.compact`). Nothing that it
+That is all of the process's memory that comes with it; what it keeps is compact (`tiers/changes.py`). Nothing that it
 holds leads back to it: hot takes it off the collector's list, and a cycle would never be freed.
 
 Design: section 7.

@@ -21,12 +21,11 @@ from distributed_state.port import Mutex
 from distributed_state.records.access import ITEMS, Action, Guard, written
 from distributed_state.records.sanitizing import Clean, CleanMessage, Sanitizing, sanitizer
 from distributed_state.settings import Settings
-from distributed_state.tiers import actors
+from distributed_state.tiers import ambient
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
-from distributed_state.tiers.durability import asking
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
@@ -101,7 +100,7 @@ class StoreContext:
     ) -> None:
         """Ask the store's policy, if it has one, about what is done by no handle. Raises AccessDenied."""
         if self.guard is not None:
-            self.guard.ask(action, ref, field, actor=actors.present(), user=user, scope=scope, prefix=prefix)
+            self.guard.ask(action, ref, field, actor=ambient.actor(), user=user, scope=scope, prefix=prefix)
 
 
 Note = Callable[[CachedRecord, Changes], None]
@@ -128,7 +127,7 @@ class RecordContext:
         self.text = ref.text
         self.codec = store.codec_of(ref.text)  # how the record's values are stored
         self.owner = "" if user is None else escape(Ref("user", user).id)
-        self.actor = actors.noted(actor)
+        self.actor = ambient.noted(actor)
         self.lifetime = lifetime
         # The id was generated here and nobody else knows it, so the first write need not ask SQL.
         self.unused = fresh
@@ -152,7 +151,7 @@ class RecordContext:
     def allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
         """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
         if self.store.guard is not None:
-            actor = self.actor or actors.present()
+            actor = self.actor or ambient.actor()
             for each in fields:
                 self.store.guard.ask(action, ref or self.ref, each, actor=actor, user=self.owner)
 
@@ -240,7 +239,7 @@ class RecordContext:
         """Inside, changes are kept so before they are acknowledged; None: as is asked around it."""
         if durability is None:
             return nullcontext()
-        return asking(self.store.settings, level_of(durability))
+        return ambient.durable(self.store.settings, level_of(durability))
 
     def commit(self, draft: Draft) -> Coroutine[Any, Any, Committed]:
         """Sign a change, and apply it when that is awaited."""

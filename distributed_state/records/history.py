@@ -99,7 +99,7 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
 
 
 def replica_of(entry: JournalEntry) -> str:
-    """The replica that wrote a change: the id of the commit begins with it (`warm/op_ids.py`)."""
+    """The replica that wrote a change: the id of the commit begins with it (`warm/client.py`)."""
     return entry.event.partition(".")[0]
 
 

@@ -22,7 +22,7 @@ from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, NotFo
 from distributed_state.port import Words
 from distributed_state.records.context import RecordContext
 from distributed_state.settings import Settings
-from distributed_state.tiers import actors
+from distributed_state.tiers import ambient
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -133,7 +133,7 @@ async def forget(tiers: Tiers, owner: str) -> int:
         # Whatever was acknowledged before this look is found by it.
         await tiers.archiver.drain()
         await tiers.archiver.insist()
-        noted = {each.record: each for each in await tiers.port.sql(tiers.cold.request_owned, owner, actors.present())}
+        noted = {each.record: each for each in await tiers.port.sql(tiers.cold.request_owned, owner, ambient.actor())}
         late = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made))) if made else []
         noted |= {each.record: each for each in late}
         if not noted:
@@ -159,7 +159,7 @@ async def erase(
     # Of the other partitions too: a fork that was made before this was asked for is erased as well.
     await tiers.archiver.drain()
     await tiers.archiver.insist()
-    noted = await tiers.port.sql(tiers.cold.request, text, actor or actors.present())
+    noted = await tiers.port.sql(tiers.cold.request, text, actor or ambient.actor())
     made: set[str] = {text}
     for _ in range(_ROUNDS):
         if not noted:

@@ -38,10 +38,9 @@ from distributed_state.store.fleet import AsyncFleet
 from distributed_state.store.importing import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, face_of, opened_remotely, resolve
 from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast, upcast_many
-from distributed_state.tiers import actors
+from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.durability import asking
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
@@ -304,7 +303,7 @@ class AsyncStateStore(AsyncFleet):
         `history()` shows it. It is a variable of the context, as in `contextvars`: tasks created inside inherit it; a
         new thread does if it is started by `asyncio.to_thread` or with `contextvars.copy_context().run`.
         """
-        return actors.acting_as(actor)
+        return ambient.acting_as(actor)
 
     def durable(self, durability: str) -> AbstractContextManager[None]:
         """Have each change made inside `with` kept so hard before it is acknowledged; the innermost level counts.
@@ -326,7 +325,7 @@ class AsyncStateStore(AsyncFleet):
         """
         level = level_of(durability)
         self._lifecycle.refuse_never_kept(level)
-        return asking(self.settings, level)
+        return ambient.durable(self.settings, level)
 
     async def time(self) -> float:
         """Read the server's time in seconds since 1970: one clock for all workers, whatever their own say.

@@ -33,7 +33,7 @@ from distributed_state.port.waited import bounded
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.doctor import ages
-from distributed_state.tiers import actors, durability
+from distributed_state.tiers import ambient, durability
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
@@ -88,7 +88,7 @@ class AsyncFleet:
             )
         await self.ready()
         partition = tiers.keys.partition_of(text)
-        actor = actors.present()
+        actor = ambient.actor()
         keys = tiers.keys.partition(partition)
         await durability.admit(tiers, durability.asked(tiers))
         epoch, offset, time_ms, id = await tiers.stream.emit(keys, checked_type(type), text, actor, encoded)

@@ -25,7 +25,7 @@ from distributed_state.cold.record_items import OlderItem
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, TooLarge, WarmUnavailable
 from distributed_state.settings import Settings
 from distributed_state.store.export import FORMAT
-from distributed_state.tiers import actors
+from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import as_text, codec, field_ttl, message_ranges
@@ -380,7 +380,7 @@ class ImportedFile:
         self.entries.append(
             JournalEntry(
                 offset=0, event=row["event"], record="", version=version,
-                time_ms=whole(row, "time_ms", 0, LATEST_MS), kind=kind, actor=actors.noted(row["actor"]),
+                time_ms=whole(row, "time_ms", 0, LATEST_MS), kind=kind, actor=ambient.noted(row["actor"]),
                 token=whole(row, "token", 0, 2**63 - 1), data=data, total_bytes=0,
             )
         )  # fmt: skip

@@ -20,7 +20,7 @@ from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_records import Record
 from distributed_state.store.lifecycle import twin_of
-from distributed_state.tiers import actors
+from distributed_state.tiers import ambient
 from distributed_state.values.model import Ref
 
 Store = StateStore | AsyncStateStore
@@ -71,7 +71,7 @@ class StoreServices:
 
 def acting_by_default(actor: str) -> AbstractContextManager[None]:
     """Note `actor` with what is committed inside `with`, unless the caller acts as somebody already."""
-    return nullcontext() if actors.present() else actors.acting_as(actor)
+    return nullcontext() if ambient.actor() else ambient.acting_as(actor)
 
 
 def with_stand_in(handle: Handle, stand_in: StandIn) -> Handle:

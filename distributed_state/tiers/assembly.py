@@ -460,21 +460,15 @@ class Branches:
         await self.tell(untold)
 
 
-class Familiar:
+class Familiar(dict[str, None]):
     """The newest of them, by their texts."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, None] = {}
-
-    def __contains__(self, text: str) -> bool:
-        return text in self._seen
 
     def note(self, text: str) -> None:
         """A commit of this record was acknowledged."""
-        if text not in self._seen:
-            self._seen[text] = None
-            while len(self._seen) > _FAMILIAR:
-                self._seen.pop(next(iter(self._seen), ""), None)
+        if text not in self:
+            self[text] = None
+            while len(self) > _FAMILIAR:
+                self.pop(next(iter(self), ""), None)
 
 
 class Absence:

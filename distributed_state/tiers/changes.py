@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed_state.errors import Conflict, InvalidValue, TooLarge
 from distributed_state.settings import Settings
-from distributed_state.tiers import actors
+from distributed_state.tiers import ambient
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import ANY, MOST_ITEMS, DeleteItem, Item, PutItem, name_of, stamp_of
@@ -24,6 +24,11 @@ from distributed_state.values.levels import level_of
 from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message, checked_phase
 from distributed_state.values.search import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Expectations
+
+
+def _compact(data: bytes) -> bytes:
+    """The same bytes in memory of their own size: whatever orjson returns holds a block of 4 KB or more."""
+    return bytes(memoryview(data))
 
 
 class ItemChanges:
@@ -71,7 +76,7 @@ class ItemChanges:
         if len(data) > self._settings.max_field_bytes:
             limit = self._settings.max_field_bytes
             raise TooLarge(f"item {item.key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
-        return b"n" if item.keep else b"p", name, codec.compact(data)
+        return b"n" if item.keep else b"p", name, _compact(data)
 
     def _add(self, step: Step, most: int = MOST_ITEMS) -> None:
         _, name, data = step
@@ -205,10 +210,10 @@ class Changes:
     def set(self, key: str, value: Any, *, ttl: float | None = None, until: float = field_ttl.NEVER) -> Any:
         """Set a field, for `ttl` seconds or until a time in seconds since 1970; return the value as it is stored."""
         name = codec.encode_key(key)
-        self._admit(name)
         if self._prepare is not None:
             value = self._prepare(key, value)
         data = self._codec.encode(value, key)
+        self._admit(name)
         if ttl is not None:
             if self._now is None:
                 raise InvalidValue(f"{key!r}: there is no clock for a ttl here")
@@ -230,7 +235,7 @@ class Changes:
         self._size += size - len(before[2]) if before else size + len(name)
         if self._size > self._settings.max_record_bytes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
-        self._fields[name] = (b"s", name, codec.compact(data))
+        self._fields[name] = (b"s", name, _compact(data))
 
     def set_many(self, values: Mapping[str, Any], *, ttl: float | None = None) -> None:
         """Set several fields."""
@@ -274,7 +279,7 @@ class Changes:
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
-        self._last.append((b"m", b"", codec.compact(data)))
+        self._last.append((b"m", b"", _compact(data)))
         return message
 
     def phase(self, phase: str | None) -> None:
@@ -367,7 +372,7 @@ class Changes:
 
     def reserved(self, name: bytes, value: bytes | None) -> None:
         """Set or delete a field by its stored name, the store's own ones included."""
-        self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, codec.compact(value))
+        self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, _compact(value))
 
     def label(self, label: str) -> None:
         """Name the version that this change becomes."""
@@ -378,7 +383,7 @@ class Changes:
     def emit(self, type: str, data: Mapping[str, Any]) -> None:
         """Write a lifecycle event with the change, if it is one of a session."""
         if self._codec.record.startswith("session:"):
-            self._events.append((b"e", type.encode(), codec.compact(codec.encode(data, "data"))))
+            self._events.append((b"e", type.encode(), _compact(codec.encode(data, "data"))))
 
     def set_lifetime(self, idle_ms: int, whole_ms: int) -> None:
         """End a session after this time without a commit, or this one from now on; 0: never."""
@@ -417,8 +422,8 @@ class Changes:
             about_items = any(step[0] == b"y" for step in self._first)
         return Draft(
             kind, steps, tuple(self._events), expectations, (), expected, epoch, deleted,
-            self._owner, self._actor or actors.present(), self._lifetime,
-            None if durability is None else level_of(durability), about_items, expected_items,
+            self._owner, self._actor or ambient.actor(), self._lifetime,
+            ambient.level(self._settings) if durability is None else level_of(durability), about_items, expected_items,
         )  # fmt: skip
 
 

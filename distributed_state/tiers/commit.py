@@ -35,7 +35,7 @@ from distributed_state.errors import (
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Call
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.durability import Applied, admit, asked, ensure_durability, ensure_many
+from distributed_state.tiers.durability import Applied, admit, ensure_durability, ensure_many
 from distributed_state.tiers.items import prove
 from distributed_state.tiers.read import ROUNDS, hydrate, read
 from distributed_state.tiers.read import archived as archived  # re-exported for changes that read SQL
@@ -46,15 +46,15 @@ from distributed_state.values.journal import unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import MEMORY
 from distributed_state.warm.answers import Cold, Committed, Draft, Expectations, Swap, Uninitialised, UnknownItems
+from distributed_state.warm.client import FULL, LOST, OpId, Unsure
 from distributed_state.warm.lease import AsyncLease
-from distributed_state.warm.op_ids import FULL, LOST, OpId, Unsure
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
 _SWEPT = 500  # fields past their deadline that one commit deletes; the next one goes on
 _REPLACED = 0.05  # seconds until a server that was replaced is asked no more
 Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
-Sent = tuple[RecordKeys, Draft, OpId, bytes]
+Sent = tuple[RecordKeys, Draft, OpId]
 
 
 def commit(
@@ -73,18 +73,16 @@ def commit(
 async def _commit(tiers: Tiers, names: RecordKeys, draft: Draft, last: AsyncLease | None) -> Committed:
     if draft.events and tiers.handlings:
         await tiers.listening()
-    level = draft.level or asked(tiers)
+    level = draft.level or tiers.confirming.level
     if level is not MEMORY:
         await admit(tiers, level)
     memory = tiers.memory
     if memory.bytes >= memory.limit:
         await memory.make_room(names.ref.text)
-    op = _begin(tiers, names, draft, _creation(tiers, names.ref.text, draft))
+    op = _begin(tiers, names, draft)
     trailing_call = last.release_call(op) if last else None
     try:
-        answer: Answer = await tiers.warm.commit(
-            names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
-        )
+        answer: Answer = await tiers.warm.commit(names, draft, op, trailing_call)
         if isinstance(answer, Committed) and memory.remember(names, op, answer):
             done = answer
         else:
@@ -105,9 +103,11 @@ async def _commit(tiers: Tiers, names: RecordKeys, draft: Draft, last: AsyncLeas
 async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
     """Ask whether a change would be applied now, or raise the server's refusal; nothing is changed."""
     draft = draft._replace(kind="")
-    op = _begin(tiers, names, draft, draft.creation)
+    op = tiers.warm.ops.begin(draft.steps, names.text)
     try:
-        answer = await tiers.warm.commit(names, draft, op, listening=b"")
+        op.lock_value = tiers.leases.lock_value(names.ref.text)
+        op.creation = draft.creation
+        answer = await tiers.warm.commit(names, draft, op)
         await _carry_through(tiers, names, draft, op, answer)
     finally:
         tiers.warm.ops.end(op)
@@ -139,21 +139,20 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
         return await commit(tiers, names, draft)
 
 
-def _creation(tiers: Tiers, text: str, draft: Draft) -> str:
-    """Let the server begin the record with this if it knows that there is none, unless this replica saw it."""
-    if not draft.creation and text not in tiers.familiar:
+def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
+    """Give the write an op id, to be ended whatever comes of it, with what it is sent with beside its draft."""
+    text = names.ref.text
+    creation = draft.creation
+    if not creation and text not in tiers.familiar:
         entry = tiers.hot.entries.get(text)
         if entry is None or not entry.version:
-            return "+"
-    return draft.creation
-
-
-def _begin(tiers: Tiers, names: RecordKeys, draft: Draft, creation: str) -> OpId:
-    """Give the write an op id, to be ended whatever comes of it, with the lease under which it is made."""
-    lock_value = tiers.leases.lock_value(names.ref.text)
+            creation = "+"  # the server begins the record if it knows that there is none
+    lock_value = tiers.leases.lock_value(text)
+    listening = tiers.link.heard_on(names.channel)
     op = tiers.warm.ops.begin(draft.steps, names.text)
     op.lock_value = lock_value
     op.creation = creation
+    op.listening = listening
     return op
 
 
@@ -162,7 +161,7 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     if len({names.text for names, _ in writes}) < len(writes):
         # On a server that does not know the script yet, the second might be carried out before the first.
         raise InvalidValue("a record stands twice in a batch, which changes each once")
-    levels = [draft.level or asked(tiers) for _, draft in writes]
+    levels = [draft.level or tiers.confirming.level for _, draft in writes]
     for level in levels:
         await admit(tiers, level)
     memory = tiers.memory
@@ -171,30 +170,29 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     sent: list[Sent] = []
     try:
         for names, draft in writes:
-            op = _begin(tiers, names, draft, _creation(tiers, names.ref.text, draft))
-            sent.append((names, draft, op, tiers.link.heard_on(names.channel)))
+            sent.append((names, draft, _begin(tiers, names, draft)))
         answers = await tiers.warm.commit_many(sent)
         results = [await _carried_through(tiers, each, answer) for each, answer in zip(sent, answers, strict=True)]
         applied = {
             at: Applied(names, done, op, level)
-            for at, ((names, _, op, _), done, level) in enumerate(zip(sent, results, levels, strict=True))
+            for at, ((names, _, op), done, level) in enumerate(zip(sent, results, levels, strict=True))
             if isinstance(done, Committed)
         }
         for at, missed in zip(applied, await ensure_many(tiers, list(applied.values())), strict=True):
             results[at] = missed or results[at]
     except BaseException as error:
-        for names, _, _, _ in sent:
+        for names, _, _ in sent:
             invalidate_cached(tiers, names, error)
         raise
     finally:
-        for _, _, op, _ in sent:
+        for _, _, op in sent:
             tiers.warm.ops.end(op)
     return results
 
 
 async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError) -> Committed | StateError:
     """The same for one of a batch, whatever becomes of the others."""
-    names, draft, op, _ = sent
+    names, draft, op = sent
     try:
         if isinstance(answer, StateError):
             raise answer
@@ -246,9 +244,8 @@ async def _carry_through(
             done = await resolve(tiers, names, op, answer)
             if done is not None:
                 return done
-        answer = await tiers.warm.commit(
-            names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
-        )
+        op.listening = tiers.link.heard_on(names.channel)
+        answer = await tiers.warm.commit(names, draft, op, trailing_call)
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 
 

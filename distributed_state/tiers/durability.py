@@ -1,8 +1,8 @@
 """How hard a commit is kept before it is acknowledged. Law: a level that was not reached is reported, never hidden.
 
-What asks for a level, the innermost first: the write itself, its batch or turn; the innermost `with store.durable()`
-of the context (as in `contextvars`) for this store; the store's setting. It is ensured after the commit, in an exchange
-of its own: a commit at `memory` knows nothing of all this. A repetition, too, is acknowledged only at its level.
+The level is that of the write itself, its batch or turn; else of the innermost `with store.durable()` of the context
+for this store (`ambient`); else of the store's settings. It is ensured after the commit, in an exchange of its own: a
+commit at `memory` knows nothing of all this. A repetition, too, is acknowledged only at its level.
 
 Design: section 14.
 """
@@ -10,22 +10,19 @@ Design: section 14.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from distributed_state.errors import DurabilityUnknown, StateError, Unavailable
-from distributed_state.settings import Settings
+from distributed_state.tiers import ambient
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
 from distributed_state.warm.answers import Committed
+from distributed_state.warm.client import OpId
 from distributed_state.warm.confirming import ABSENT, REACHED, Claim
-from distributed_state.warm.op_ids import OpId
 
 log = logging.getLogger(__name__)
-_asked: ContextVar[Mapping[int, Level] | None] = ContextVar("distributed_state_durability", default=None)
 _LOST = "Redis lost it before it was archived"
 
 
@@ -39,19 +36,8 @@ class Applied(NamedTuple):
 
 
 def asked(tiers: Tiers) -> Level:
-    """The level that holds here and now for what says none itself."""
-    levels = _asked.get()
-    return tiers.confirming.level if levels is None else levels.get(id(tiers.settings), tiers.confirming.level)
-
-
-@contextmanager
-def asking(settings: Settings, level: Level) -> Iterator[None]:
-    """Have what is committed inside to the store of these settings kept so; the innermost counts."""
-    before = _asked.set({**(_asked.get() or {}), id(settings): level})
-    try:
-        yield
-    finally:
-        _asked.reset(before)
+    """The level that holds here and now for what names none itself."""
+    return ambient.level(tiers.settings) or tiers.confirming.level
 
 
 async def admit(tiers: Tiers, level: Level) -> None:

@@ -18,8 +18,8 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Cold, Uninitialised
+from distributed_state.warm.client import OpId
 from distributed_state.warm.lease import AsyncLease
-from distributed_state.warm.op_ids import OpId
 from distributed_state.warm.scripts import READ
 from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record

@@ -58,11 +58,6 @@ def encode_value(value: Any, name: str = "value") -> bytes:
     return BYTES + value if isinstance(value, bytes) else encode(value, name)
 
 
-def compact(data: bytes) -> bytes:
-    """The same bytes in memory of their own size: whatever orjson returns holds a block of 4 KB or more."""
-    return bytes(memoryview(data))
-
-
 def _encode_exactly(value: Any, name: str) -> bytes:
     if (complaint := _complaint(value)) is not None:
         raise InvalidValue(_shown(name) + complaint)

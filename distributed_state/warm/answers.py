@@ -48,7 +48,7 @@ class Draft(NamedTuple):
     lifetime ('x'). `expectations` are the store's own, `preconditions` the user's, in commit.lua's words. `items`:
     whether any step is about items; `expected_items` are steps 'A', 'P' and 'M', the conditions on them. `lifetime` is
     that of a session which begins with this: idle and whole, in ms, 0 for no end. `level` is how durable it must be
-    before it is acknowledged; None: as the context asks.
+    before it is acknowledged; None: the store's own.
 
     `creation` is what the caller knows of a record that is not in Redis: '*' its id is fresh, or the hydration token
     under which SQL had no such record; '' nothing.

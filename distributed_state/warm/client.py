@@ -1,8 +1,24 @@
 """The scripts about records: commit, read, hydrate, items. Law: a write has an op id, so that it may be sent again.
 
-`op_ids` explains how that holds when the record leaves Redis meanwhile. Partitions have their own client, `partitions`.
+It is applied once, however often and however late it is sent. Partitions have their own client, `partitions`.
 
-Design: section 4.
+A record notes the op ids of its commits from when it came into Redis: all of them, until nobody may send them any
+more. Those of before are in SQL, because a record leaves Redis only when it is archived, and stay there alone: neither
+a count nor a clock chooses some to be brought back. A write therefore says since when, by the server's clock, its op id
+can have been applied at all (`since_ms`). Where the record looks back that far, it knows. Where it came back from SQL
+since, it says so and changes nothing, and who sent the write asks SQL for its op id. SQL is read after the record came
+back, and so has whatever was applied before: what it does not have was not, and the write is sent again, saying that.
+If the record left and came back once more meanwhile, SQL is asked once more. Where Redis is too full to bring it back,
+SQL is asked before the write is refused: nothing that was applied may seem to be refused.
+
+A write whose answers all came is sent again with a new time, so that a first sending costs one round trip and no SQL.
+One whose answer was lost keeps its time. It is not repeated later than half of `op_window` after it was first sent, and
+the server applies none that is older than the whole window: a request that was delayed for longer is refused.
+
+A record that is archived and has more op ids than fit into a small field lets go of them in the same way, where it
+is (`settle.lua`).
+
+Design: sections 4, 5.
 """
 
 from __future__ import annotations
@@ -11,10 +27,13 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
+from zlib import crc32
 
-from distributed_state.errors import Backpressure, StateError, WarmUnavailable
+from distributed_state.errors import Backpressure, DurabilityUnknown, StateError, WarmUnavailable
 from distributed_state.port import Call, Port
 from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
@@ -36,10 +55,134 @@ from distributed_state.warm.answers import (
     refusal,
 )
 from distributed_state.warm.clock import ServerClock
-from distributed_state.warm.op_ids import OpId, OpIds, Unsure
 from distributed_state.warm.partitions import Partitions
 from distributed_state.warm.scripts import COMMIT, HYDRATE, LIST_ITEMS, READ, READ_ITEMS, UNCHANGED, RetryingClient
 from distributed_state.warm.telemetry import Telemetry, observed, several
+
+T = TypeVar("T")
+_MARGIN_MS = 2000  # how far the clocks of two servers may be apart, one of which may never have been heard
+FULL = "Redis is at maxmemory and nothing more is evictable; nothing was written"
+LOST = "a write may have been applied, its answer was lost"
+
+
+class OpId:
+    """Names one write of this replica; `oldest`: of its writes to that record, the first unanswered (RIFL, SOSP 2015).
+
+    `record` is the record's text. `first` is when it was first sent, by the monotonic clock. `since_ms`: before then,
+    by the server's clock, it was surely not applied. `doubted`: an answer was lost, so that it may have been applied
+    since. `eased_ms`: that time, when it was last put back because another server's clock may count. `size`: of its
+    steps, in bytes.
+
+    The arguments of one sending that are not in its draft stand here too: `lock_value`; `creation`, as commit.lua has
+    it; `listening`, our own channel if we listen to the record's too; `proofs`, steps 'V' and 'G' that say what SQL has
+    of items; `events`, the steps beside the change, sealed. `sent`: all arguments with which it was last sent.
+    """
+
+    # Defaults of the class: to set each of them would take a commit longer than anything else here.
+    since_ms = 0
+    doubted = False
+    eased_ms = -1
+    lock_value = ""
+    creation = ""
+    listening = b""
+    proofs: Sequence[Step] = ()
+    events: Sequence[Step] = ()
+    sent: Sequence[Any] = ()
+
+    def __init__(self, sequence: int, oldest: int, digest: str, first: float, size: int, record: bytes = b"") -> None:
+        self.sequence = sequence
+        self.oldest = oldest
+        self.digest = digest
+        self.first = first
+        self.size = size
+        self.record = record
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Redis does not remember so far back whether an op id was applied; `late`: nothing does.
+
+    `time_ms` is the server's time at which it was not among those that it remembers.
+    """
+
+    time_ms: int
+    epoch: str
+    late: bool
+
+
+class OpIds:
+    """Those of one replica."""
+
+    def __init__(self, port: Port, clock: ServerClock, replica: str, count: itertools.count[int], window: float):
+        self._port = port
+        self._clock = clock
+        self._replica = replica
+        self._count = count
+        self._window = window
+        self._unanswered: dict[bytes, list[int]] = {}  # of each record that is being written, in order
+        self._mutex = port.mutex()
+
+    def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]], record: bytes = b"") -> OpId:
+        """Name a write to a record. `end` must follow, whatever comes of it."""
+        text = b"\0".join(chain.from_iterable(steps))
+        with self._mutex:
+            sequence = next(self._count)
+            # Not of all records: they would remember, for a writer of many, what was answered long ago.
+            unanswered = self._unanswered.get(record)
+            if unanswered is None:
+                unanswered = self._unanswered[record] = []
+            unanswered.append(sequence)
+            oldest = unanswered[0]
+        return OpId(sequence, oldest, f"{crc32(text):x}", self._port.monotonic(), len(text), record)
+
+    def end(self, op: OpId) -> None:
+        """The caller will not send this write again."""
+        with self._mutex:
+            unanswered = self._unanswered.get(op.record, ())
+            if len(unanswered) > 1:
+                self._unanswered[op.record].remove(op.sequence)
+            elif op.sequence in unanswered:
+                del self._unanswered[op.record]
+
+    def event(self, op: OpId) -> str:
+        """The id of the commit that a write becomes, in the journal and in SQL."""
+        return f"{self._replica}.{op.sequence}.{op.digest}"
+
+    def sending(self, op: OpId, what: str) -> None:
+        """Note that a write is sent now; it may have been applied from here on, if no reply comes.
+
+        Raises DurabilityUnknown if it is too late to repeat it: half of the window after it was first sent. The other
+        half is for a request that is delayed on its way.
+        """
+        if not op.doubted:
+            since_ms = self._clock.earliest_ms()
+            if since_ms > op.since_ms:
+                op.since_ms = since_ms
+        elif self._port.monotonic() - op.first > self._window / 2:
+            raise DurabilityUnknown(f"{what[:200]}: {LOST}, and it is too late to ask")
+
+    async def send(self, ops: Sequence[OpId], what: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Send writes by this call, and note that they may have been applied if no reply comes."""
+        for op in ops:
+            self.sending(op, what)
+        try:
+            return await call(*arguments)
+        except WarmUnavailable:
+            for op in ops:
+                self.lost(op)
+            raise
+
+    def lost(self, op: OpId) -> None:
+        """Note that an answer was lost, and allow for the clock of another server, once for each time that was heard.
+
+        That server may have applied the write, or answer its repetition: a replica that was promoted, or whoever has
+        the slot now. By a clock that is behind the one that was heard, a record may have come back from SQL with this
+        write in it before it could have been applied at all; then nobody would ask SQL.
+        """
+        op.doubted = True
+        if self._port.several and op.since_ms != op.eased_ms:
+            op.since_ms = op.eased_ms = op.since_ms - _MARGIN_MS
+
 
 _CREATED = (b"E", b"conversation.created", b"{}")
 
@@ -80,25 +223,23 @@ class Warm(RetryingClient):
     # Commits
 
     async def commit(
-        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
+        self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
         if draft.events or op.creation or op.events or draft.deleted != "refuse":
             self._seal(names, draft, op)
         try:
-            answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
+            answer, trailing = await self._attempt(names, draft, op, trailing_call)
         except WarmUnavailable as error:
-            answer, trailing = await self.again(error, self._attempt, names, draft, op, listening, trailing_call)
+            answer, trailing = await self.again(error, self._attempt, names, draft, op, trailing_call)
         if type(answer) is bytes and not op.events:
             return committed(answer, draft.steps, trailing)  # the short way
         return self._committed(names, draft, op, answer, trailing)
 
-    async def _attempt(
-        self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes, trailing_call: Call | None
-    ) -> tuple[Any, Any]:
+    async def _attempt(self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None) -> tuple[Any, Any]:
         # Built for each attempt: it says since when the op id can have been applied.
         self.ops.sending(op, names.ref.text)
-        call = self._call(names, draft, op, listening)
+        call = self._call(names, draft, op)
         try:
             if trailing_call is None:
                 return await self.port.script(*call), None
@@ -119,12 +260,12 @@ class Warm(RetryingClient):
 
     @observed("commit_many", "warm", several)
     async def commit_many(
-        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
+        self, writes: Sequence[tuple[RecordKeys, Draft, OpId]]
     ) -> list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
-        for names, draft, op, _ in writes:
+        for names, draft, op in writes:
             self._seal(names, draft, op)
-        ops = [op for _, _, op, _ in writes]
+        ops = [op for _, _, op in writes]
         answers: list[Any] = []
         sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
         try:
@@ -133,21 +274,21 @@ class Warm(RetryingClient):
             if not answers:
                 raise
         results: list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError] = []
-        for (names, draft, op, _), answer in zip(writes, answers, strict=True):
+        for (names, draft, op), answer in zip(writes, answers, strict=True):
             try:
                 results.append(answer if isinstance(answer, StateError) else self._committed(names, draft, op, answer))
             except StateError as error:
                 results.append(error)
         return results
 
-    async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]], answers: list[Any]) -> None:
+    async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId]], answers: list[Any]) -> None:
         answers[:] = await self.port.scripts([self._call(*write) for write in writes])
         # Of several servers some may be away. All is sent again: what was applied is remembered.
         for answer in answers:
             if isinstance(answer, WarmUnavailable):
                 raise answer
 
-    def _call(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> Call:
+    def _call(self, names: RecordKeys, draft: Draft, op: OpId) -> Call:
         """The call of commit.lua."""
         events = op.events
         # The record may be there, or have been archived and evicted: only SQL knows.
@@ -155,7 +296,7 @@ class Warm(RetryingClient):
         arguments: list[Any] = [
             self._constants, draft.epoch, op.sequence, op.oldest, op.digest, op.since_ms, op.lock_value, creation,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
-            draft.actor, draft.owner, names.text, listening,
+            draft.actor, draft.owner, names.text, op.listening,
             len(draft.preconditions) + len(draft.expectations),
         ]  # fmt: skip
         for precondition in draft.preconditions:

@@ -36,10 +36,9 @@ from distributed_state.port.bodies import Body, leaving
 from distributed_state.port.waited import bounded
 from distributed_state.values import chance
 from distributed_state.values.keys import RecordKeys
-from distributed_state.warm.client import Warm
+from distributed_state.warm.client import OpId, Warm
 from distributed_state.warm.link import Link
 from distributed_state.warm.lock import Lock, Taken, Waiters, check_times, seizing
-from distributed_state.warm.op_ids import OpId
 from distributed_state.warm.scripts import RENEW
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,8 @@ from distributed_state.errors import ConfigurationError, InvalidValue, LockTimeo
 from distributed_state.port import Call, Port
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.answers import holder_of
-from distributed_state.warm.client import Warm
+from distributed_state.warm.client import OpId, Warm
 from distributed_state.warm.link import Link
-from distributed_state.warm.op_ids import OpId
 from distributed_state.warm.scripts import ACQUIRE, RELEASE
 from distributed_state.warm.telemetry import Facts, observed
 

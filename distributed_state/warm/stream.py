@@ -27,8 +27,7 @@ from distributed_state.values import codec
 from distributed_state.values.journal import Happened, JournalEntry, pack
 from distributed_state.values.keys import Keys, PartitionKeys
 from distributed_state.values.model import log_fields
-from distributed_state.warm.client import Warm
-from distributed_state.warm.op_ids import LOST, OpId
+from distributed_state.warm.client import LOST, OpId, Warm
 from distributed_state.warm.scripts import ADVANCE, EMIT, REDACT, SHED
 from distributed_state.warm.telemetry import Facts, observed
 

@@ -384,7 +384,7 @@ async def lay_about(opener: Any) -> None:
     op.creation = "+"
     op.since_ms = tiers(store).clock.earliest_ms() - 10_000
     op.doubted = True
-    answer = await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b"")
+    answer = await tiers(store).warm.commit(names(store, "s"), draft, op)
     assert isinstance(answer, Cold)
 
 
@@ -405,12 +405,12 @@ async def test_a_request_that_comes_twice_is_applied_once(opener: Any) -> None:
     draft = changes.draft("increment")
     op = tiers(store).warm.ops.begin(draft.steps)
     op.creation = "+"
-    first = await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b"")
+    first = await tiers(store).warm.commit(names(store, "s"), draft, op)
     assert isinstance(first, Committed)
     await store.archive()
     gone(store, "s")
     op.doubted = True
-    assert isinstance(await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b""), Cold)
+    assert isinstance(await tiers(store).warm.commit(names(store, "s"), draft, op), Cold)
 
 
 # How names are kept

@@ -16,7 +16,7 @@ from faces import core
 from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
 from distributed_state.cold import blocks
 from distributed_state.store import export
-from distributed_state.tiers import actors
+from distributed_state.tiers import ambient
 
 HOSTILE = {
     "nul\x00key": "nul\x00value",
@@ -90,7 +90,7 @@ async def test_who_acted_stands_with_each_kind_of_write(opener: Any, by_handle: 
         commit_many = tiers(store).warm.commit_many
 
         async def noted(writes: Any, *rest: Any, **options: Any) -> Any:
-            erased.extend(draft.actor or actors.present() for _, draft, *_ in writes)
+            erased.extend(draft.actor or ambient.actor() for _, draft, *_ in writes)
             return await commit_many(writes, *rest, **options)
 
         tiers(store).warm.commit_many = noted

@@ -24,7 +24,7 @@ from distributed_state.port import commands, lives, routing, topology
 from distributed_state.records import rollback
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver, assembly, commit, memory, read, reconcile, recovery
-from distributed_state.warm import confirming, lease, link, op_ids
+from distributed_state.warm import client, confirming, lease, link
 from tests.controls import sabotage
 from tests.simulation import node
 from tests.simulation.plan import SHAPES, Plan, Shape
@@ -362,7 +362,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (Python(read.hydrate, "and not op.doubted", "and (not op.doubted or not reached())"),), _DOUBTED, 1
     ),
     "an answer that was lost is not noted": Sabotage(
-        (Python(op_ids.OpIds.lost, "op.doubted = True", "reached()"),), _DOUBTED, 2
+        (Python(client.OpIds.lost, "op.doubted = True", "reached()"),), _DOUBTED, 2
     ),
     "a record that came back from SQL is said to remember all its op ids": Sabotage(
         (Lua("hydrate", "redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')", "reached()"),),
@@ -370,7 +370,7 @@ SABOTAGES: dict[str, Sabotage] = {
         2,
     ),
     "a write in doubt says that it cannot have been applied before it is sent again": Sabotage(
-        (Python(op_ids.OpIds.sending, "if not op.doubted:", "if not op.doubted or not reached():"),), _DOUBTED, 2
+        (Python(client.OpIds.sending, "if not op.doubted:", "if not op.doubted or not reached():"),), _DOUBTED, 2
     ),
     "op ids that leave an archived record leave no word of it": Sabotage(
         (Lua("settle", "'@' .. before .. ';'", "reached() or ''"),), _DOUBTED, 3

@@ -32,7 +32,7 @@ from distributed_state import (
 )
 from distributed_state.tiers.changes import MOST_STEPS, Changes
 from distributed_state.values.codec import Codec
-from distributed_state.warm import op_ids
+from distributed_state.warm import client
 from distributed_state.warm.answers import Cold, Committed, Draft
 from distributed_state.warm.scripts import COMMIT, INSTALL, MINT, READ
 
@@ -859,7 +859,7 @@ async def test_a_write_is_applied_once_though_another_server_with_another_clock_
 @pytest.mark.brief("servers")
 @single
 async def test_without_a_margin_for_other_clocks_a_write_is_applied_twice(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(op_ids, "_MARGIN_MS", 0)
+    monkeypatch.setattr(client, "_MARGIN_MS", 0)
     with pytest.raises(AssertionError, match="2 == 1"):
         await applied_once_by_another_clock(opener)
 
@@ -1141,9 +1141,9 @@ async def a_late_duplicate_changes_nothing(store: Any) -> None:
     await store.session("s").set("n", 0)
     draft = increment(store)
     op = warm.ops.begin(draft.steps)
-    first = await warm.commit(keys, draft, op, listening=b"")
+    first = await warm.commit(keys, draft, op)
     assert isinstance(first, Committed)
-    again = await warm.commit(keys, draft, op, listening=b"")
+    again = await warm.commit(keys, draft, op)
     same = first._replace(offset=again.offset, time_ms=None, archived=0, text=b"")  # type: ignore[union-attr]  # Committed
     assert again == same
     warm.ops.end(op)
@@ -1151,7 +1151,7 @@ async def a_late_duplicate_changes_nothing(store: Any) -> None:
         await store.session("s").set("other", 1)
     for _ in range(3):
         with pytest.raises(WarmUnavailable, match="not applied again"):
-            raise AssertionError(await warm.commit(keys, draft, op, listening=b""))
+            raise AssertionError(await warm.commit(keys, draft, op))
     assert await store.session("s").get("n", fresh=True) == 1
     assert await store.session("s").version() == 5
 
@@ -1172,10 +1172,10 @@ async def test_one_op_id_for_two_changes_is_an_error(store: Any) -> None:
     await store.session("s").set("n", 0)
     draft = increment(store)
     op = warm.ops.begin(draft.steps)
-    await warm.commit(keys, draft, op, listening=b"")
+    await warm.commit(keys, draft, op)
     other = copy(op)
     other.digest = "0"
-    await unchanged(store, lambda: warm.commit(keys, draft, other, listening=b""), StateError, "misused")
+    await unchanged(store, lambda: warm.commit(keys, draft, other), StateError, "misused")
 
 
 async def test_many_writes_in_flight_are_all_remembered(opener: Any) -> None:
@@ -1187,10 +1187,10 @@ async def test_many_writes_in_flight_are_all_remembered(opener: Any) -> None:
     for _ in range(100):
         draft = increment(store)
         op = warm.ops.begin(draft.steps)
-        sent.append((draft, op, await warm.commit(keys, draft, op, listening=b"")))
+        sent.append((draft, op, await warm.commit(keys, draft, op)))
     random.Random(1).shuffle(sent)
     for draft, op, answer in sent:
-        again = await warm.commit(keys, draft, op, listening=b"")
+        again = await warm.commit(keys, draft, op)
         assert again[:4] == answer[:4]  # type: ignore[index]  # both are Committed
         warm.ops.end(op)
     warm.ops.end(open_since)
@@ -1206,10 +1206,10 @@ async def a_younger_write_arrives_first(store: Any) -> None:
     await store.session("s").set("n", 0)
     draft = increment(store)
     older, younger = warm.ops.begin(draft.steps), warm.ops.begin(draft.steps)
-    first = await warm.commit(keys, draft, younger, listening=b"")
-    await warm.commit(keys, draft, older, listening=b"")
+    first = await warm.commit(keys, draft, younger)
+    await warm.commit(keys, draft, older)
     warm.ops.end(older)
-    again = await warm.commit(keys, draft, younger, listening=b"")
+    again = await warm.commit(keys, draft, younger)
     warm.ops.end(younger)
     assert again[:4] == first[:4]  # type: ignore[index]  # both are Committed
     assert await store.session("s").get("n", fresh=True) == 2
@@ -1444,7 +1444,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
 
     async def ask() -> Any:
         if repeated == "commit":
-            return await warm.commit(keys, draft, op, listening=b"")
+            return await warm.commit(keys, draft, op)
         return warm.found(await tiers(store).port.script(READ, read_keys, arguments))
 
     with redis_of(store) as client:

@@ -18,7 +18,7 @@ from distributed_state import StateError, StateStore
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
 from distributed_state.warm.answers import Committed, Draft
-from distributed_state.warm.op_ids import OpId, Unsure
+from distributed_state.warm.client import OpId, Unsure
 from distributed_state.warm.scripts import COMMIT
 
 BYTES = 400
@@ -42,7 +42,7 @@ async def increments(stores: list[Any]) -> list[Sent]:
         changes.increment("n", 1)
         draft = changes.draft("increment")
         op = tiers(store).warm.ops.begin(draft.steps, names(store, "s").text)
-        done = await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b"")
+        done = await tiers(store).warm.commit(names(store, "s"), draft, op)
         assert isinstance(done, Committed)
         sent.append((store, draft, op, done))
     return sent
@@ -109,7 +109,7 @@ async def remembered(opener: Any) -> None:
     sent = await increments(stores)
     assert len(op_fields(stores[0])) > 2, "there is something to be put together"
     for store, draft, op, done in sent:
-        again = await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b"")
+        again = await tiers(store).warm.commit(names(store, "s"), draft, op)
         assert again[:4] == done[:4]  # type: ignore[index]  # both are Committed
     assert await stores[0].session("s").get("n", fresh=True) == 4
 
@@ -162,7 +162,7 @@ async def test_a_record_that_grows_keeps_its_op_ids(opener: Any) -> None:
     await stores[0].session("s").delete("large")
     assert len(op_fields(stores[0])) > 1
     for store, draft, op, done in sent:
-        again = await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b"")
+        again = await tiers(store).warm.commit(names(store, "s"), draft, op)
         assert again[:4] == done[:4]  # type: ignore[index]  # both are Committed
 
 
@@ -180,7 +180,7 @@ async def test_what_is_archived_leaves_few_op_ids(opener: Any) -> None:
     assert len(op_fields(stores[0])[b"#ops"]) < 20
     for store, draft, op, _ in sent:
         tiers(store).warm.ops.lost(op)
-        assert isinstance(await tiers(store).warm.commit(names(store, "s"), draft, op, listening=b""), Unsure)
+        assert isinstance(await tiers(store).warm.commit(names(store, "s"), draft, op), Unsure)
 
 
 @fleet

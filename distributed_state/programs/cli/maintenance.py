@@ -303,7 +303,7 @@ def create(
 
     Example: [cyan]distributed-state token create --tenant acme: --rights read,write,events --expires 30d --actor web[/]
     """
-    from distributed_state.tiers.actors import noted
+    from distributed_state.tiers.ambient import noted
     from distributed_state.values import access_tokens
 
     if (tenant is None) != all_tenants:
