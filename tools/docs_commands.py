@@ -23,7 +23,7 @@ def command_page() -> str:
     parts = [
         "# Commands",
         _text(root.help),
-        "Options of the program stand before the command's name, those of a command behind it.",
+        "Options of the program precede the name of the command; options of a command follow it.",
         table(("command", "what it does"), (
             (f"[`{path}`](#{_anchor(path)})", _text(each.help).split("\n\n")[0]) for path, each in found
         )),

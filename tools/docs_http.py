@@ -29,7 +29,7 @@ def _overview(described: dict[str, Any], groups: dict[str, list[tuple[str, str, 
     parts = [
         "# HTTP",
         f"{described['info']['summary']} `distributed-state serve` has the same description as OpenAPI "
-        f"{described['openapi']} at `/v1/openapi.json`. Who may do what: "
+        f"{described['openapi']} at `/v1/openapi.json`. Access control: "
         "[security](../../security.md). Errors are problem details (RFC 9457, `application/problem+json`): "
         "[Problem](bodies.md#Problem), of which `error` is a name of the [errors](../errors.md).",
     ]
@@ -92,7 +92,7 @@ def kind(schema: dict[str, Any]) -> str:
 
 
 def _bodies(schemas: dict[str, Any]) -> str:
-    parts = ["# Bodies and answers", "What requests hold, and what is answered, as JSON."]
+    parts = ["# Bodies and answers", "The JSON of requests and answers."]
     for name, schema in sorted(schemas.items()):
         parts += [f"## {name} {{ #{name} }}", schema.get("description", "")]
         if schema.get("properties"):

@@ -21,17 +21,17 @@ def metric_page() -> str:
     """Every metric and every alert."""
     parts = [
         "# Metrics and alerts",
-        "Prometheus metrics take the extra `telemetry`. A scrape asks neither Redis nor SQL: it shows what the process "
-        "knows.",
+        "Prometheus metrics need the extra `telemetry`. A scrape does not call Redis or SQL: it shows values that the "
+        "process already has.",
         "::: distributed_state.store.metrics.collector",
         "::: distributed_state.store.metrics.serve",
         "## Metrics",
         table(("metric", "kind", "labels", "what it is"), map(_shown, store_metrics())),
         "## Metrics of requests",
-        "What a worker (`distributed-state serve`) adds.",
+        "A worker (`distributed-state serve`) adds these.",
         table(("metric", "kind", "labels", "what it is"), map(_shown, request_metrics())),
         "## Alerts",
-        "Of `deploy/observe/rules.yml`, which Prometheus loads as it stands.",
+        "These are the rules in `deploy/observe/rules.yml`, which Prometheus can load unchanged.",
     ]
     remedies = what_to_do()
     for rule in rules():
@@ -87,4 +87,4 @@ def _manual() -> str:
 def _plain(summary: str) -> str:
     """What an alert says, with words in place of Prometheus' braces."""
     text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"*\1*", summary)
-    return re.sub(r"\{\{ \$value[^}]*\}\}", "*so much*", text)
+    return re.sub(r"\{\{ \$value[^}]*\}\}", "*a value*", text)

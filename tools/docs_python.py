@@ -27,47 +27,47 @@ class PythonPage:
 
 PAGES = (
     PythonPage(
-        "stores", "Stores", "What a program opens, once: the way to every record, and to what is about all of them.",
+        "stores", "Stores", "A program opens one store, which gives access to every record and to operations on all.",
         "AsyncStateStore StateStore records.transaction.AsyncBatch store.blocking.Batch "
         "SessionInfo Finding Repaired LostMessages Reencrypted Upcast",
     ),
     PythonPage(
-        "records", "Records", "A handle on one record: a read or a commit in each method.",
+        "records", "Records", "A handle on one record: each method is a read or a commit.",
         "AsyncRecord Record RecordView Transaction Written Snapshot Change Checkpoint Branch ABSENT PRESENT merge",
     ),
     PythonPage(
-        "typed-records", "Typed records", "Records that keep to a pydantic model.",
+        "typed-records", "Typed records", "Records that follow a pydantic model.",
         "Schema AsyncTypedRecord TypedRecord AsyncTypedSession TypedSession TaskState UserState",
     ),
     PythonPage(
-        "items", "Items", "What a record has many of.",
+        "items", "Items", "Large collections of a record.",
         "AsyncItems Items Item ItemPage PutItem DeleteItem",
     ),
-    PythonPage("leases", "Leases", "Holding a record alone.", "AsyncLease Lease HeldLease Waiter"),
+    PythonPage("leases", "Leases", "Exclusive access to a record.", "AsyncLease Lease HeldLease Waiter"),
     PythonPage(
         "sessions", "Sessions and messages", "Conversations: records with messages.",
         "AsyncSession Session Message Lifetime Context Window Summary truncate_history tiktoken_counter "
         "from_openai to_openai from_anthropic to_anthropic from_langchain to_langchain",
     ),
     PythonPage(
-        "turns", "Turns, tools and workflows", "One request, one commit; and what an agent does in it.",
+        "turns", "Turns, tools and workflows", "One request and one commit, with the tools and workflows of an agent.",
         "AsyncTurn Turn TurnTimes TimedRun Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase "
         "Role StateMachine DEFAULT REASONING_MACHINE TASK_MACHINE",
     ),
     PythonPage(
-        "agents", "Agents", "Agents that hear what happens in the fleet.",
+        "agents", "Agents", "Agents that react to events of the fleet.",
         "AsyncAgent Agent AsyncHost Host CommandArgument LogLevel Limits Status",
     ),
     PythonPage(
-        "notices", "Events and replicas in Python", "What a handler is given.",
+        "notices", "Events and replicas in Python", "The arguments of a handler.",
         "Event Replica events.consumer.AsyncEvents store.blocking_events.Events",
     ),
     PythonPage(
-        "search", "Searching", "Finding what was said.",
+        "search", "Searching", "Find messages, fields and items.",
         "Search SearchHit SearchQuery SearchMatch SearchIndex SearchDocument SearchRemoval Indexed",
     ),
     PythonPage(
-        "access", "Encryption and access", "Who may read what, and with which key.",
+        "access", "Encryption and access", "Encryption keys, and policies for access.",
         "Encryption KeyRing Policy Request",
     ),
     PythonPage(
@@ -136,8 +136,8 @@ def overview() -> str:
     """Every public name, by the page that it is on."""
     parts = [
         "# Python",
-        "Each class is there on both faces: `AsyncRecord` for asyncio, `Record` for blocking code, with the same "
-        "methods. All of these names are the package's own: `from distributed_state import StateStore`.",
+        "Each class exists twice with the same methods: `AsyncRecord` for asyncio, `Record` for sync code. Import all "
+        "names from the package: `from distributed_state import StateStore`.",
     ]
     for page in PAGES:
         names = [name for name in page.names.split() if "." not in name]

@@ -38,11 +38,11 @@ def _index(python: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
     about = {place: text.partition("\n\n")[0] for place, (_, _, text) in titled}
     return "\n\n".join([
         "# Reference",
-        "Made from the source: what stands here is what the code says of itself. Each class of Python is there on both "
-        "faces, the asyncio one first; a search for its name, or for one of its methods, leads to it.",
+        "These pages are generated from the source. Each Python class has an asyncio and a sync version, the asyncio "
+        "one first; search for its name or for one of its methods.",
         "## [Python](python.md)",
         "\n".join(f"{lines[place]}: {about[place]}" for place, _ in python),
-        "## Beside it",
+        "## Other references",
         "\n".join(lines[place] for place, _ in others if place in lines),
     ])  # fmt: skip
 

@@ -27,16 +27,16 @@ def key_page() -> str:
     sample = keys.Keys("NAMESPACE", 1)
     record, partition = sample.of(Ref("session", "ID")), sample.partition(0)
     sections = {
-        "Of a record": _fields(keys.RecordKeys, record),
-        "Of a partition": [*_fields(keys.PartitionKeys, partition), *_methods(sample, r"partition")],
-        "Of the whole store": [*_fields(keys.Keys, sample), *_methods(sample, r"(?!.*partition)")],
+        "Keys of a record": _fields(keys.RecordKeys, record),
+        "Keys of a partition": [*_fields(keys.PartitionKeys, partition), *_methods(sample, r"partition")],
+        "Keys of the whole store": [*_fields(keys.Keys, sample), *_methods(sample, r"(?!.*partition)")],
     }
     parts = [
         "# Keys in Redis",
-        "`NAMESPACE` is the setting `namespace`. `{p}` is a partition's hash tag: records are shared out to "
-        "`partitions` by a checksum of their scope and id, and all keys of a partition lie in one slot of a cluster. "
-        "Ids are escaped, so that no two share a name. Why it is so: [design](../design.md#3-keys). Keys and their "
-        "contents are no interface: read them to find out what a server holds, and write none.",
+        "`NAMESPACE` is the setting `namespace`. `{p}` is a partition's hash tag: a checksum of scope and id "
+        "assigns each record to one of `partitions`, and all keys of a partition are in one slot of a cluster. Ids are "
+        "escaped, so that no two share a name. The [design](../design.md#3-keys) gives the reasons. Keys and their "
+        "contents are not an interface: read them to inspect a server, but do not write them.",
     ]
     for title, rows in sections.items():
         parts += [f"## {title}", table(("name", "type", "what it is"), rows)]
@@ -75,14 +75,15 @@ def script_page() -> str:
     """The contract of each script."""
     parts = [
         "# Scripts in Redis",
-        "Every change in Redis is one script: all checks, then all writes. What each takes and gives back is at its "
-        "head. A script builds no key and reads no value of yours. They are no interface: another release has others.",
+        "Every change in Redis is one script, which first makes all checks and then all writes. Its header describes "
+        "its arguments and answers. A script never builds a key or reads your values. Scripts are not an interface: "
+        "they change between releases.",
     ]
     named = [each for each in vars(scripts).values() if isinstance(each, Script)]
     for name in (each.name for each in named):
         purpose, contract = contract_of(LUA / f"{name}.lua")
         parts += [f"## `{name}.lua` {{ #{name} }}", purpose, f"```text\n{contract}\n```"]
-    parts += ["## What several have in common", "Lines that stand in more than one script."]
+    parts += ["## Shared parts", "Lines that several scripts include."]
     for path in sorted(LUA.glob("include/*.lua")):
         purpose, contract = contract_of(path)
         parts += [f"### `{path.stem}` {{ #include-{path.stem} }}", purpose, f"```text\n{contract}\n```"]
@@ -102,11 +103,11 @@ def sql_page() -> str:
     parts = [
         "# Tables in SQL",
         f"The schema of revision {tables.HEAD}, the same in PostgreSQL and SQLite; Alembic brings an older one up to "
-        "date, at open or by `distributed-state migrate`. Why it is so: [design](../design.md#the-tables). Tables "
-        "are no interface: read them to find out what an archive holds, and write none.",
+        "date, at open or by `distributed-state migrate`. The [design](../design.md#the-tables) gives the "
+        "reasons. Tables are not an interface: read them to inspect an archive, but do not write them.",
         *_tables(tables.metadata, Path(inspect.getfile(tables)).read_text()),
-        "## Of the search index",
-        "Made when search is switched on.",
+        "## Tables of the search index",
+        "These are created when search is enabled.",
         *_tables(search_index.metadata, Path(inspect.getfile(search_index)).read_text()),
     ]
     return "\n\n".join(parts)

@@ -35,8 +35,8 @@ def settings() -> str:
         rows.append((f'<span id="{name}"></span>`{name}`', str(each.description), code(default), ", ".join(bounds)))
     return "\n\n".join([
         "# Settings",
-        "Keyword arguments of `open()` on both faces, or environment variables `DISTRIBUTED_STATE_` and the name in "
-        "capitals: `DISTRIBUTED_STATE_MAX_STALENESS=0.5`. An argument goes before a variable. Times are in seconds, "
+        "Keyword arguments of `open()`, or environment variables named `DISTRIBUTED_STATE_` and the setting in "
+        "capitals: `DISTRIBUTED_STATE_MAX_STALENESS=0.5`. An argument overrides a variable. Times are in seconds, "
         "sizes in bytes.",
         table(("setting", "what it is", "default", "allowed"), rows),
         "::: distributed_state.settings.Settings\n    options:\n      members: [of]",
@@ -54,13 +54,13 @@ def events() -> str:
     """What the package publishes by itself."""
     parts = [
         "# Events",
-        "What happens is published in the commit that does it, kept in a stream, and archived: "
-        "[Event](notices.md) is what a handler gets. These are the types that the package publishes by itself. "
-        "Yours are published by `store.emit`, under any other name.",
+        "An event is published in the same commit as the change, kept in a stream, and archived. A handler receives an "
+        "[Event](notices.md). The package publishes the types below. Publish your own types, under other names, with "
+        "`store.emit`.",
         table(("event", "about", "when"), ((f"[`{e.name}`](#{_anchor(e.name)})", e.subject, e.when) for e in TYPES)),
     ]
     for each in TYPES:
-        parts += [f"## `{each.name}` {{ #{_anchor(each.name)} }}", each.when, f"It is about {each.subject}."]
+        parts += [f"## `{each.name}` {{ #{_anchor(each.name)} }}", each.when, f"Its subject is {each.subject}."]
         if each.data:
             parts.append(table(("data", "what it is"), ((code(name), text) for name, text in each.data.items())))
         else:
@@ -88,8 +88,8 @@ def error_page() -> str:
     tree = re.search(r"( {4}StateError\n.*?)\n\n", inspect.getdoc(errors) or "", re.DOTALL)
     parts = [
         "# Errors",
-        "What this package raises on purpose is a `StateError`. Where a service is between, the status is HTTP's: 412 "
-        "in place of it where a header of the request (`If-Match`, `Lease`) names what did not hold.",
+        "Every error of this package is a `StateError`. A service answers with the HTTP status in the table, or with "
+        "412 if the failed condition was given in a header of the request (`If-Match`, `Lease`).",
         table(("error", "cause", "remedy", "HTTP"), rows),
         "## The tree",
         "```text\n" + (inspect.cleandoc(tree[1]) if tree else "") + "\n```",
