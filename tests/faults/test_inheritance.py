@@ -130,8 +130,11 @@ def test_with_a_lock_that_its_parent_held_it_would_read_none(monkeypatch: pytest
         child(read_another, 2.0)
 
 
-def written_in_a_child(archive: Path, seconds: float = 60.0) -> None:
-    """Fork while a thread of this process is in the middle of a transaction; the child then writes, too."""
+def written_in_a_child(archive: Path, *, held: bool = False) -> None:
+    """Fork while a thread of this process is in the middle of a transaction; the child then writes, too.
+
+    The thread commits when the fork waits for it, or holds its transaction until the child has ended.
+    """
     database = Database(f"sqlite:///{archive}")
     with database.write() as connection:
         connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS t (n INTEGER)")
@@ -141,7 +144,7 @@ def written_in_a_child(archive: Path, seconds: float = 60.0) -> None:
         with database.write() as connection:
             connection.exec_driver_sql("INSERT INTO t VALUES (1)")
             begun.set()
-            while not engine.GATE.forks and not over.wait(0.01):
+            while (held or not engine.GATE.forks) and not over.wait(0.01):
                 pass
 
     def write_too() -> None:
@@ -154,7 +157,7 @@ def written_in_a_child(archive: Path, seconds: float = 60.0) -> None:
     thread.start()
     try:
         assert begun.wait(60)
-        child(write_too, seconds)
+        child(write_too)
         with database.read() as connection:
             found = connection.exec_driver_sql("SELECT n FROM t ORDER BY n").scalars().all()
     finally:
@@ -182,7 +185,7 @@ def test_a_fork_that_waited_for_no_transaction_would_leave_the_child_a_locked_da
     prepare = engine.prepare_sqlite
     monkeypatch.setattr(engine, "prepare_sqlite", lambda engine, seconds: prepare(engine, 0.1))
     with pytest.raises(AssertionError):
-        written_in_a_child(tmp_path / "a.db")
+        written_in_a_child(tmp_path / "a.db", held=True)
 
 
 @pytest.mark.wide
