@@ -114,14 +114,14 @@ def rows(store: ColdStore, table: Table, **where: Any) -> list[Any]:
         query = query.where(table.c.record.in_(named))
     for name, value in where.items():
         query = query.where(table.c[name] == value)
-    with store._database.read() as connection:
+    with store.database.read() as connection:
         return list(connection.execute(query))
 
 
 def statements(store: ColdStore) -> list[str]:
     """A list that grows with every statement the store sends from now on."""
     sent: list[str] = []
-    event.listen(store._database._engine, "before_cursor_execute", lambda *a: sent.append(a[2]))
+    event.listen(store.database._engine, "before_cursor_execute", lambda *a: sent.append(a[2]))
     return sent
 
 

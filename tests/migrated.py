@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, event
 
 from distributed_state.cold import opening
+from distributed_state.cold.engine import Sql
 
 Upgrade = Callable[[Connection], None]
 
@@ -24,7 +25,7 @@ class Replayed:
 
     def __call__(self, connection: Connection) -> None:
         dialect = connection.dialect.name
-        if opening.revision(connection) is not None:
+        if opening.revision(Sql(connection, "")) is not None:
             self.upgrade(connection)
         elif dialect in self._executed:
             # Through the driver: there are fifty, and SQLAlchemy takes as long for each as the database does.

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
-from sqlalchemy import Connection, and_, bindparam, exc, select, update
+from sqlalchemy import and_, bindparam, exc, select, update
 
-from distributed_state.cold import bulk, erasure, quarantine, record_index, record_items, tables
+from distributed_state.cold import erasure, quarantine, record_index, record_items, tables
+from distributed_state.cold.engine import Row, Sql
 from distributed_state.cold.entries import Parsed, parent_record, parse, phase_text, refuse_long
 from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.erasure import inherit
@@ -33,25 +34,25 @@ from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, REPAIR
 log = logging.getLogger(__name__)
 
 
-def archive(
-    connection: Connection, namespace: str, batches: Iterable[Batch], snapshot_every: int
-) -> dict[int, set[str]]:
+def archive(sql: Sql, batches: Iterable[Batch], snapshot_every: int) -> dict[int, set[str]]:
     """Archive the batches whose cursor is where they begin; return their partitions, each with what was refused.
 
     These are the events of entries that went to quarantine, which must not be reported as archived.
     """
-    moved = _moved(connection, namespace, [batch for batch in batches if batch.entries])
-    intake = Intake(connection, namespace)
+    moved = _moved(sql, [batch for batch in batches if batch.entries])
+    intake = Intake(sql)
     intake.take(moved, snapshot_every)
     return {batch.partition: intake.quarantined.intersection(e.event for e in batch.entries) for batch in moved}
 
 
-def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> list[Batch]:
+def _moved(sql: Sql, batches: Sequence[Batch]) -> list[Batch]:
     """The batches, one of a partition, that continue what is archived; their cursors are moved."""
     c = tables.cursors.c
-    here = and_(c.namespace == namespace, c.partition.in_([batch.partition for batch in batches]), c.closed.is_(False))
+    here = and_(
+        c.namespace == sql.namespace, c.partition.in_([batch.partition for batch in batches]), c.closed.is_(False)
+    )
     # In one order everywhere: archivers that share partitions wait for each other, but never in a circle.
-    found = connection.execute(
+    found = sql.execute(
         select(c.partition, c.epoch, c.offset, c.event).where(here).order_by(c.partition).with_for_update()
     )
     at = {(row.partition, row.epoch): (row.offset, row.event) for row in found}
@@ -62,23 +63,22 @@ def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> 
     ]
     if moved:
         change = update(tables.cursors).where(
-            c.namespace == namespace, c.partition == bindparam("p"), c.epoch == bindparam("e")
+            c.namespace == sql.namespace, c.partition == bindparam("p"), c.epoch == bindparam("e")
         )
         rows = [
             {"p": batch.partition, "e": batch.epoch, "o": last.offset, "id": quarantine.storable(last.event)}
             for batch in moved
             for last in batch.entries[-1:]
         ]
-        connection.execute(change.values(offset=bindparam("o"), event=bindparam("id"), begun=True), rows)
+        sql.execute(change.values(offset=bindparam("o"), event=bindparam("id"), begun=True), rows)
     return moved
 
 
 class Intake:
     """The entries of one transaction on their way into the tables."""
 
-    def __init__(self, connection: Connection, namespace: str) -> None:
-        self.connection = connection
-        self.namespace = namespace
+    def __init__(self, sql: Sql) -> None:
+        self.sql = sql
         self.quarantined: set[str] = set()  # events
         self._stopped: dict[int, tuple[int, str]] = {}  # the offset that SQL does not take, and why, by partition
 
@@ -110,16 +110,16 @@ class Intake:
         if not parsed:
             return
         try:
-            with self.connection.begin_nested():
+            with self.sql.begin_nested():
                 self._carry(parsed, every)
             return
         except Exception as error:
-            fault = quarantine.fault_of(self.connection, error)
+            fault = quarantine.fault_of(self.sql, error)
             if fault is None:
                 raise
             if len(parsed) == 1:
                 (blamed,) = parsed
-                if quarantine.is_collision(self.connection, error) and self._make_way(blamed):
+                if quarantine.is_collision(self.sql, error) and self._make_way(blamed):
                     self._insert(parsed, every)
                 elif fault is Fault.ROW:
                     self._refuse(blamed.entry, blamed.partition, blamed.epoch, error, blamed)
@@ -133,14 +133,14 @@ class Intake:
     def _make_way(self, item: Parsed) -> bool:
         """Put aside what a repair, or another epoch, wrote under the version of an entry; whether there was any."""
         record, version = item.entry.record, item.entry.version
-        row = record_index.lock(self.connection, self.namespace, [record]).get(record)
+        row = record_index.lock(self.sql, [record]).get(record)
         c = tables.changes.c
         there = select(c.epoch, c.kind).where(c.record == (row["key"] if row else 0), c.version == version)
-        found = self.connection.execute(there).first()
+        found = self.sql.execute(there).first()
         if row is None or found is None or (found.epoch == item.epoch and found.kind != REPAIR):
             return False
         row = self._set_aside(row, item)
-        record_index.put(self.connection, [{**row, "version": version - 1}])
+        record_index.put(self.sql, [{**row, "version": version - 1}])
         return True
 
     def _carry(self, parsed: Sequence[Parsed], every: int) -> None:
@@ -148,52 +148,52 @@ class Intake:
         changes = [item for item in parsed if item.entry.record]
         wanted = {item.entry.record for item in changes} | {run.source for item in changes for run in item.runs}
         wanted |= {item.parent for item in changes if item.parent is not None}
-        existing = record_index.lock(self.connection, self.namespace, wanted)
+        existing = record_index.lock(self.sql, wanted)
         self._set_aside_replaced(changes, existing)
-        keys = self._put(record_index.heads(self.namespace, changes, existing), existing)
-        insert_parsed(self.connection, self.namespace, parsed, keys)
+        keys = self._put(record_index.heads(self.sql, changes, existing), existing)
+        insert_parsed(self.sql, parsed, keys)
         self._insert_events(parsed)
-        inherit(self.connection, changes, keys)
+        inherit(self.sql, changes, keys)
         self._note_layers(changes, keys)
-        record_index.note_tags(self.connection, self.namespace, changes)
-        erasure.note_late(self.connection, self.namespace, changes, existing)
+        record_index.note_tags(self.sql, changes)
+        erasure.note_late(self.sql, changes, existing)
         self._snapshot(changes, existing, keys, every)
 
     def _put(
         self, heads: Mapping[str, Mapping[str, Any]], existing: Mapping[str, record_index.Head]
     ) -> Mapping[str, int]:
         """Write how the records stand when all of this is in the tables; their numbers."""
-        record_index.put(self.connection, [heads[record] for record in sorted(heads)], existing)
+        record_index.put(self.sql, [heads[record] for record in sorted(heads)], existing)
         keys = {record: row["key"] for record, row in existing.items()}
-        return keys | record_index.keys(self.connection, self.namespace, heads.keys() - existing.keys())
+        return keys | record_index.keys(self.sql, heads.keys() - existing.keys())
 
     def _refuse(
         self, entry: JournalEntry, partition: int, epoch: str, error: Exception, item: Parsed | None = None
     ) -> None:
         """Put an entry into quarantine."""
         try:
-            with self.connection.begin_nested():
-                quarantine.keep_refused(self.connection, self.namespace, entry, partition, epoch, error)
+            with self.sql.begin_nested():
+                quarantine.keep_refused(self.sql, entry, partition, epoch, error)
             self.quarantined.add(entry.event)
         except Exception as again:
-            if quarantine.fault_of(self.connection, again) is None:
+            if quarantine.fault_of(self.sql, again) is None:
                 raise
             self._stop(entry, partition, again)
         if item is not None and item.entry.record:
             try:
-                with self.connection.begin_nested():
+                with self.sql.begin_nested():
                     self._use_up(item)
             except Exception as again:
                 # SQL may refuse the record's row itself. Then it keeps the row of the version before.
-                if quarantine.fault_of(self.connection, again) is None:
+                if quarantine.fault_of(self.sql, again) is None:
                     raise
 
     def _use_up(self, item: Parsed) -> None:
         """Note that an entry used up its version, which the next change of its record may not get."""
-        existing = record_index.lock(self.connection, self.namespace, [item.entry.record])
+        existing = record_index.lock(self.sql, [item.entry.record])
         self._set_aside_replaced([item], existing)
         for row in existing.values():
-            record_index.put(self.connection, [{**row, "version": max(row["version"], item.entry.version)}])
+            record_index.put(self.sql, [{**row, "version": max(row["version"], item.entry.version)}])
 
     def _stop(self, entry: JournalEntry, partition: int, error: Exception) -> None:
         """Note that SQL does not take an entry for now."""
@@ -212,23 +212,23 @@ class Intake:
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
                 existing[record] = self._set_aside(row, item)
                 # Written now: later only what differs from this row is, not what differs from the one in the table.
-                record_index.put(self.connection, [existing[record]])
+                record_index.put(self.sql, [existing[record]])
 
     def _set_aside(self, row: record_index.Head, item: Parsed) -> record_index.Head:
         """Put aside a record's versions from that of an entry on; its row as it stands then, but for the version."""
         record, version = item.entry.record, item.entry.version
         log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, version, extra={"record": record})
-        set_aside(self.connection, row, version, f"replaced by {item.epoch}")
-        before = states(self.connection, self.namespace, {record: version - 1}).get(record)
-        record_index.replace_tags(self.connection, self.namespace, record, before.fields if before else {})
+        set_aside(self.sql, row, version, f"replaced by {item.epoch}")
+        before = states(self.sql, {record: version - 1}).get(record)
+        record_index.replace_tags(self.sql, record, before.fields if before else {})
         return {**row, **record_index.about(before)}
 
     def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:
         """Note which items forks show of what they were made from, and of what that was made from; rollbacks, too."""
         made = [item for item in changes if record_items.source_of(item) in keys]
         if made:
-            have = record_items.with_items(self.connection, {keys[record_items.source_of(item)] for item in made})
-            record_items.note_layers(self.connection, self.namespace, made, keys, have)
+            have = record_items.with_items(self.sql, {keys[record_items.source_of(item)] for item in made})
+            record_items.note_layers(self.sql, made, keys, have)
 
     def _insert_events(self, parsed: Iterable[Parsed]) -> None:
         """The events of these entries. Not so for an imported record: nothing happens then, it happened elsewhere."""
@@ -236,9 +236,9 @@ class Intake:
         for item in parsed:
             e = item.entry
             for event in item.events:
-                place = (self.namespace, item.partition, item.epoch, event.offset)
+                place = (self.sql.namespace, item.partition, item.epoch, event.offset)
                 rows.append((*place, event.id, event.type, event.subject, e.time_ms, e.actor, e.version, event.data))
-        bulk.add(self.connection, tables.events, rows)
+        self.sql.add(tables.events, rows)
 
     def _snapshot(
         self,
@@ -253,21 +253,21 @@ class Intake:
             by_record.setdefault(item.entry.record, []).append(item)
         due = {record: items for record, items in by_record.items() if _is_due(items, every)}
         before = {record: items[0].entry.version - 1 for record, items in due.items() if record in existing}
-        bases = states(self.connection, self.namespace, before)
+        bases = states(self.sql, before)
         rows = []
         for record, items in due.items():
             fields = bases[record].fields if record in bases else {}
             for item in items:
                 fold(fields, item.ops)
             rows.append(snapshot_row(keys[record], State(items[-1].epoch, items[-1].entry.version, fields)))
-        bulk.add(self.connection, tables.snapshots, rows)
+        self.sql.add(tables.snapshots, rows)
 
 
-def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed], keys: Mapping[str, int]) -> None:
+def insert_parsed(sql: Sql, parsed: Sequence[Parsed], keys: Mapping[str, int]) -> None:
     """Insert the changes, messages, items and shares of entries; those without a record have none."""
-    changes: list[bulk.Row] = []
-    messages: list[bulk.Row] = []
-    items: list[bulk.Row] = []
+    changes: list[Row] = []
+    messages: list[Row] = []
+    items: list[Row] = []
     for item in parsed:
         e = item.entry
         if not e.record:
@@ -280,15 +280,15 @@ def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parse
         for (collection, name), data in item.items:
             items.append((key, collection, name, e.version, None, data))
     # Before the changes are there: the states before them are read.
-    shares = _shown_again(connection, namespace, [item for item in parsed if item.entry.record])
+    shares = _shown_again(sql, [item for item in parsed if item.entry.record])
     # In the order of their keys: rows of a record that follow each other fill the pages of an index, others split them.
-    bulk.add(connection, tables.changes, sorted(changes))
-    bulk.add(connection, tables.messages, sorted(messages))
-    bulk.add(connection, tables.items, sorted(items, key=lambda row: row[:4]))
-    bulk.add(connection, tables.shares, shares)
+    sql.add(tables.changes, sorted(changes))
+    sql.add(tables.messages, sorted(messages))
+    sql.add(tables.items, sorted(items, key=lambda row: row[:4]))
+    sql.add(tables.shares, shares)
 
 
-def _shown_again(connection: Connection, namespace: str, changes: Sequence[Parsed]) -> list[bulk.Row]:
+def _shown_again(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
     """The rows of `shares`: the messages that each of these changes shows by `#segments`, and the state before did not.
 
     A state that shows a message was preceded by others that did, back to a base or to the change that is noted for it.
@@ -301,11 +301,11 @@ def _shown_again(connection: Connection, namespace: str, changes: Sequence[Parse
             by_record.setdefault(item.entry.record, []).append(item)
     before = {record: items[0].entry.version - 1 for record, items in by_record.items() if items[0].entry.version > 1}
     try:
-        bases = states(connection, namespace, before) if before else {}
+        bases = states(sql, before) if before else {}
     except CorruptState:
         # A damaged archive must not stop a commit. All runs are noted then: too many rows are harmless, too few not.
         return [
-            (namespace, run.source, item.entry.record, item.entry.version, run.start, run.stop)
+            (sql.namespace, run.source, item.entry.record, item.entry.version, run.start, run.stop)
             for item in changes
             for run in dict.fromkeys(item.runs)
         ]
@@ -315,7 +315,7 @@ def _shown_again(connection: Connection, namespace: str, changes: Sequence[Parse
         for item in items:
             shown = _shown(record, fields) if item.runs else []
             for run in message_ranges.without(dict.fromkeys(item.runs), shown):
-                rows.append((namespace, run.source, record, item.entry.version, run.start, run.stop))
+                rows.append((sql.namespace, run.source, record, item.entry.version, run.start, run.stop))
             fold(fields, item.ops)
     return [*dict.fromkeys(rows)]
 
@@ -350,8 +350,7 @@ class Imported(TypedDict):
 
 
 def adopt(
-    connection: Connection,
-    namespace: str,
+    sql: Sql,
     record: str,
     *,
     partition: int,
@@ -366,38 +365,38 @@ def adopt(
     if base is None and not entries:
         raise InvalidValue(f"{record}: neither a state nor a change to import")
     first = base.version if base else entries[0].version
-    _refuse_existing(connection, namespace, record, first)
+    _refuse_existing(sql, record, first)
     parsed = [_parsed_of(entry, record, partition, epoch) for entry in entries]
     try:
-        with connection.begin_nested():
+        with sql.begin_nested():
             kept = _keep_states(epoch, base, parsed, snapshot_every)
-            put(connection, [_imported_head(namespace, record, partition, kept[-1], parsed)])
-            key = keys(connection, namespace, [record])[record]
-            bulk.add(connection, tables.snapshots, [snapshot_row(key, state) for state in kept])
-            bulk.add(connection, tables.messages, [(key, seq, first, data) for seq, data in base_messages])
-            insert_parsed(connection, namespace, parsed, {record: key})
-            record_items.bring(connection, namespace, record, key, items, parsed)
-            _share(connection, namespace, record, base)
-            record_index.replace_tags(connection, namespace, record, kept[-1].fields)
+            put(sql, [_imported_head(sql, record, partition, kept[-1], parsed)])
+            key = keys(sql, [record])[record]
+            sql.add(tables.snapshots, [snapshot_row(key, state) for state in kept])
+            sql.add(tables.messages, [(key, seq, first, data) for seq, data in base_messages])
+            insert_parsed(sql, parsed, {record: key})
+            record_items.bring(sql, record, key, items, parsed)
+            _share(sql, record, base)
+            record_index.replace_tags(sql, record, kept[-1].fields)
     except exc.IntegrityError as error:
         raise Conflict(f"{record}: a part of it is already in the archive") from error
-    _refuse_newer_epoch(connection, namespace, partition, epoch)
+    _refuse_newer_epoch(sql, partition, epoch)
 
 
-def _refuse_newer_epoch(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+def _refuse_newer_epoch(sql: Sql, partition: int, epoch: str) -> None:
     """Not under an epoch that began meanwhile: Redis was told which names there are, and this is not among them."""
     c = tables.cursors.c
-    here = select(c.epoch).where(c.namespace == namespace, c.partition == partition, c.ordinal > ordinal(epoch))
+    here = select(c.epoch).where(c.namespace == sql.namespace, c.partition == partition, c.ordinal > ordinal(epoch))
     # The rows that the next epoch would change, held until the record is there; at the end, as archivers wait for them.
-    held = select(c.ordinal).where(c.namespace == namespace, c.partition == partition).with_for_update(read=True)
-    connection.execute(held).all()
-    if newer := connection.execute(here).scalar():
+    held = select(c.ordinal).where(c.namespace == sql.namespace, c.partition == partition).with_for_update(read=True)
+    sql.execute(held).all()
+    if newer := sql.execute(here).scalar():
         raise ColdUnavailable(f"partition {partition} began epoch {newer} meanwhile; nothing was changed")
 
 
-def _refuse_existing(connection: Connection, namespace: str, record: str, first: int) -> None:
-    stone = hashed(namespace, record)
-    found = lock(connection, namespace, [record, stone])
+def _refuse_existing(sql: Sql, record: str, first: int) -> None:
+    stone = hashed(sql.namespace, record)
+    found = lock(sql, [record, stone])
     if record in found:
         version = found[record]["version"]
         raise Conflict(f"{record} exists already, at version {version}", version=version)
@@ -426,19 +425,17 @@ def _keep_states(epoch: str, base: State | None, parsed: Sequence[Parsed], every
     return kept
 
 
-def _share(connection: Connection, namespace: str, record: str, base: State | None) -> None:
+def _share(sql: Sql, record: str, base: State | None) -> None:
     runs = message_ranges.parse(base.fields.get(SEGMENTS, b"[]")) if base else []
-    held = {(namespace, run.source, record, base.version, run.start, run.stop) for run in runs} if base else set()
-    bulk.add(connection, tables.shares, list(held))
+    held = {(sql.namespace, run.source, record, base.version, run.start, run.stop) for run in runs} if base else set()
+    sql.add(tables.shares, list(held))
 
 
-def _imported_head(
-    namespace: str, record: str, partition: int, state: State, parsed: Sequence[Parsed]
-) -> dict[str, Any]:
+def _imported_head(sql: Sql, record: str, partition: int, state: State, parsed: Sequence[Parsed]) -> dict[str, Any]:
     now = int(time.time() * 1000)
     owner = state.fields.get(OWNER)
     parent = state.fields.get(PARENT)
-    row: dict[str, Any] = {"namespace": namespace, "record": record, "partition": partition}
+    row: dict[str, Any] = {"namespace": sql.namespace, "record": record, "partition": partition}
     row |= {"scope": record.partition(":")[0], "epoch": state.epoch, "version": state.version}
     row |= {"deleted": DELETED in state.fields, "lifetime": None}
     phase = state.fields.get(PHASE)

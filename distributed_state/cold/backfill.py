@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import and_, func, select
 
-from distributed_state.cold import blocks, branches, bulk, commits, erasure, quarantine, record_index
+from distributed_state.cold import blocks, branches, commits, erasure, quarantine, record_index
 from distributed_state.cold.archive import Intake
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.engine import Sql, chunks
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.epochs import clock_us, is_at
 from distributed_state.cold.record_history import states
@@ -42,45 +42,43 @@ _REPAIRED = "conversation.repaired"
 _BESIDE = "SQL was restored older, and Redis had read that state before it was repaired"
 
 
-def backfill(
-    connection: Connection, namespace: str, held: Held, after: Cursor | None, snapshot_every: int, *, keep: bool
-) -> Backfilled | None:
+def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *, keep: bool) -> Backfilled | None:
     """Bring these records to SQL if that still is where it was `after`; None if it is not. `keep`: change nothing."""
-    if not keep and not is_at(connection, namespace, held.partition, after):
+    if not keep and not is_at(sql, held.partition, after):
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
-    heads = commits.heads(connection, namespace, names)
+    heads = commits.heads(sql, names)
     # Changes of a repair that was broken off before they were in Redis.
     unseen = {name: head for name, head in heads.items() if _is_unseen(held, name, head)}
     undone = {name: head.version for name, head in unseen.items() if _is_passed(held, name, head)}
     known = {name: head.version - (name in undone) for name, head in heads.items()}
-    before = states(connection, namespace, known)
-    plan = _Plan(held, clock_us(connection) // 1000, partial(_kept, connection, namespace))
+    before = states(sql, known)
+    plan = _Plan(held, clock_us(sql) // 1000, partial(_kept, sql))
     plan.done.stale += sorted(unseen.keys() - undone.keys())
     for name in sorted(names):
         plan.add(name, known.get(name, 0), before.get(name))
-    for name in _lacking_items(connection, namespace, plan):
+    for name in _lacking_items(sql, plan):
         plan.lose_items(name, known.get(name, 0))
     alone = held.entries.get("", ())
     left = [*alone, *plan.aside, *plan.beside]
-    lacking = commits.lacking(connection, namespace, held.partition, held.epoch, left)
+    lacking = commits.lacking(sql, held.partition, held.epoch, left)
     carried = plan.carried + [entry for entry in alone if entry.event in lacking]
     plan.done.aside = sum(entry.event in lacking for entry in plan.aside)
     beside = [entry for entry in plan.beside if entry.event in lacking]
     plan.done.branched = len(beside)
     if not keep:
         for name in sorted(undone):
-            quarantine.undo(connection, namespace, name, undone[name], before.get(name))
+            quarantine.undo(sql, name, undone[name], before.get(name))
         batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=plan.place))
         # First these: behind a record that came whole they would be taken for purged.
-        quarantine.set_aside_lacking(connection, namespace, held.partition, held.epoch, plan.aside, RESOLVED)
-        branches.keep(connection, namespace, held.partition, held.epoch, beside, _BESIDE)
-        erasure.erase(connection, namespace, plan.erased)
-        intake = Intake(connection, namespace)
+        quarantine.set_aside_lacking(sql, held.partition, held.epoch, plan.aside, RESOLVED)
+        branches.keep(sql, held.partition, held.epoch, beside, _BESIDE)
+        erasure.erase(sql, plan.erased)
+        intake = Intake(sql)
         intake.take([batch], snapshot_every)
-        quarantine.unresolve(connection, namespace, plan.refuse(intake.quarantined))
-        erasure.hand(connection, namespace, plan.borrowed)
-        _note(connection, namespace, held, plan.notes)
+        quarantine.unresolve(sql, plan.refuse(intake.quarantined))
+        erasure.hand(sql, plan.borrowed)
+        _note(sql, held, plan.notes)
     return plan.done
 
 
@@ -97,16 +95,16 @@ def _is_passed(held: Held, name: str, head: Archived) -> bool:
     return any(entry.version == head.version and entry.offset > head.offset for entry in entries)
 
 
-def _lacking_items(connection: Connection, namespace: str, plan: _Plan) -> list[str]:
+def _lacking_items(sql: Sql, plan: _Plan) -> list[str]:
     """The forks of this plan that may show other items than they did: what their source had then is not all there."""
     brought = {(entry.record, entry.version) for entry in plan.carried}
     lacking = set(plan.done.lost_items)
-    lacking |= _named(connection, namespace, {source for source, _ in plan.forks.values()})
+    lacking |= _named(sql, {source for source, _ in plan.forks.values()})
 
     def lacks(name: str) -> bool:
         line = [name]
         while name not in lacking and (place := plan.forks.get(name)):
-            if place not in brought and not _has(connection, namespace, *place, plan.begun_ms(name)):
+            if place not in brought and not _has(sql, *place, plan.begun_ms(name)):
                 return True
             name = place[0]
             if name in line:
@@ -117,23 +115,23 @@ def _lacking_items(connection: Connection, namespace: str, plan: _Plan) -> list[
     return [name for name in sorted(plan.forks) if name not in lacking and lacks(name)]
 
 
-def _named(connection: Connection, namespace: str, records: Collection[str]) -> set[str]:
+def _named(sql: Sql, records: Collection[str]) -> set[str]:
     """Those of these records of which a repair has said that items may be lost."""
     e = events.c
     found: set[str] = set()
     for chunk in chunks(sorted(records), 500):
-        here = and_(e.namespace == namespace, e.type == _REPAIRED, e.subject.in_(chunk))
-        for subject, epoch, data in connection.execute(select(e.subject, e.epoch, e.data).where(here)):
+        here = and_(e.namespace == sql.namespace, e.type == _REPAIRED, e.subject.in_(chunk))
+        for subject, epoch, data in sql.execute(select(e.subject, e.epoch, e.data).where(here)):
             # Anybody may emit an event of that type; those of a repair are under an epoch of their own.
             if epoch.endswith(f".{REPAIR}") and codec.decode(data)["items"]:
                 found.add(subject)
     return found
 
 
-def _has(connection: Connection, namespace: str, record: str, version: int, until_ms: int) -> bool:
+def _has(sql: Sql, record: str, version: int, until_ms: int) -> bool:
     """Whether SQL has this very version of a record, written until then."""
-    key = record_index.keys(connection, namespace, [record]).get(record)
-    found = blocks.changes_between(connection, key, version - 1, version + 1, 1) if key is not None else []
+    key = record_index.keys(sql, [record]).get(record)
+    found = blocks.changes_between(sql, key, version - 1, version + 1, 1) if key is not None else []
     return any(row.time_ms <= until_ms for row in found)
 
 
@@ -147,30 +145,30 @@ def _event(held: Held, version: int) -> str:
     return f"{REPAIR}.{version}.{held.epoch.rpartition('-')[2]}"
 
 
-def _note(connection: Connection, namespace: str, held: Held, notes: Mapping[str, Mapping[str, Any]]) -> None:
+def _note(sql: Sql, held: Held, notes: Mapping[str, Mapping[str, Any]]) -> None:
     """Add what was done to records to the audit, in this transaction: who is killed later has said it all the same."""
     # Events of Redis have numbers of their own under its epoch.
     epoch = f"{held.epoch}.{REPAIR}"
     e = events.c
-    here = and_(e.namespace == namespace, e.partition == held.partition, e.epoch == epoch)
-    last = connection.execute(select(func.max(e.offset)).where(here)).scalar() or 0
-    now_ms = clock_us(connection) // 1000
+    here = and_(e.namespace == sql.namespace, e.partition == held.partition, e.epoch == epoch)
+    last = sql.execute(select(func.max(e.offset)).where(here)).scalar() or 0
+    now_ms = clock_us(sql) // 1000
     rows = []
     for number, (name, note) in enumerate(sorted(notes.items()), last + 1):
         id = f"{REPAIR}.{held.partition}.{held.epoch}.{number}"
-        place = (namespace, held.partition, epoch, number, id, _REPAIRED, name)
+        place = (sql.namespace, held.partition, epoch, number, id, _REPAIRED, name)
         rows.append((*place, now_ms, "", note["version"], codec.encode(note)))
-    bulk.add(connection, events, rows)
+    sql.add(events, rows)
 
 
-def _kept(connection: Connection, namespace: str, name: str, runs: Sequence[Segment]) -> dict[tuple[str, int], int]:
+def _kept(sql: Sql, name: str, runs: Sequence[Segment]) -> dict[tuple[str, int], int]:
     """Which messages of these runs SQL has, by the record under which it has them, and when they were written."""
     found: dict[tuple[str, int], int] = {}
-    keys = record_index.keys(connection, namespace, {name, *(run.source for run in runs)})
+    keys = record_index.keys(sql, {name, *(run.source for run in runs)})
     names = {key: record for record, key in keys.items()}
     for run in runs:
         here = blocks.Run({keys[each] for each in (name, run.source) if each in keys}, run.start, run.stop)
-        for key, seq, data in blocks.messages_in(connection, [here]):
+        for key, seq, data in blocks.messages_in(sql, [here]):
             found[names[key], seq] = _written_ms(data)
     return found
 
@@ -424,25 +422,25 @@ def _tombstone(state: State, version: int) -> Loaded:
     return Loaded(State(state.epoch, version, {**kept, DELETED: b"1", START: end}), [])
 
 
-def add_events(connection: Connection, namespace: str, happened: Sequence[Happened], *, keep: bool) -> int:
+def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:
     """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
     if not happened:
         return 0
     c = events.c
     oldest = min(each.time_ms for each in happened)
-    here = and_(c.namespace == namespace, c.partition == happened[0].partition, c.time_ms >= oldest)
+    here = and_(c.namespace == sql.namespace, c.partition == happened[0].partition, c.time_ms >= oldest)
     # By their ids, too: of a stream that went on from one epoch to the next SQL may have some under the first.
-    known = connection.execute(select(c.id, c.epoch, c.offset).where(here)).all()
+    known = sql.execute(select(c.id, c.epoch, c.offset).where(here)).all()
     ids = {row.id for row in known}
     places = {(row.epoch, row.offset) for row in known}
     lacking = [each for each in happened if each.id not in ids and (each.epoch, each.offset) not in places]
     if not keep:
         rows = [
-            (namespace, *place, e.id, e.type, e.subject, e.time_ms, e.actor, e.version, e.data)
+            (sql.namespace, *place, e.id, e.type, e.subject, e.time_ms, e.actor, e.version, e.data)
             for e in lacking
             for place in [(e.partition, e.epoch, e.offset)]
         ]
-        bulk.add(connection, events, rows)
+        sql.add(events, rows)
     return len(lacking)
 
 

@@ -21,7 +21,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
-    Connection,
     ScalarSelect,
     Select,
     Table,
@@ -36,8 +35,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import bulk
-from distributed_state.cold.engine import Database
+from distributed_state.cold.engine import Part, Row, Sql, chunks
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.record_index import following
 from distributed_state.cold.tables import change_blocks, changes, message_blocks, messages, records
@@ -115,7 +113,7 @@ def unpack_messages(data: bytes) -> list[MessageRow]:
 
 
 def changes_between(
-    connection: Connection, key: Key, after: int, before: int | None, limit: int | None, most: int | None = None
+    sql: Sql, key: Key, after: int, before: int | None, limit: int | None, most: int | None = None
 ) -> list[ChangeRow]:
     """The changes of a record between two versions, both exclusive, ascending, at most so many.
 
@@ -124,11 +122,11 @@ def changes_between(
     c = changes.c
     end = LARGEST if before is None else before
     if most is not None:
-        end = _end(connection, key, after, end, limit, most)
+        end = _end(sql, key, after, end, limit, most)
     query = select(*CHANGE).where(c.record == key, c.version > after, c.version < end)
-    found = [ChangeRow(*row) for row in connection.execute(query.order_by(c.version).limit(limit))]
+    found = [ChangeRow(*row) for row in sql.execute(query.order_by(c.version).limit(limit))]
     size = 0
-    for first, data in _upwards(connection, key, after, end):
+    for first, data in _upwards(sql, key, after, end):
         if limit is not None and len(found) >= limit and found[-1].version < first:
             break
         some = [row for row in unpack_changes(data) if after < row.version < end]
@@ -142,44 +140,44 @@ def changes_between(
     return sorted(found)
 
 
-def _end(connection: Connection, key: Key, after: int, before: int, limit: int | None, most: int) -> int:
+def _end(sql: Sql, key: Key, after: int, before: int, limit: int | None, most: int) -> int:
     """The version before which rows are `most` bytes together, or one row."""
     c = changes.c
     query = select(c.version, func.length(c.data)).where(c.record == key, c.version > after, c.version < before)
     size = 0
-    for version, length in connection.execute(query.order_by(c.version).limit(limit)):
+    for version, length in sql.execute(query.order_by(c.version).limit(limit)):
         if size and size + length > most:
             return int(version)
         size += length
     return before
 
 
-def downwards(connection: Connection, key: Key, last: int) -> Iterator[list[ChangeRow]]:
+def downwards(sql: Sql, key: Key, last: int) -> Iterator[list[ChangeRow]]:
     """The blocks of a record with changes up to a version, the newest first; each ascending, without what is newer."""
     b = change_blocks.c
     query = select(b.first, b.data).where(b.record == key).order_by(b.last.desc()).limit(_AT_ONCE)
-    while found := connection.execute(query.where(b.first <= last)).all():
+    while found := sql.execute(query.where(b.first <= last)).all():
         for first, data in found:
             yield [row for row in unpack_changes(data) if row.version <= last]
             last = first - 1
 
 
-def _upwards(connection: Connection, key: Key, after: int, before: int) -> Iterator[tuple[int, bytes]]:
+def _upwards(sql: Sql, key: Key, after: int, before: int) -> Iterator[tuple[int, bytes]]:
     """The blocks with changes between two versions, the oldest first: the first version in each, and its bytes."""
     b = change_blocks.c
     query = select(b.last, b.first, b.data).where(b.record == key, b.first < before).order_by(b.last).limit(_AT_ONCE)
-    while found := connection.execute(query.where(b.last > after)).all():
+    while found := sql.execute(query.where(b.last > after)).all():
         yield from ((first, data) for _, first, data in found)
         after = found[-1].last
 
 
-def steps(connection: Connection, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[Any, ...]]:
+def steps(sql: Sql, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[Any, ...]]:
     """What two queries find in one statement, of rows of `changes` and of blocks: `..., epoch, version, data` each.
 
     Both begin with columns of the caller's own. A block comes whole: some may lie outside of what was asked for.
     """
     both = union_all(rows.add_columns(false().label("packed")), blocks.add_columns(true().label("packed")))
-    for row in connection.execute(both).all():
+    for row in sql.execute(both).all():
         if row.packed:
             yield from ((*row[:-4], each.epoch, each.version, each.data) for each in unpack_changes(row[-2]))
         else:
@@ -194,9 +192,7 @@ class Run(NamedTuple):
     stop: int
 
 
-def messages_in(
-    connection: Connection, runs: Sequence[Run], *besides: ColumnElement[bool]
-) -> Iterator[tuple[int, int, bytes]]:
+def messages_in(sql: Sql, runs: Sequence[Run], *besides: ColumnElement[bool]) -> Iterator[tuple[int, int, bytes]]:
     """The messages of runs, in rows and in blocks: number of the record, of the message, and bytes. One statement.
 
     `besides`: rows that are asked for as well.
@@ -206,7 +202,7 @@ def messages_in(
     packed = [and_(b.record.in_(run.records), b.stop > run.start, b.start < run.stop) for run in runs]
     rows = select(m.record, m.seq, m.data, false().label("packed")).where(or_(*mine, *besides))
     both = union_all(rows, select(b.record, b.stop, b.data, true().label("packed")).where(or_(*packed)))
-    for record, seq, data, is_block in connection.execute(both):
+    for record, seq, data, is_block in sql.execute(both):
         if not is_block:
             yield record, seq, data
             continue
@@ -216,18 +212,18 @@ def messages_in(
                 yield record, row.seq, row.data
 
 
-def bodies(connection: Connection, key: int, numbers: Collection[int]) -> dict[int, bytes]:
+def bodies(sql: Sql, key: int, numbers: Collection[int]) -> dict[int, bytes]:
     """What these messages say, of those that are kept under this record."""
     found: dict[int, bytes] = {}
-    for chunk in bulk.chunks(sorted(numbers), 500):
+    for chunk in chunks(sorted(numbers), 500):
         # They follow each other, but for those of rolled back changes in between.
         wanted = set(chunk)
         run = Run({key}, chunk[0], chunk[-1] + 1)
-        found.update((seq, data) for _, seq, data in messages_in(connection, [run]) if seq in wanted)
+        found.update((seq, data) for _, seq, data in messages_in(sql, [run]) if seq in wanted)
     return found
 
 
-def lengths(connection: Connection, some: Collection[int], start: int, stop: int) -> dict[int, int]:
+def lengths(sql: Sql, some: Collection[int], start: int, stop: int) -> dict[int, int]:
     """How many bytes the messages `start` to `stop` (exclusive) have that are kept under any of these records.
 
     Of one that has a block of its own that is not known without unpacking it: it counts as the largest there can be.
@@ -235,20 +231,20 @@ def lengths(connection: Connection, some: Collection[int], start: int, stop: int
     m, b = messages.c, message_blocks.c
     rows = select(m.seq, func.length(m.data)).where(m.record.in_(some), m.seq >= start, m.seq < stop)
     found: dict[int, int] = {}
-    for seq, length in connection.execute(rows):
+    for seq, length in sql.execute(rows):
         found[seq] = max(length, found.get(seq, 0))
     packed = select(b.start, b.stop, b.count).where(b.record.in_(some), b.stop > start, b.start < stop)
-    for first, end, count in connection.execute(packed):
+    for first, end, count in sql.execute(packed):
         each = RAW_BYTES // count if count > 1 else LARGEST
         found |= {seq: max(each, found.get(seq, 0)) for seq in range(max(first, start), min(end, stop))}
     return found
 
 
-def first_since(connection: Connection, key: Key, start: int, stop: int, since_ms: int) -> int | None:
+def first_since(sql: Sql, key: Key, start: int, stop: int, since_ms: int) -> int | None:
     """The first of these messages in blocks of a record that was committed at this time or later."""
     b = message_blocks.c
     query = select(b.data).where(b.record == key, b.stop > start, b.start < stop, b.newest_ms >= since_ms)
-    for data in connection.execute(query.order_by(b.stop)).scalars():
+    for data in sql.execute(query.order_by(b.stop)).scalars():
         for row in unpack_messages(data):
             if start <= row.seq < stop and row.time_ms >= since_ms:
                 return row.seq
@@ -258,34 +254,34 @@ def first_since(connection: Connection, key: Key, start: int, stop: int, since_m
 # Putting back
 
 
-def expand(connection: Connection, some: Sequence[int]) -> None:
+def expand(sql: Sql, some: Sequence[int]) -> None:
     """Put back the rows of all blocks of these records, which are locked."""
     b = change_blocks.c
-    expand_changes(connection, bulk.among(connection, b.record, some))
+    expand_changes(sql, sql.among(b.record, some))
     b = message_blocks.c
-    expand_messages(connection, bulk.among(connection, b.record, some))
+    expand_messages(sql, sql.among(b.record, some))
 
 
-def expand_changes(connection: Connection, which: ColumnElement[bool]) -> None:
+def expand_changes(sql: Sql, which: ColumnElement[bool]) -> None:
     """Put back the rows of the blocks of changes that fit. Their records are locked."""
     b = change_blocks.c
-    rows = connection.execute(select(b.record, b.data).where(which)).all()
+    rows = sql.execute(select(b.record, b.data).where(which)).all()
     if not rows:
         return
     found = [(record, row) for record, data in rows for row in unpack_changes(data)]
-    connection.execute(delete(change_blocks).where(which))
-    bulk.add(connection, changes, sorted((record, *row) for record, row in found), [changes.c.record, *CHANGE])
+    sql.execute(delete(change_blocks).where(which))
+    sql.add(changes, sorted((record, *row) for record, row in found), [changes.c.record, *CHANGE])
 
 
-def expand_messages(connection: Connection, which: ColumnElement[bool]) -> None:
+def expand_messages(sql: Sql, which: ColumnElement[bool]) -> None:
     """Put back the rows of the blocks of messages that fit. Their records are locked."""
     b = message_blocks.c
-    rows = connection.execute(select(b.record, b.data).where(which)).all()
+    rows = sql.execute(select(b.record, b.data).where(which)).all()
     if not rows:
         return
     found = [(record, row) for record, data in rows for row in unpack_messages(data)]
-    connection.execute(delete(message_blocks).where(which))
-    bulk.add(connection, messages, sorted((record, row.seq, row.version, row.data) for record, row in found), _MESSAGE)
+    sql.execute(delete(message_blocks).where(which))
+    sql.add(messages, sorted((record, row.seq, row.version, row.data) for record, row in found), _MESSAGE)
 
 
 # Compaction
@@ -296,30 +292,31 @@ def expand_messages(connection: Connection, which: ColumnElement[bool]) -> None:
 # told from others by their version 0.
 
 
-def compact_page(database: Database, namespace: str, before_ms: int, after: int) -> tuple[Compacted, int | None]:
-    """Pack what the next records in order of their keys committed before a time; how much, and where to go on."""
+def compact_page(part: Part, before_ms: int, *, after: int = 0) -> tuple[Compacted, int | None]:
+    """Pack old changes and messages of some records into compressed blocks, which are read as their rows were.
+
+    Returns how much, and what `after` is for the next ones; None: those were the last.
+    """
     total = Compacted(0, 0, 0)
-    with database.long_read() as connection:
-        counts, following = _candidates(connection, namespace, before_ms, after)
+    with part.database.long_read(part.namespace) as sql:
+        counts, following = _candidates(sql, before_ms, after)
     for some in _portions(counts):
         left = sum(counts[key] for key in some)
         while left > 0:
-            with database.long_write() as connection:
-                moved = compact(connection, some, before_ms)
+            with part.database.long_write(part.namespace) as sql:
+                moved = compact(sql, some, before_ms)
             total += moved
             left = left - _ROWS if moved.changes else 0
     return total, following
 
 
-def _candidates(
-    connection: Connection, namespace: str, before_ms: int, after: int
-) -> tuple[dict[int, int], int | None]:
+def _candidates(sql: Sql, before_ms: int, after: int) -> tuple[dict[int, int], int | None]:
     """Of the next records in order of their keys, those with enough old rows, and how many; and where to go on."""
     c = changes.c
-    keys = [row.key for row in following(connection, namespace, after, before_ms, _PAGE)]
-    old = and_(bulk.among(connection, c.record, keys), c.time_ms < before_ms, c.label.is_(None))
+    keys = [row.key for row in following(sql, after, before_ms, _PAGE)]
+    old = and_(sql.among(c.record, keys), c.time_ms < before_ms, c.label.is_(None))
     count = select(c.record, func.count().label("rows")).where(old).group_by(c.record).having(func.count() > _LEAST)
-    found = {row.record: int(row.rows) for row in connection.execute(count.order_by(c.record))}
+    found = {row.record: int(row.rows) for row in sql.execute(count.order_by(c.record))}
     return found, keys[-1] if len(keys) == _PAGE else None
 
 
@@ -335,66 +332,66 @@ def _portions(counts: Mapping[int, int]) -> Iterator[list[int]]:
         yield some
 
 
-def compact(connection: Connection, some: Sequence[int], before_ms: int) -> Compacted:
+def compact(sql: Sql, some: Sequence[int], before_ms: int) -> Compacted:
     """Pack old rows of these records, the oldest ones if there are many."""
     r = records.c
-    query = select(r.key, r.version).where(bulk.among(connection, r.key, some))
-    heads = dict(tuple(row) for row in connection.execute(query.with_for_update(skip_locked=True)))
-    last = _bounds(connection, heads, before_ms)
-    found = _rows(connection, last)
+    query = select(r.key, r.version).where(sql.among(r.key, some))
+    heads = dict(tuple(row) for row in sql.execute(query.with_for_update(skip_locked=True)))
+    last = _bounds(sql, heads, before_ms)
+    found = _rows(sql, last)
     if not found:
         return Compacted(0, 0, 0)
-    said = _messages(connection, {record: rows[-1].version for record, rows in found.items()})
-    newest = _newest(connection, _CHANGES, found), _newest(connection, _MESSAGES, said)
+    said = _messages(sql, {record: rows[-1].version for record, rows in found.items()})
+    newest = _newest(sql, _CHANGES, found), _newest(sql, _MESSAGES, said)
     late = {record for record, rows in newest[0].items() if rows[-1][0] >= found[record][0][0]}
     late |= {record for record, rows in newest[1].items() if rows[-1][0] >= said[record][0][0]}
     # Something was put back, or came late. As rows all of it is packed in order, the next time.
-    expand(connection, sorted(late))
+    expand(sql, sorted(late))
     found = {record: rows for record, rows in found.items() if record not in late}
     said = {record: rows for record, rows in said.items() if record not in late}
-    packed = _pack(connection, _CHANGES, found, newest[0])
-    return Compacted(len(found), packed, _pack(connection, _MESSAGES, said, newest[1]))
+    packed = _pack(sql, _CHANGES, found, newest[0])
+    return Compacted(len(found), packed, _pack(sql, _MESSAGES, said, newest[1]))
 
 
-def _bounds(connection: Connection, heads: Mapping[int, int], before_ms: int) -> dict[int, int]:
+def _bounds(sql: Sql, heads: Mapping[int, int], before_ms: int) -> dict[int, int]:
     """Up to which version each record may be packed: all of it is old, and is not its head."""
     c = changes.c
     newer = func.min(case((c.time_ms >= before_ms, c.version)))
-    query = select(c.record, newer).where(bulk.among(connection, c.record, list(heads))).group_by(c.record)
+    query = select(c.record, newer).where(sql.among(c.record, list(heads))).group_by(c.record)
     # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
     return {
         record: min(heads[record], heads[record] if first is None else first) - 1
-        for record, first in connection.execute(query)
+        for record, first in sql.execute(query)
     }
 
 
-def _rows(connection: Connection, last: Mapping[int, int]) -> dict[int, list[ChangeRow]]:
+def _rows(sql: Sql, last: Mapping[int, int]) -> dict[int, list[ChangeRow]]:
     """The oldest rows of `changes` up to these versions, by record."""
     c = changes.c
-    query = _upto(connection, select(c.record, *CHANGE), c.record, c.version, last).where(c.label.is_(None))
+    query = _upto(sql, select(c.record, *CHANGE), c.record, c.version, last).where(c.label.is_(None))
     if len(last) == 1:
         query = query.order_by(c.version).limit(_ROWS)  # of several there are no more, see `_portions`
     # Sorted here: asked for the first so many of several records, PostgreSQL walks all of `changes` in that order.
-    rows = sorted(map(tuple, connection.execute(query)), key=itemgetter(0, 1))
+    rows = sorted(map(tuple, sql.execute(query)), key=itemgetter(0, 1))
     return {record: [ChangeRow(*row) for _, *row in group] for record, group in groupby(rows, itemgetter(0))}
 
 
-def _messages(connection: Connection, last: Mapping[int, int]) -> dict[int, list[MessageRow]]:
+def _messages(sql: Sql, last: Mapping[int, int]) -> dict[int, list[MessageRow]]:
     """The rows of `messages` that were written up to these versions, with their times, by record."""
     c, m = changes.c, messages.c
     query = _upto(
-        connection, select(m.record, m.seq, m.version, func.coalesce(c.time_ms, -1), m.data), m.record, m.version, last
+        sql, select(m.record, m.seq, m.version, func.coalesce(c.time_ms, -1), m.data), m.record, m.version, last
     )
     query = query.outerjoin(changes, and_(c.record == m.record, c.version == m.version)).where(m.version > 0)
-    rows = sorted(map(tuple, connection.execute(query)), key=itemgetter(0, 1))
+    rows = sorted(map(tuple, sql.execute(query)), key=itemgetter(0, 1))
     return {record: [MessageRow(*row) for _, *row in group] for record, group in groupby(rows, itemgetter(0))}
 
 
 def _upto(
-    connection: Connection, query: Select[Any], record: Column[Any], version: Column[Any], last: Mapping[int, int]
+    sql: Sql, query: Select[Any], record: Column[Any], version: Column[Any], last: Mapping[int, int]
 ) -> Select[Any]:
     """Of a query those rows of these records that are not beyond a version."""
-    upto = bulk.listed(connection, {"key": BigInteger(), "last": BigInteger()}, list(last.items()))
+    upto = sql.listed({"key": BigInteger(), "last": BigInteger()}, list(last.items()))
     return query.join_from(record.table, upto, and_(record == upto.c.key, version <= upto.c.last))
 
 
@@ -413,34 +410,30 @@ _CHANGES = _Kind(change_blocks, change_blocks.c.last, 0, changes.c.version, unpa
 _MESSAGES = _Kind(message_blocks, message_blocks.c.stop, 1, messages.c.seq, unpack_messages, pack_messages)
 
 
-def _newest(connection: Connection, kind: _Kind, some: Iterable[int]) -> dict[int, Sequence[_Row]]:
+def _newest(sql: Sql, kind: _Kind, some: Iterable[int]) -> dict[int, Sequence[_Row]]:
     """What is in the newest block of each of these records."""
     b = kind.blocks.c
-    newest = select(b.record, func.max(kind.end).label("end")).where(bulk.among(connection, b.record, list(some)))
+    newest = select(b.record, func.max(kind.end).label("end")).where(sql.among(b.record, list(some)))
     top = newest.group_by(b.record).subquery()
     query = select(b.record, b.data).join(top, and_(b.record == top.c.record, kind.end == top.c.end))
-    return {record: kind.unpack(data) for record, data in connection.execute(query)}
+    return {record: kind.unpack(data) for record, data in sql.execute(query)}
 
 
-def _pack(
-    connection: Connection, kind: _Kind, found: Mapping[int, Sequence[_Row]], newest: Mapping[int, Sequence[_Row]]
-) -> int:
+def _pack(sql: Sql, kind: _Kind, found: Mapping[int, Sequence[_Row]], newest: Mapping[int, Sequence[_Row]]) -> int:
     """Move rows, ascending, into blocks that go on from the newest there is; how many those are."""
-    added: list[bulk.Row] = []
+    added: list[Row] = []
     for record, rows in found.items():
         for some in _cut([*newest.get(record, ()), *rows]):
             times = [row.time_ms for row in some]
             place = (record, some[-1][0] + kind.beyond, some[0][0])
             added.append((*place, min(times), max(times), len(some), kind.pack(some)))
     replaced = [{"r": record, "n": newest[record][-1][0] + kind.beyond} for record in found if record in newest]
-    bulk.remove(
-        connection, kind.blocks, replaced, lambda block: and_(kind.blocks.c.record == block.r, kind.end == block.n)
-    )
+    sql.remove(kind.blocks, replaced, lambda block: and_(kind.blocks.c.record == block.r, kind.end == block.n))
     table = kind.number.table
     assert isinstance(table, Table)
     gone = [{"r": record, "n": row[0]} for record, rows in found.items() for row in rows]
-    bulk.remove(connection, table, gone, lambda row: and_(table.c.record == row.r, kind.number == row.n))
-    bulk.add(connection, kind.blocks, added)
+    sql.remove(table, gone, lambda row: and_(table.c.record == row.r, kind.number == row.n))
+    sql.add(kind.blocks, added)
     return len(gone)
 
 

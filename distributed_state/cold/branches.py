@@ -20,11 +20,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, select, update
+from sqlalchemy import and_, delete, func, select, update
 
 from distributed_state.cold import blocks, quarantine, record_index
-from distributed_state.cold.bulk import Row, among, chunks, put
-from distributed_state.cold.engine import Part, reads, writes
+from distributed_state.cold.engine import Part, Row, Sql, chunks, reads, writes
 from distributed_state.cold.entries import LARGEST, parse, refuse_long
 from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.quarantine import Fault
@@ -43,9 +42,7 @@ _CLOCKS_MS = 60_000  # how far the clocks of Redis and of who asked to forget ma
 # Keeping
 
 
-def keep(
-    connection: Connection, namespace: str, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str
-) -> list[Kept]:
+def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
     """Keep those of these commits that SQL does not have; what was added, by branch. Part of the caller's transaction.
 
     `epoch` is the one that they were written under, and is closed. Entries without a record (marks, and events that
@@ -56,15 +53,15 @@ def keep(
     for entry in entries:
         if entry.record:
             by_record[entry.record].append(entry)
-    stones = [hashed(namespace, record) for record in by_record]
-    rows = record_index.lock(connection, namespace, [*by_record, *stones])
-    doomed = _doomed(connection, namespace, by_record)
+    stones = [hashed(sql.namespace, record) for record in by_record]
+    rows = record_index.lock(sql, [*by_record, *stones])
+    doomed = _doomed(sql, by_record)
     kept = []
     for record in sorted(by_record):
-        living = [] if record in doomed else _living(rows, namespace, record, epoch, by_record[record])
+        living = [] if record in doomed else _living(sql, rows, record, epoch, by_record[record])
         if record in rows:
-            living = _since_it_began(connection, namespace, rows[record], living)
-        elif _is_gone(connection, namespace, record, living):
+            living = _since_it_began(sql, rows[record], living)
+        elif _is_gone(sql, record, living):
             living = []
         if len(living) < len(by_record[record]):
             # Not its name, which nobody is to find any more.
@@ -73,32 +70,32 @@ def keep(
         head = rows.get(record)
         owner = head["owner"] if head else None
         try:
-            with connection.begin_nested():
-                kept += _Line(connection, namespace, record, partition, epoch, owner).keep(living, cause)
+            with sql.begin_nested():
+                kept += _Line(sql, record, partition, epoch, owner).keep(living, cause)
         except Exception as error:
-            if quarantine.fault_of(connection, error) is not Fault.ROW:
+            if quarantine.fault_of(sql, error) is not Fault.ROW:
                 raise
             # Else the partition could not start again, with all its other records.
             for entry in living:
-                quarantine.keep_refused(connection, namespace, entry, partition, epoch, error)
+                quarantine.keep_refused(sql, entry, partition, epoch, error)
     return kept
 
 
-def _doomed(connection: Connection, namespace: str, records: Collection[str]) -> set[str]:
+def _doomed(sql: Sql, records: Collection[str]) -> set[str]:
     """Those of the records that are to be erased."""
     e = erasures.c
     found = set[str]()
     for chunk in chunks(sorted(records), 500):
-        query = select(e.record).where(e.namespace == namespace, e.record.in_(chunk), e.version == 0)
-        found.update(connection.execute(query).scalars())
+        query = select(e.record).where(e.namespace == sql.namespace, e.record.in_(chunk), e.version == 0)
+        found.update(sql.execute(query).scalars())
     return found
 
 
 def _living(
-    rows: Mapping[str, record_index.Head], namespace: str, record: str, epoch: str, entries: Sequence[JournalEntry]
+    sql: Sql, rows: Mapping[str, record_index.Head], record: str, epoch: str, entries: Sequence[JournalEntry]
 ) -> Sequence[JournalEntry]:
     """What of a record was not erased: it is of a later life than its erasure, or of one that began again after it."""
-    stone = rows.get(hashed(namespace, record))
+    stone = rows.get(hashed(sql.namespace, record))
     if stone is None or ordinal(epoch) > ordinal(stone["epoch"]):
         return entries
     if ordinal(epoch) == ordinal(stone["epoch"]) and record in rows:
@@ -106,19 +103,17 @@ def _living(
     return []
 
 
-def _since_it_began(
-    connection: Connection, namespace: str, row: record_index.Head, entries: Sequence[JournalEntry]
-) -> Sequence[JournalEntry]:
+def _since_it_began(sql: Sql, row: record_index.Head, entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
     """Drop the entries of a record's first life, if it was erased before SQL knew it and has begun again since."""
-    if not entries or _stone(connection, namespace, erased_unknown(namespace, row["record"])) is None:
+    if not entries or _stone(sql, erased_unknown(sql.namespace, row["record"])) is None:
         return entries
     return [entry for entry in entries if entry.time_ms >= row["created_ms"]]
 
 
-def _is_gone(connection: Connection, namespace: str, record: str, entries: Iterable[JournalEntry]) -> bool:
+def _is_gone(sql: Sql, record: str, entries: Iterable[JournalEntry]) -> bool:
     """Whether a record that SQL has no row of was erased, or a user's who was forgotten, or is a fork of such a one."""
     scope, _, name = record.partition(":")
-    erased = _stone(connection, namespace, erased_unknown(namespace, record))
+    erased = _stone(sql, erased_unknown(sql.namespace, record))
     for entry in entries:
         if erased and entry.time_ms <= erased["updated_ms"] + _CLOCKS_MS:
             return True
@@ -127,29 +122,26 @@ def _is_gone(connection: Connection, namespace: str, record: str, entries: Itera
         except (ValueError, CorruptState, UnknownStep):
             continue  # it goes into quarantine, or is kept unread
         owner = parsed.owner or (name if scope == "user" else "")
-        stone = _stone(connection, namespace, forgotten(namespace, owner)) if owner else None
+        stone = _stone(sql, forgotten(sql.namespace, owner)) if owner else None
         if stone and entry.time_ms <= stone["updated_ms"] + _CLOCKS_MS:
             return True
         if parsed.parent is not None:
-            stone = _stone(connection, namespace, hashed(namespace, parsed.parent))
-            if (stone and parsed.parent_version <= stone["version"]) or _doomed(connection, namespace, [parsed.parent]):
+            stone = _stone(sql, hashed(sql.namespace, parsed.parent))
+            if (stone and parsed.parent_version <= stone["version"]) or _doomed(sql, [parsed.parent]):
                 return True
     return False
 
 
-def _stone(connection: Connection, namespace: str, name: str) -> record_index.Head | None:
-    query = select(records).where(records.c.namespace == namespace, records.c.record == name)
-    return connection.execute(query).mappings().first()
+def _stone(sql: Sql, name: str) -> record_index.Head | None:
+    query = select(records).where(records.c.namespace == sql.namespace, records.c.record == name)
+    return sql.execute(query).mappings().first()
 
 
 class _Line:
     """What one epoch had of one record."""
 
-    def __init__(
-        self, connection: Connection, namespace: str, record: str, partition: int, epoch: str, owner: str | None
-    ) -> None:
-        self._connection = connection
-        self._namespace = namespace
+    def __init__(self, sql: Sql, record: str, partition: int, epoch: str, owner: str | None) -> None:
+        self._sql = sql
         self._record = record
         self._partition = partition
         self._epoch = epoch
@@ -170,17 +162,17 @@ class _Line:
             branch = self._name(entry)
             self._held.setdefault(branch, {})[entry.version] = entry.offset
             added[branch].append(entry.version)
-            place = (self._namespace, self._record, self._epoch, entry.event, branch, self._partition)
+            place = (self._sql.namespace, self._record, self._epoch, entry.event, branch, self._partition)
             said = (entry.version, entry.offset, entry.time_ms, entry.kind, entry.actor, entry.token, entry.data)
             rows.append((*place, *said, cause, now, self._owner, False))
-        put(self._connection, branches, rows, [])
+        self._sql.put(branches, rows)
         return [Kept(self._record, branch, min(some), len(some)) for branch, some in sorted(added.items())]
 
     def _look(self) -> None:
         b = branches.c
-        mine = (b.namespace == self._namespace, b.record == self._record, b.epoch == self._epoch)
+        mine = (b.namespace == self._sql.namespace, b.record == self._record, b.epoch == self._epoch)
         query = select(b.event, b.branch, b.version, b.offset).where(*mine)
-        for event, branch, version, offset in self._connection.execute(query.order_by(b.version)):
+        for event, branch, version, offset in self._sql.execute(query.order_by(b.version)):
             self._known.add(event)
             self._held.setdefault(branch, {})[version] = offset
 
@@ -199,13 +191,13 @@ class _Line:
     def _archived(self, events: Collection[str]) -> dict[str, tuple[int, str]]:
         """The version and the epoch of those of these commits that the record has."""
         c = changes.c
-        key = record_index.key_of(self._namespace, self._record)
+        key = record_index.key_of(self._sql, self._record)
         found: dict[str, tuple[int, str]] = {}
         for chunk in chunks(events, 500):
             rows = select(c.event, c.version, c.epoch).where(c.record == key, c.event.in_(chunk))
-            found.update((event, (version, epoch)) for event, version, epoch in self._connection.execute(rows))
+            found.update((event, (version, epoch)) for event, version, epoch in self._sql.execute(rows))
         if len(found) < len(events):
-            for block in blocks.downwards(self._connection, key, LARGEST):
+            for block in blocks.downwards(self._sql, key, LARGEST):
                 found.update((row.event, (row.version, row.epoch)) for row in block if row.event in events)
         return found
 
@@ -217,7 +209,7 @@ class _Line:
         except UnknownStep:
             return True  # it is kept as it is, for who knows it
         except (ValueError, CorruptState) as error:
-            quarantine.keep_refused(self._connection, self._namespace, entry, self._partition, self._epoch, error)
+            quarantine.keep_refused(self._sql, entry, self._partition, self._epoch, error)
             return False
         self._owner = parsed.owner or self._owner
         return True
@@ -238,16 +230,16 @@ class _Line:
 # Reading
 
 
-def of_record(connection: Connection, namespace: str, record: str) -> list[Branched]:
+def of_record(sql: Sql, record: str) -> list[Branched]:
     """The branches of a record, the oldest epoch first."""
     b = branches.c
     names = (b.branch, b.partition, b.epoch, b.version, b.offset, b.time_ms, b.kept_ms, b.cause, b.actor, b.told)
-    rows = connection.execute(select(*names).where(b.namespace == namespace, b.record == record)).all()
+    rows = sql.execute(select(*names).where(b.namespace == sql.namespace, b.record == record)).all()
     found = []
     for id, group in groupby(sorted(rows, key=lambda row: (row.branch, row.version)), key=lambda row: row.branch):
         own = list(group)
         versions = tuple(row.version for row in own)
-        base = _base(connection, namespace, record, versions[0], own[0].epoch, own[0].offset)
+        base = _base(sql, record, versions[0], own[0].epoch, own[0].offset)
         found.append(
             Branched(
                 record=record,
@@ -279,14 +271,14 @@ def gaps(base: int, versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _base(connection: Connection, namespace: str, record: str, first: int, epoch: str, offset: int) -> int:
+def _base(sql: Sql, record: str, first: int, epoch: str, offset: int) -> int:
     """The last version before `first`, at this offset, that was not written in a later life; 0 if there is none.
 
     Nor later in the same life: then Redis had gone back to an older SQL, and it is of the other line.
     """
     found = 0
-    key = key_of(namespace, record)
-    for rows in blocks.downwards(connection, key, first - 1):
+    key = key_of(sql, record)
+    for rows in blocks.downwards(sql, key, first - 1):
         known = (row for row in rows if ordinal(row.epoch) <= ordinal(epoch))
         found = max((row.version for row in known if row.epoch != epoch or row.offset < offset), default=0)
         if found:
@@ -295,59 +287,59 @@ def _base(connection: Connection, namespace: str, record: str, first: int, epoch
     later = select(c.version).where(c.record == key, c.version < first, c.epoch == epoch, c.offset > offset)
     for t in (changes.c, snapshots.c):
         query = select(t.epoch, func.max(t.version)).where(t.record == key, t.version.not_in(later))
-        for theirs, version in connection.execute(query.where(t.version < first).group_by(t.epoch)):
+        for theirs, version in sql.execute(query.where(t.version < first).group_by(t.epoch)):
             if ordinal(theirs) <= ordinal(epoch):
                 found = max(found, version)
     return found
 
 
-def one(connection: Connection, namespace: str, record: str, branch: str) -> Branched:
+def one(sql: Sql, record: str, branch: str) -> Branched:
     """A branch by its id. Raises NotFound that names those there are."""
-    found = {each.id: each for each in of_record(connection, namespace, record)}
+    found = {each.id: each for each in of_record(sql, record)}
     if branch not in found:
         there = f"it has {', '.join(found)}" if found else "it has none"
         raise NotFound(f"{record[:200]}: no branch {branch[:80]!r}; {there}")
     return found[branch]
 
 
-def records_with(connection: Connection, namespace: str, after: str, limit: int) -> list[str]:
+def records_with(sql: Sql, after: str, limit: int) -> list[str]:
     """The records that have branches, those after `after`, in order of their texts."""
     b = branches.c
-    query = select(b.record).where(b.namespace == namespace, b.record > after).distinct()
-    return list(connection.execute(query.order_by(b.record).limit(limit)).scalars())
+    query = select(b.record).where(b.namespace == sql.namespace, b.record > after).distinct()
+    return list(sql.execute(query.order_by(b.record).limit(limit)).scalars())
 
 
-def page(connection: Connection, namespace: str, after: str, limit: int) -> list[Branched]:
+def page(sql: Sql, after: str, limit: int) -> list[Branched]:
     """The branches of the next `limit` records that have any, in the order of their texts."""
-    records = records_with(connection, namespace, after, limit)
-    return [each for record in records for each in of_record(connection, namespace, record)]
+    records = records_with(sql, after, limit)
+    return [each for record in records for each in of_record(sql, record)]
 
 
-def entries(connection: Connection, namespace: str, record: str, branch: str) -> list[JournalEntry]:
+def entries(sql: Sql, record: str, branch: str) -> list[JournalEntry]:
     """The commits of a branch, by version. Raises NotFound."""
-    one(connection, namespace, record, branch)
-    return _entries(connection, namespace, record, branch)
+    one(sql, record, branch)
+    return _entries(sql, record, branch)
 
 
-def _entries(connection: Connection, namespace: str, record: str, branch: str) -> list[JournalEntry]:
+def _entries(sql: Sql, record: str, branch: str) -> list[JournalEntry]:
     b = branches.c
     names = (b.offset, b.event, b.record, b.version, b.time_ms, b.kind, b.actor, b.token, b.data)
-    query = select(*names).where(b.namespace == namespace, b.record == record, b.branch == branch)
-    return [JournalEntry(*row, total_bytes=0) for row in connection.execute(query.order_by(b.version))]
+    query = select(*names).where(b.namespace == sql.namespace, b.record == record, b.branch == branch)
+    return [JournalEntry(*row, total_bytes=0) for row in sql.execute(query.order_by(b.version))]
 
 
-def state_at(connection: Connection, namespace: str, record: str, branch: str, version: int | None) -> BranchState:
+def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchState:
     """The state of a branch at a version, or at the last that can be folded. Raises NotFound."""
-    found = one(connection, namespace, record, branch)
+    found = one(sql, record, branch)
     where = f"{record[:200]}, branch {branch}"
-    state = states(connection, namespace, {record: found.base}).get(record) if found.base else State("", 0, {})
+    state = states(sql, {record: found.base}).get(record) if found.base else State("", 0, {})
     if state is None or state.version != found.base:
         raise NotFound(f"{where}: version {found.base}, which it begins behind, cannot be read any more")
     fields = state.fields
     first_message = int(fields.get(NEXT, b"0"))
     messages: dict[int, bytes] = {}
     at = found.base
-    for entry in _entries(connection, namespace, record, branch):
+    for entry in _entries(sql, record, branch):
         if entry.version != at + 1 or (version is not None and entry.version > version):
             break
         steps = unpack(entry.data)
@@ -364,72 +356,72 @@ def state_at(connection: Connection, namespace: str, record: str, branch: str, v
     return BranchState(State(found.epoch, at, fields), found.base, first_message, messages)
 
 
-def heads(connection: Connection, namespace: str, records: Iterable[str]) -> dict[str, Mapping[Any, Any]]:
+def heads(sql: Sql, records: Iterable[str]) -> dict[str, Mapping[Any, Any]]:
     """The partitions of those of the records that have branches, whether or not they have anything else."""
     b = branches.c
     found: dict[str, Mapping[Any, Any]] = {}
     for chunk in chunks(sorted(records), 500):
-        query = select(b.record, b.partition).where(b.namespace == namespace, among(connection, b.record, chunk))
-        found.update((record, {"partition": partition}) for record, partition in connection.execute(query.distinct()))
+        query = select(b.record, b.partition).where(b.namespace == sql.namespace, sql.among(b.record, chunk))
+        found.update((record, {"partition": partition}) for record, partition in sql.execute(query.distinct()))
     return found
 
 
-def owned(connection: Connection, namespace: str, user: str) -> set[str]:
+def owned(sql: Sql, user: str) -> set[str]:
     """The records of which a branch says that they are a user's."""
     b = branches.c
-    return set(connection.execute(select(b.record).where(b.namespace == namespace, b.owner == user)).scalars())
+    return set(sql.execute(select(b.record).where(b.namespace == sql.namespace, b.owner == user)).scalars())
 
 
-def bases(connection: Connection, namespace: str, records: Iterable[str]) -> dict[str, int]:
+def bases(sql: Sql, records: Iterable[str]) -> dict[str, int]:
     """Of those of the records that have branches, the oldest version that one of these begins behind."""
-    some = heads(connection, namespace, records)
-    return {record: min(each.base for each in of_record(connection, namespace, record)) for record in some}
+    some = heads(sql, records)
+    return {record: min(each.base for each in of_record(sql, record)) for record in some}
 
 
-def survey(connection: Connection, namespace: str, partitions: Iterable[int]) -> tuple[int, list[str]]:
+def survey(sql: Sql, partitions: Iterable[int]) -> tuple[int, list[str]]:
     """How many branches there are, and the records of these partitions about whose branches no event was published."""
     b = branches.c
-    each = select(b.record, b.branch).where(b.namespace == namespace).distinct().subquery()
-    count = int(connection.execute(select(func.count()).select_from(each)).scalar_one())
+    each = select(b.record, b.branch).where(b.namespace == sql.namespace).distinct().subquery()
+    count = int(sql.execute(select(func.count()).select_from(each)).scalar_one())
     if not count:
         return 0, []
-    query = select(b.record).where(b.namespace == namespace, b.partition.in_(list(partitions)), b.told.is_(False))
-    return count, sorted(set(connection.execute(query).scalars()))
+    query = select(b.record).where(b.namespace == sql.namespace, b.partition.in_(list(partitions)), b.told.is_(False))
+    return count, sorted(set(sql.execute(query).scalars()))
 
 
 # Removing
 
 
-def drop(connection: Connection, namespace: str, record: str, branch: str) -> int:
+def drop(sql: Sql, record: str, branch: str) -> int:
     """Remove a branch; how many commits it had. Raises NotFound."""
-    found = one(connection, namespace, record, branch)
-    connection.execute(delete(branches).where(_is(namespace, record, branch)))
+    found = one(sql, record, branch)
+    sql.execute(delete(branches).where(_is(sql, record, branch)))
     return len(found.versions)
 
 
-def erase(connection: Connection, namespace: str, records: Iterable[str]) -> None:
+def erase(sql: Sql, records: Iterable[str]) -> None:
     """Remove every branch of these records."""
     b = branches.c
-    connection.execute(delete(branches).where(b.namespace == namespace, among(connection, b.record, list(records))))
+    sql.execute(delete(branches).where(b.namespace == sql.namespace, sql.among(b.record, list(records))))
 
 
-def purge(connection: Connection, namespace: str, before_ms: int, limit: int) -> int:
+def purge(sql: Sql, before_ms: int, limit: int) -> int:
     """Remove some branches whose newest commit is older than this, `limit` at most; how many commits those had."""
     b = branches.c
-    old = select(b.record, b.branch).where(b.namespace == namespace).group_by(b.record, b.branch)
+    old = select(b.record, b.branch).where(b.namespace == sql.namespace).group_by(b.record, b.branch)
     removed = 0
-    for record, branch in connection.execute(old.having(func.max(b.time_ms) < before_ms).limit(limit)).all():
-        removed += connection.execute(delete(branches).where(_is(namespace, record, branch))).rowcount
+    for record, branch in sql.execute(old.having(func.max(b.time_ms) < before_ms).limit(limit)).all():
+        removed += sql.execute(delete(branches).where(_is(sql, record, branch))).rowcount
     return removed
 
 
-def told(connection: Connection, namespace: str, record: str, branch: str) -> None:
+def told(sql: Sql, record: str, branch: str) -> None:
     """Note that an event was published about a branch."""
-    connection.execute(update(branches).where(_is(namespace, record, branch)).values(told=True))
+    sql.execute(update(branches).where(_is(sql, record, branch)).values(told=True))
 
 
-def _is(namespace: str, record: str, branch: str) -> Any:
-    return and_(branches.c.namespace == namespace, branches.c.record == record, branches.c.branch == branch)
+def _is(sql: Sql, record: str, branch: str) -> Any:
+    return and_(branches.c.namespace == sql.namespace, branches.c.record == record, branches.c.branch == branch)
 
 
 class BranchStore(Part):

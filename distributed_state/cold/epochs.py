@@ -16,7 +16,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Select,
     and_,
     bindparam,
@@ -30,6 +29,7 @@ from sqlalchemy import (
     update,
 )
 
+from distributed_state.cold.engine import Sql
 from distributed_state.cold.record_index import ERASED, LISTED_MS, hashed
 from distributed_state.cold.tables import cursors, erasures, events, records
 from distributed_state.cold.values import Cursor, Minted
@@ -40,10 +40,15 @@ REPAIRED = -1  # instead of when an epoch was minted: a repair brought SQL all o
 _KEPT = 16  # epochs of a partition that are over
 
 
-def newest(connection: Connection, namespace: str, partition: int | None = None) -> dict[int, Cursor]:
+def newest(sql: Sql, partition: int | None = None) -> dict[int, Cursor]:
     """How far each partition was archived, or this one, in its newest epoch; those that have none are left out."""
-    rows = connection.execute(_cursors(partition is None), {"namespace": namespace, "partition": partition})
+    rows = sql.execute(_cursors(partition is None), {"namespace": sql.namespace, "partition": partition})
     return {row.partition: Cursor(*row) for row in rows}
+
+
+def cursor(sql: Sql, partition: int) -> Cursor | None:
+    """How far a partition was archived, in its newest epoch; None if it has none yet."""
+    return newest(sql, partition).get(partition)
 
 
 @cache
@@ -57,66 +62,66 @@ def _cursors(every: bool) -> Select[Any]:
     return query.order_by(c.ordinal)
 
 
-def mint(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> Cursor | None:
+def mint(sql: Sql, partition: int, after: Cursor | None) -> Cursor | None:
     """Start a new epoch and close the older ones, if the archive still is at `after`; else None.
 
     From then on nothing is archived under an older epoch.
     """
     c = cursors.c
-    here = and_(c.namespace == namespace, c.partition == partition)
+    here = and_(c.namespace == sql.namespace, c.partition == partition)
     # The lock waits for an archive() under way; a later one finds its epoch closed.
-    found = connection.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
+    found = sql.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
     number, *at = max(found) if found else (0, None, 0, "")
     # By what it was, too: whoever compared the journal with it must have seen all that is archived.
     if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
         return None
-    ended = last_event(connection, namespace, partition, after.epoch) if after else 0
+    ended = last_event(sql, partition, after.epoch) if after else 0
     new = Cursor(partition, f"{number + 1}-{chance.token_hex(4)}", number + 1, 0, "", ended)
-    row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
+    row = {"namespace": sql.namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
     # Not the one that somebody may have minted since our look: its insert below is what shows us.
-    connection.execute(update(cursors).where(here, c.ordinal <= number).values(closed=True))
+    sql.execute(update(cursors).where(here, c.ordinal <= number).values(closed=True))
     # A store that is embedded begins one with each start. Redis may still show one that is over: the last that archived
     # anything, if whoever began the next ones did not come to tell it.
     used = max((row.ordinal for row in found if row.offset), default=0)
-    connection.execute(delete(cursors).where(here, c.ordinal <= number - _KEPT, c.ordinal != used))
+    sql.execute(delete(cursors).where(here, c.ordinal <= number - _KEPT, c.ordinal != used))
     try:
-        with connection.begin_nested():
-            row |= {"offset": 0, "event": "", "closed": False, "minted_ms": now_ms(connection), "begun": False}
-            connection.execute(insert(cursors), row)
+        with sql.begin_nested():
+            row |= {"offset": 0, "event": "", "closed": False, "minted_ms": now_ms(sql), "begun": False}
+            sql.execute(insert(cursors), row)
     except exc.IntegrityError:
         # Somebody minted between our look and now, and closed the same rows.
         return None
     return new
 
 
-def begin(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+def begin(sql: Sql, partition: int, epoch: str) -> None:
     """Note that Redis is told of an epoch now."""
-    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True))
+    sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=True))
 
 
-def begin_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+def begin_repaired(sql: Sql, partition: int, epoch: str) -> None:
     """As `begin`, for an epoch that a repair of SQL begins: Redis lost nothing, so `minted_since` leaves it out."""
-    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=True, minted_ms=None))
+    sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=True, minted_ms=None))
 
 
-def never_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+def never_begun(sql: Sql, partition: int, epoch: str) -> None:
     """Note that Redis did not take it."""
-    connection.execute(update(cursors).where(_here(namespace, partition, epoch)).values(begun=False))
+    sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=False))
 
 
-def any_begun(connection: Connection, namespace: str, partition: int) -> bool:
+def any_begun(sql: Sql, partition: int) -> bool:
     """Whether an epoch of the partition began, as far as anybody noted: one of an older release may have."""
     c = cursors.c
     began = or_(c.begun.is_not(False), c.offset > 0)
-    query = select(c.ordinal).where(c.namespace == namespace, c.partition == partition, began).limit(1)
-    return connection.execute(query).first() is not None
+    query = select(c.ordinal).where(c.namespace == sql.namespace, c.partition == partition, began).limit(1)
+    return sql.execute(query).first() is not None
 
 
-def last_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> Cursor | None:
+def last_begun(sql: Sql, partition: int, epoch: str) -> Cursor | None:
     """How far an epoch was archived, if nothing was of any that was minted after it."""
     c = cursors.c
-    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == namespace)
-    rows = connection.execute(query.where(c.partition == partition).order_by(c.ordinal.desc())).all()
+    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == sql.namespace)
+    rows = sql.execute(query.where(c.partition == partition).order_by(c.ordinal.desc())).all()
     for row in rows:
         if row.epoch == epoch:
             return Cursor(*row)
@@ -125,36 +130,36 @@ def last_begun(connection: Connection, namespace: str, partition: int, epoch: st
     return None
 
 
-def last_events(connection: Connection, namespace: str) -> dict[int, tuple[int, int | None]]:
+def last_events(sql: Sql) -> dict[int, tuple[int, int | None]]:
     """How many epochs of each partition were used, and the last lifecycle event of the last one, if it is open."""
     c, e = cursors.c, events.c
     last = select(func.max(e.offset)).where(e.namespace == c.namespace, e.partition == c.partition, e.epoch == c.epoch)
     query = select(c.partition, c.ordinal, c.offset, last.scalar_subquery())
-    rows = connection.execute(query.where(c.namespace == namespace, c.closed.is_(False))).all()
+    rows = sql.execute(query.where(c.namespace == sql.namespace, c.closed.is_(False))).all()
     # One that nothing was archived of may have been minted just now, and yet begin: the one before is closed.
     return {at: (ordinal, last or 0) if offset else (ordinal - 1, None) for at, ordinal, offset, last in rows}
 
 
-def last_event(connection: Connection, namespace: str, partition: int, epoch: str) -> int:
+def last_event(sql: Sql, partition: int, epoch: str) -> int:
     """The number of the last lifecycle event of an epoch, 0 if it has none."""
     e = events.c
-    query = select(func.max(e.offset)).where(e.namespace == namespace, e.partition == partition, e.epoch == epoch)
-    return connection.execute(query).scalar() or 0
+    query = select(func.max(e.offset)).where(e.namespace == sql.namespace, e.partition == partition, e.epoch == epoch)
+    return sql.execute(query).scalar() or 0
 
 
-def is_repaired(connection: Connection, namespace: str, partition: int, epoch: str) -> bool:
+def is_repaired(sql: Sql, partition: int, epoch: str) -> bool:
     """Whether a repair brought SQL all of an epoch, which was to end then: nothing was lost with it."""
-    query = select(cursors.c.ordinal).where(_here(namespace, partition, epoch), cursors.c.minted_ms == REPAIRED)
-    return connection.execute(query).first() is not None
+    query = select(cursors.c.ordinal).where(_here(sql, partition, epoch), cursors.c.minted_ms == REPAIRED)
+    return sql.execute(query).first() is not None
 
 
-def minted_since(connection: Connection, namespace: str, seconds: float) -> Minted:
+def minted_since(sql: Sql, seconds: float) -> Minted:
     """The partitions that began another epoch within the last seconds, behind one that had begun, but for repairs.
 
     One that never began counts for nothing: whoever minted it died, and the next one counts, if anything was lost.
     """
     c, earlier = cursors.c, cursors.alias("earlier")
-    now = now_ms(connection)
+    now = now_ms(sql)
     had_begun = exists().where(
         earlier.c.namespace == c.namespace,
         earlier.c.partition == c.partition,
@@ -162,16 +167,14 @@ def minted_since(connection: Connection, namespace: str, seconds: float) -> Mint
         or_(earlier.c.begun.is_not(False), earlier.c.offset > 0),
     )
     began = and_(c.minted_ms >= now - int(seconds * 1000), c.begun.is_not(False))
-    late = and_(c.namespace == namespace, began, had_begun)
-    partitions, last = connection.execute(
-        select(func.count(c.partition.distinct()), func.max(c.minted_ms)).where(late)
-    ).one()
+    late = and_(c.namespace == sql.namespace, began, had_begun)
+    partitions, last = sql.execute(select(func.count(c.partition.distinct()), func.max(c.minted_ms)).where(late)).one()
     return Minted(int(partitions), max(0.0, (now - last) / 1000) if last is not None else 0.0)
 
 
-def _here(namespace: str, partition: int, epoch: str) -> ColumnElement[bool]:
+def _here(sql: Sql, partition: int, epoch: str) -> ColumnElement[bool]:
     c = cursors.c
-    return and_(c.namespace == namespace, c.partition == partition, c.epoch == epoch)
+    return and_(c.namespace == sql.namespace, c.partition == partition, c.epoch == epoch)
 
 
 # When Redis comes back with other data: what changed since, and how far a repair brought SQL
@@ -185,63 +188,63 @@ class Changed:
     erased: set[str]
 
 
-def changed_since(connection: Connection, namespace: str, partition: int, since_ms: int) -> Changed:
+def changed_since(sql: Sql, partition: int, since_ms: int) -> Changed:
     """The records of a partition that changed since then, by the clocks of Redis, and what was erased."""
     r = records.c
 
     def found(scope: str) -> list[str]:
         rows: list[str] = []
         for deleted in (False, True):  # as the index has it
-            here: list[ColumnElement[Any]] = [r.namespace == namespace, r.scope == scope, r.deleted.is_(deleted)]
+            here: list[ColumnElement[Any]] = [r.namespace == sql.namespace, r.scope == scope, r.deleted.is_(deleted)]
             here += [r.listed_ms > since_ms - LISTED_MS, r.updated_ms >= since_ms, r.partition == partition]
-            rows += connection.execute(select(r.record).where(*here)).scalars()
+            rows += sql.execute(select(r.record).where(*here)).scalars()
         return rows
 
-    pending = select(erasures.c.record).where(erasures.c.namespace == namespace, erasures.c.partition == partition)
-    erased = {hashed(namespace, record) for record in connection.execute(pending).scalars()}
+    pending = select(erasures.c.record).where(erasures.c.namespace == sql.namespace, erasures.c.partition == partition)
+    erased = {hashed(sql.namespace, record) for record in sql.execute(pending).scalars()}
     return Changed([record for scope in SCOPES for record in found(scope)], erased | set(found(ERASED)))
 
 
-def reach(connection: Connection, namespace: str, after: Cursor | None, to: Cursor) -> bool:
+def reach(sql: Sql, after: Cursor | None, to: Cursor) -> bool:
     """Note that a repair brought SQL all up to there, if SQL still is where it was `after`."""
-    if not is_at(connection, namespace, to.partition, after):
+    if not is_at(sql, to.partition, after):
         return False
     c = cursors.c
-    here = and_(c.namespace == namespace, c.partition == to.partition)
+    here = and_(c.namespace == sql.namespace, c.partition == to.partition)
     if after is not None and after.epoch == to.epoch:
         at = update(cursors).where(here, c.epoch == to.epoch)
-        connection.execute(at.values(offset=to.offset, event=to.event, minted_ms=REPAIRED))
+        sql.execute(at.values(offset=to.offset, event=to.event, minted_ms=REPAIRED))
         return True
-    connection.execute(update(cursors).where(here).values(closed=True))
-    row = {"namespace": namespace, "partition": to.partition, "ordinal": to.ordinal, "epoch": to.epoch}
+    sql.execute(update(cursors).where(here).values(closed=True))
+    row = {"namespace": sql.namespace, "partition": to.partition, "ordinal": to.ordinal, "epoch": to.epoch}
     row |= {"offset": to.offset, "event": to.event, "closed": False, "minted_ms": REPAIRED, "begun": True}
-    connection.execute(insert(cursors), row)
+    sql.execute(insert(cursors), row)
     return True
 
 
-def is_at(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> bool:
+def is_at(sql: Sql, partition: int, after: Cursor | None) -> bool:
     """Whether SQL has a partition up to there and no further; held until the transaction ends."""
     c = cursors.c
-    here = and_(c.namespace == namespace, c.partition == partition)
+    here = and_(c.namespace == sql.namespace, c.partition == partition)
     query = select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()
-    newest = max(connection.execute(query).all(), default=None)
+    newest = max(sql.execute(query).all(), default=None)
     return newest == ((after.ordinal, after.epoch, after.offset, after.event) if after else None)
 
 
 # The database's clock
 
 
-def clock_us(connection: Connection) -> int:
+def clock_us(sql: Sql) -> int:
     """The database's clock, in microseconds since 1970."""
-    if connection.dialect.name == "postgresql":
-        return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
-    julian = connection.execute(select(func.julianday("now"))).scalar_one()
+    if sql.postgresql:
+        return int(sql.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
+    julian = sql.execute(select(func.julianday("now"))).scalar_one()
     return int((julian - 2440587.5) * 86_400_000_000)
 
 
-def now_ms(connection: Connection) -> int:
+def now_ms(sql: Sql) -> int:
     """The same, in milliseconds."""
-    return clock_us(connection) // 1000
+    return clock_us(sql) // 1000
 
 
 def ordinal(epoch: str) -> int:

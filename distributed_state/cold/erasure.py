@@ -18,7 +18,6 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    Connection,
     and_,
     bindparam,
     delete,
@@ -31,8 +30,8 @@ from sqlalchemy import (
     update,
 )
 
-from distributed_state.cold import blocks, branches, bulk, record_index
-from distributed_state.cold.bulk import Row, among, chunks, put
+from distributed_state.cold import blocks, branches, record_index
+from distributed_state.cold.engine import Row, Sql, chunks
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.listings import forks, owned
 from distributed_state.cold.record_index import ERASED, NOWHERE, Head, erased_unknown, forgotten, hashed, lock
@@ -53,28 +52,25 @@ from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
 
 
-def request(connection: Connection, namespace: str, record: str, actor: str = "") -> list[Erasure]:
+def request(sql: Sql, record: str, actor: str = "") -> list[Erasure]:
     """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
-    rows = branches.heads(connection, namespace, [record]) | lock(connection, namespace, [record])
+    rows = branches.heads(sql, [record]) | lock(sql, [record])
     if not rows:
-        _note_when(connection, namespace, erased_unknown(namespace, record))
-    _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0, actor) for each, row in rows.items()])
-    return pending(connection, namespace, names=[record])
+        _note_when(sql, erased_unknown(sql.namespace, record))
+    _note(sql, [Erasure(each, row["partition"], None, False, 0, actor) for each, row in rows.items()])
+    return pending(sql, names=[record])
 
 
-def request_owned(connection: Connection, namespace: str, user: str, actor: str = "") -> list[Erasure]:
+def request_owned(sql: Sql, user: str, actor: str = "") -> list[Erasure]:
     """Note all records of a user, and all their forks, as to be erased; what is pending for the user."""
-    locked = _locked(connection, namespace, user)
-    _note(
-        connection, namespace, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()]
-    )
-    _note_when(connection, namespace, forgotten(namespace, user))
-    return pending(connection, namespace, owner=user)
+    locked = _locked(sql, user)
+    _note(sql, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()])
+    _note_when(sql, forgotten(sql.namespace, user))
+    return pending(sql, owner=user)
 
 
 def pending(
-    connection: Connection,
-    namespace: str,
+    sql: Sql,
     *,
     names: Sequence[str] | None = None,
     owner: str | None = None,
@@ -83,69 +79,65 @@ def pending(
 ) -> list[Erasure]:
     """The erasures that are not complete: of these records, for this user, in these partitions."""
     e = erasures.c
-    query = select(e.record, e.partition, e.owner, e.forks, e.version, e.actor).where(e.namespace == namespace)
+    query = select(e.record, e.partition, e.owner, e.forks, e.version, e.actor).where(e.namespace == sql.namespace)
     if names is not None:
-        query = query.where(among(connection, e.record, names))
+        query = query.where(sql.among(e.record, names))
     if owner is not None:
         query = query.where(e.owner == owner)
     if partitions is not None:
         query = query.where(e.partition.in_(partitions))
-    return [Erasure(*row) for row in connection.execute(query.order_by(e.record).limit(limit))]
+    return [Erasure(*row) for row in sql.execute(query.order_by(e.record).limit(limit))]
 
 
-def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
+def erase(sql: Sql, names: Sequence[str]) -> None:
     """Delete all rows of these records, and leave the version of each under its hash.
 
     Forks get what they share first, or are noted as to be erased, as it was asked for.
     """
     for chunk in chunks(sorted(set(names)), 200):
-        hashes = {hashed(namespace, record): record for record in chunk}
-        rows = lock(connection, namespace, [*chunk, *hashes])
-        noted = pending(connection, namespace, names=chunk)
-        _note_forks(connection, namespace, [each for each in noted if each.forks])
+        hashes = {hashed(sql.namespace, record): record for record in chunk}
+        rows = lock(sql, [*chunk, *hashes])
+        noted = pending(sql, names=chunk)
+        _note_forks(sql, [each for each in noted if each.forks])
         alone = set(chunk) - {each.record for each in noted if each.forks}
         if alone:
-            hand_down_all(connection, [rows[each]["key"] for each in sorted(alone) if each in rows])
+            hand_down_all(sql, [rows[each]["key"] for each in sorted(alone) if each in rows])
         keys = [row["key"] for row in rows.values()]
         for table in OF_A_RECORD:
-            connection.execute(delete(table).where(among(connection, table.c.record, keys)))
+            sql.execute(delete(table).where(sql.among(table.c.record, keys)))
         q = quarantine.c
-        connection.execute(delete(quarantine).where(q.namespace == namespace, among(connection, q.record, chunk)))
-        branches.erase(connection, namespace, chunk)
-        connection.execute(
-            delete(events).where(events.c.namespace == namespace, among(connection, events.c.subject, chunk))
-        )
-        let_go(connection, namespace, chunk)
+        sql.execute(delete(quarantine).where(q.namespace == sql.namespace, sql.among(q.record, chunk)))
+        branches.erase(sql, chunk)
+        sql.execute(delete(events).where(events.c.namespace == sql.namespace, sql.among(events.c.subject, chunk)))
+        let_go(sql, chunk)
         gone = {name for name, record in hashes.items() if record in rows}
         rest = [_stone(rows[hashes[name]], name, rows.get(name)) for name in sorted(gone)]
-        record_index.remove(connection, [row["key"] for name, row in rows.items() if name in gone or name in chunk])
-        record_index.put(connection, rest)
+        record_index.remove(sql, [row["key"] for name, row in rows.items() if name in gone or name in chunk])
+        record_index.put(sql, rest)
         left = {hashes[name]: row["version"] for name, row in rows.items() if name in hashes}
         left |= {hashes[row["record"]]: row["version"] for row in rest}
-        mine = and_(erasures.c.namespace == namespace, erasures.c.record == bindparam("r"))
+        mine = and_(erasures.c.namespace == sql.namespace, erasures.c.record == bindparam("r"))
         known = [{"r": each.record, "v": left[each.record]} for each in noted if each.record in left]
         if known:
-            connection.execute(update(erasures).where(mine).values(version=bindparam("v")), known)
+            sql.execute(update(erasures).where(mine).values(version=bindparam("v")), known)
         never = [{"r": each.record} for each in noted if each.record not in left]
         if never:
-            connection.execute(delete(erasures).where(mine), never)
+            sql.execute(delete(erasures).where(mine), never)
 
 
-def complete(connection: Connection, namespace: str, done: Mapping[str, int]) -> None:
+def complete(sql: Sql, done: Mapping[str, int]) -> None:
     """Forget the erasures up to these versions: Redis is clean. What came late of these records goes, too."""
     e = erasures.c
     for chunk in chunks(sorted(done), 200):
-        living = lock(connection, namespace, chunk)
+        living = lock(sql, chunk)
         gone = [record for record in chunk if record not in living]
-        connection.execute(
-            delete(events).where(events.c.namespace == namespace, among(connection, events.c.subject, gone))
-        )
-        branches.erase(connection, namespace, gone)
-        mine = and_(e.namespace == namespace, e.record == bindparam("r"), e.version == bindparam("v"))
-        connection.execute(delete(erasures).where(mine), [{"r": record, "v": done[record]} for record in chunk])
+        sql.execute(delete(events).where(events.c.namespace == sql.namespace, sql.among(events.c.subject, gone)))
+        branches.erase(sql, gone)
+        mine = and_(e.namespace == sql.namespace, e.record == bindparam("r"), e.version == bindparam("v"))
+        sql.execute(delete(erasures).where(mine), [{"r": record, "v": done[record]} for record in chunk])
 
 
-def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed], existing: Mapping[str, Head]) -> None:
+def note_late(sql: Sql, accepted: Iterable[Parsed], existing: Mapping[str, Head]) -> None:
     """Note what of these changes was made from something that is erased, or noted with its forks.
 
     Their rows and those of what they were forked from are locked: an erasure waits for this, or was before it, and then
@@ -165,11 +157,11 @@ def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed]
         elif entry.kind == "rollback" and entry.record not in existing:
             made.setdefault(entry.record, []).append((item, 0))
     for chunk in chunks(sorted(made), 500):
-        noted = {each.record: each for each in pending(connection, namespace, names=chunk) if each.forks}
-        stones = {hashed(namespace, source): source for source in chunk}
+        noted = {each.record: each for each in pending(sql, names=chunk) if each.forks}
+        stones = {hashed(sql.namespace, source): source for source in chunk}
         r = records.c
-        query = select(r.record, r.version).where(r.namespace == namespace, r.record.in_(stones))
-        erased = {stones[stone]: version for stone, version in connection.execute(query)}
+        query = select(r.record, r.version).where(r.namespace == sql.namespace, r.record.in_(stones))
+        erased = {stones[stone]: version for stone, version in sql.execute(query)}
         for source in chunk:
             for item, version in made[source]:
                 if source in noted or version <= erased.get(source, -1):
@@ -178,17 +170,17 @@ def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed]
                     record = item.entry.record
                     wanted[record] = Erasure(record, item.partition, owner, True, 0, actor)
     if wanted:
-        _note(connection, namespace, list(wanted.values()))
+        _note(sql, list(wanted.values()))
 
 
-def _locked(connection: Connection, namespace: str, user: str) -> dict[str, Head]:
+def _locked(sql: Sql, user: str) -> dict[str, Head]:
     """The rows of all records of a user and of all their forks, held."""
-    wanted = set(owned(connection, namespace, user))
+    wanted = set(owned(sql, user))
     while True:
-        held = connection.begin_nested()
-        found = branches.heads(connection, namespace, wanted) | lock(connection, namespace, wanted)
+        held = sql.begin_nested()
+        found = branches.heads(sql, wanted) | lock(sql, wanted)
         # A fork of a record that is held is not archived before this is committed, and noted then.
-        late = set(owned(connection, namespace, user)) - wanted
+        late = set(owned(sql, user)) - wanted
         if not late:
             held.commit()
             return found
@@ -197,42 +189,40 @@ def _locked(connection: Connection, namespace: str, user: str) -> dict[str, Head
         wanted |= late
 
 
-def _note_when(connection: Connection, namespace: str, name: str) -> None:
+def _note_when(sql: Sql, name: str) -> None:
     """Keep when this was erased: of a record that only a lost server and its writer knew of, nothing else says so."""
     now = int(time.time() * 1000)
-    row = {"namespace": namespace, "record": name, "partition": NOWHERE, "scope": ERASED}
+    row = {"namespace": sql.namespace, "record": name, "partition": NOWHERE, "scope": ERASED}
     row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "listed_ms": now, "deleted": True}
     row |= {**dict.fromkeys(record_index.ABOUT), "size": None}
-    there = lock(connection, namespace, [name]).get(name)
-    record_index.put(connection, [row | {"key": there["key"]} if there else row])
+    there = lock(sql, [name]).get(name)
+    record_index.put(sql, [row | {"key": there["key"]} if there else row])
 
 
-def _note(connection: Connection, namespace: str, wanted: Sequence[Erasure]) -> None:
+def _note(sql: Sql, wanted: Sequence[Erasure]) -> None:
     """Note erasures again, over those that are noted. The rows of `records` are locked."""
     known = {
-        each.record: each
-        for some in chunks(wanted, 500)
-        for each in pending(connection, namespace, names=[each.record for each in some])
+        each.record: each for some in chunks(wanted, 500) for each in pending(sql, names=[each.record for each in some])
     }
     rows: dict[str, Row] = {}
     for each in wanted:
         before = known.get(each.record, each)
         # Whose it is and whether forks go, too, stays known: who noted it first may have asked for more.
-        rows[each.record] = (namespace, each.record, each.partition, each.owner or before.owner,
+        rows[each.record] = (sql.namespace, each.record, each.partition, each.owner or before.owner,
                              each.forks or before.forks, 0, each.actor or before.actor)  # fmt: skip
-    put(connection, erasures, list(rows.values()), [(namespace, record) for record in known])
+    sql.put(erasures, list(rows.values()))
 
 
-def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]) -> None:
+def _note_forks(sql: Sql, noted: Sequence[Erasure]) -> None:
     wanted: dict[str, Erasure] = {}
     for owner, actor in {(each.owner, each.actor) for each in noted}:
         sources = [each.record for each in noted if (each.owner, each.actor) == (owner, actor)]
-        for record, partition in forks(connection, namespace, sources).items():
+        for record, partition in forks(sql, sources).items():
             wanted[record] = Erasure(record, partition, owner, True, 0, actor)
     # Those that are noted already, and not erased yet, stay as they are.
     for each in noted:
         wanted.pop(each.record, None)
-    _note(connection, namespace, list(wanted.values()))
+    _note(sql, list(wanted.values()))
 
 
 def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
@@ -246,17 +236,17 @@ def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
 # Copies for forks
 
 
-def hand_down_all(connection: Connection, gone: Collection[int]) -> None:
+def hand_down_all(sql: Sql, gone: Collection[int]) -> None:
     """Copy every message and item of the records with these keys to the records that share it."""
-    hand_down(connection, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
-    _hand_down_items(connection, gone)
+    hand_down(sql, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
+    _hand_down_items(sql, gone)
 
 
-def hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
+def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
     """Copy messages that are about to go to the records that share them."""
     if not runs:
         return
-    _expand_shared(connection, {run["r"] for run in runs})
+    _expand_shared(sql, {run["r"] for run in runs})
     m = messages.c
     s = shares.c
     source = records.alias("source").c
@@ -271,10 +261,10 @@ def hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None
     query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
     query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
     query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
-    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
+    sql.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
 
 
-def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
+def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
     """Copy to each record that shows items of these all that it shows of any other, as one layer.
 
     Those are noted since it was forked, or since it went back to what it showed then, the same ones in the same order.
@@ -287,10 +277,10 @@ def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
     of_it = and_(c.namespace == source.namespace, c.source == source.record, c.source != c.record)
     theirs = and_(heir.namespace == c.namespace, heir.record == c.record)
     showing = select(heir.key).select_from(source.key.table.join(layers, of_it).join(heir.key.table, theirs))
-    showing = showing.where(bulk.among(connection, source.key, gone))
+    showing = showing.where(sql.among(source.key, gone))
     # Held: one that is erased meanwhile would be handed rows after its own had gone, which nobody would ever remove.
     query = select(records.c.key).where(records.c.key.in_(showing)).order_by(records.c.record)
-    heirs = connection.execute(query.with_for_update(read=True)).scalars().all()
+    heirs = sql.execute(query.with_for_update(read=True)).scalars().all()
     if not heirs:
         return
     order = func.row_number().over(
@@ -300,7 +290,7 @@ def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
     origin = func.coalesce(i.origin, source.record).label("origin")
     names = (heir.key.label("heir"), i.collection, i.key, origin, i.data)
     rows = and_(i.record == source.key, i.version.between(c.first, c.last))
-    theirs = and_(theirs, bulk.among(connection, heir.key, heirs))
+    theirs = and_(theirs, sql.among(heir.key, heirs))
     joined = heir.key.table.join(layers, theirs).join(source.key.table, of_it).join(items, rows)
     uppermost = select(*names, order.label("nth")).select_from(joined).subquery().c
     there = and_(own.record == uppermost.heir, own.collection == uppermost.collection, own.key == uppermost.key)
@@ -308,43 +298,43 @@ def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
         uppermost.heir, uppermost.collection, uppermost.key, literal_column("0"), uppermost.origin, uppermost.data
     )
     copies = copies.where(uppermost.nth == 1, ~select(literal(1)).where(there, own.version == 0).exists())
-    connection.execute(insert(items).from_select([column.name for column in items.columns], copies))
+    sql.execute(insert(items).from_select([column.name for column in items.columns], copies))
 
 
-def _expand_shared(connection: Connection, sources: Collection[int]) -> None:
+def _expand_shared(sql: Sql, sources: Collection[int]) -> None:
     """Put back the messages of those of these records that others share."""
     r, s = records.c, shares.c
     shared = and_(s.namespace == r.namespace, s.source == r.record, s.record != s.source)
-    query = select(r.key).join(shares, shared).where(bulk.among(connection, r.key, sources)).distinct()
-    keys = connection.execute(query).scalars().all()
-    blocks.expand_messages(connection, bulk.among(connection, message_blocks.c.record, keys))
+    query = select(r.key).join(shares, shared).where(sql.among(r.key, sources)).distinct()
+    keys = sql.execute(query).scalars().all()
+    blocks.expand_messages(sql, sql.among(message_blocks.c.record, keys))
 
 
-def let_go(connection: Connection, namespace: str, names: Collection[str]) -> None:
+def let_go(sql: Sql, names: Collection[str]) -> None:
     """Forget what these records share, and others of them, which have their own copies now; and their tags."""
     s, c = shares.c, layers.c
-    connection.execute(delete(shares).where(s.namespace == namespace, bulk.among(connection, s.record, list(names))))
+    sql.execute(delete(shares).where(s.namespace == sql.namespace, sql.among(s.record, list(names))))
     # A purge of an heir leaves what a later state of it shows: its copies are what is meant from now on.
-    theirs = update(shares).where(s.namespace == namespace, bulk.among(connection, s.source, list(names)))
-    connection.execute(theirs.values(source=s.record))
-    held = or_(*(bulk.among(connection, column, list(names)) for column in (c.record, c.source)))
-    connection.execute(delete(layers).where(c.namespace == namespace, held))
-    mine = bulk.among(connection, tags.c.record, list(names))
-    connection.execute(delete(tags).where(tags.c.namespace == namespace, mine))
+    theirs = update(shares).where(s.namespace == sql.namespace, sql.among(s.source, list(names)))
+    sql.execute(theirs.values(source=s.record))
+    held = or_(*(sql.among(column, list(names)) for column in (c.record, c.source)))
+    sql.execute(delete(layers).where(c.namespace == sql.namespace, held))
+    mine = sql.among(tags.c.record, list(names))
+    sql.execute(delete(tags).where(tags.c.namespace == sql.namespace, mine))
 
 
-def hand(connection: Connection, namespace: str, shares_of: Mapping[str, Mapping[int, bytes]]) -> None:
+def hand(sql: Sql, shares_of: Mapping[str, Mapping[int, bytes]]) -> None:
     """Give records messages of their own that they share, by number, but for those that they have."""
     m = messages.c
-    for record, key in record_index.keys(connection, namespace, shares_of).items():
+    for record, key in record_index.keys(sql, shares_of).items():
         given = shares_of[record]
         # `inherit` may just have brought some.
         here = select(m.seq).where(m.record == key, m.seq >= min(given), m.seq <= max(given))
-        own = set(connection.execute(here).scalars())
-        bulk.add(connection, messages, [(key, seq, 0, data) for seq, data in sorted(given.items()) if seq not in own])
+        own = set(sql.execute(here).scalars())
+        sql.add(messages, [(key, seq, 0, data) for seq, data in sorted(given.items()) if seq not in own])
 
 
-def inherit(connection: Connection, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> None:
+def inherit(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> None:
     """Give forks of forks their own of what their parent was handed: where it was written it is not any more."""
     runs = [
         {"p": keys[item.parent], "r": keys[item.entry.record], "low": run.start, "high": run.stop}
@@ -355,10 +345,10 @@ def inherit(connection: Connection, accepted: Iterable[Parsed], keys: Mapping[st
     ]
     if not runs:
         return
-    blocks.expand_messages(connection, message_blocks.c.record.in_({run["p"] for run in runs}))
+    blocks.expand_messages(sql, message_blocks.c.record.in_({run["p"] for run in runs}))
     m = messages.c
     own = messages.alias("own").c
     query = select(bindparam("r", type_=BigInteger), m.seq, literal_column("0"), m.data)
     query = query.where(m.record == bindparam("p"), m.seq >= bindparam("low"), m.seq < bindparam("high"))
     query = query.where(~select(literal(1)).where(own.record == bindparam("r"), own.seq == m.seq).exists())
-    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), runs)
+    sql.execute(insert(messages).from_select([column.name for column in messages.columns], query), runs)

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Select, and_, func, literal, or_, select, true, tuple_
 
 from distributed_state.cold import branches, commits, epochs, record_index
-from distributed_state.cold.bulk import among, chunks
+from distributed_state.cold.engine import Sql, chunks
 from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
 from distributed_state.cold.tables import events, items, layers, records, shares, tags
@@ -64,18 +64,18 @@ def parsed(batch: Batch, wanted: Wanted) -> list[Parsed]:
     return found
 
 
-def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: Sequence[Parsed] = ()) -> list[Listed]:
+def listing(sql: Sql, wanted: Wanted, unarchived: Sequence[Parsed] = ()) -> list[Listed]:
     """A page of records, with what these entries did to them, which were read before this transaction began.
 
     `wanted.after` is the `cursor` of the last row seen; anything else raises InvalidValue.
     """
     after = None if wanted.after is None else _place(wanted.after, wanted)
-    late = _late(connection, namespace, unarchived) if unarchived else _Late()
+    late = _late(sql, unarchived) if unarchived else _Late()
     more = wanted.limit + min(len(late.heads), _MORE)
     found: list[Head] = []
     place = after
     while True:
-        page = _page(connection, namespace, wanted, place, more)
+        page = _page(sql, wanted, place, more)
         found += [row for row in page if row["record"] not in late.heads and not _was_last(row, after)]
         if len(page) < more or len(found) >= wanted.limit:
             break
@@ -85,19 +85,19 @@ def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: 
     return [_listed(row, wanted) for row in _ordered(found, wanted)[: wanted.limit]]
 
 
-def _page(connection: Connection, namespace: str, wanted: Wanted, after: Place | None, limit: int) -> list[Head]:
+def _page(sql: Sql, wanted: Wanted, after: Place | None, limit: int) -> list[Head]:
     if wanted.by_id:
-        return [*connection.execute(_by_id(namespace, wanted, after).limit(limit)).mappings()]
+        return [*sql.execute(_by_id(sql, wanted, after).limit(limit)).mappings()]
     found: list[Head] = []
     # Two short scans of the index, merged: one over both kinds would have to sort everything.
     for deleted in (False, True) if wanted.deleted else (False,):
-        found += connection.execute(_newest(namespace, wanted, after, deleted).limit(limit)).mappings()
+        found += sql.execute(_newest(sql, wanted, after, deleted).limit(limit)).mappings()
     return _ordered(found, wanted)[:limit]
 
 
-def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) -> Select[Any]:
+def _newest(sql: Sql, wanted: Wanted, after: Place | None, deleted: bool) -> Select[Any]:
     r = records.c
-    query = select(records).where(r.namespace == namespace, r.scope == wanted.scope, r.deleted == deleted)
+    query = select(records).where(r.namespace == sql.namespace, r.scope == wanted.scope, r.deleted == deleted)
     # The index is of a time that is behind by less than a minute.
     if wanted.changed_from_ms is not None:
         query = query.where(r.listed_ms > wanted.changed_from_ms - record_index.LISTED_MS)
@@ -110,13 +110,13 @@ def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) 
     return query.order_by(r.listed_ms.desc(), r.key.desc())
 
 
-def count(connection: Connection, namespace: str, scope: str, prefix: str, most: int) -> int:
+def count(sql: Sql, scope: str, prefix: str, most: int) -> int:
     """How many records are there whose ids begin so, up to `most`."""
-    some = _by_id(namespace, Wanted(scope, most, prefix=prefix), None).limit(most).subquery()
-    return connection.execute(select(func.count()).select_from(some)).scalar_one()
+    some = _by_id(sql, Wanted(scope, most, prefix=prefix), None).limit(most).subquery()
+    return sql.execute(select(func.count()).select_from(some)).scalar_one()
 
 
-def count_items(connection: Connection, namespace: str, prefix: str, most: int) -> int:
+def count_items(sql: Sql, prefix: str, most: int) -> int:
     """How many items there are of records whose ids begin so, up to `most`; those of deleted records are not counted.
 
     Those that a rollback or a clear hides are: they are kept, and another rollback shows them again.
@@ -126,9 +126,9 @@ def count_items(connection: Connection, namespace: str, prefix: str, most: int) 
     newer = select(literal(1)).where(*same, later.version > i.version).exists()
     texts = [f"{scope}:{prefix}" for scope in SCOPES]
     of_them = or_(*(and_(r.record >= text, r.record < end(text)) for text in texts))
-    there = select(literal(1)).join_from(records, items, i.record == r.key).where(r.namespace == namespace, of_them)
+    there = select(literal(1)).join_from(records, items, i.record == r.key).where(r.namespace == sql.namespace, of_them)
     some = there.where(~r.deleted, func.length(i.data) > 0, ~newer).limit(most).subquery()
-    return connection.execute(select(func.count()).select_from(some)).scalar_one()
+    return sql.execute(select(func.count()).select_from(some)).scalar_one()
 
 
 def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
@@ -157,13 +157,13 @@ def _says(head: Head, wanted: Wanted) -> bool:
     return bool(first <= head["updated_ms"] < end and (head["size"] or 0) >= (wanted.size or 0))
 
 
-def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
+def _by_id(sql: Sql, wanted: Wanted, after: Place | None) -> Select[Any]:
     r = records.c
-    query = select(records).where(r.namespace == namespace)
+    query = select(records).where(r.namespace == sql.namespace)
     text = r.record
     for at, tag in enumerate(wanted.tags):
         t = tags.alias(f"tag{at}").c
-        query = query.where(t.namespace == namespace, t.tag == tag, t.record == text)
+        query = query.where(t.namespace == sql.namespace, t.tag == tag, t.record == text)
         text = t.record if at == 0 else text
     # One lower bound: of two SQLite seeks by one, and walks past all that the other leaves out.
     lower = text > after if after is not None and str(after) >= wanted.text else text >= wanted.text
@@ -208,12 +208,12 @@ def _behind(place: Place, after: Place) -> bool:
 # What is not archived yet
 
 
-def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _Late:
+def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
     """How the records stand that these entries change, without those that SQL has by now."""
     names = {item.entry.record for item in parsed}
-    existing = record_index.rows(connection, namespace, names)
-    stones = {hashed(namespace, name): name for name in names - existing.keys()}
-    left = record_index.rows(connection, namespace, stones)
+    existing = record_index.rows(sql, names)
+    stones = {hashed(sql.namespace, name): name for name in names - existing.keys()}
+    left = record_index.rows(sql, stones)
     erased = {stones[stone]: row["version"] for stone, row in left.items()}
     new = []
     for item in parsed:
@@ -225,8 +225,8 @@ def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _
             is_new = life > 0 or (life == 0 and item.entry.version > row["version"])
         if is_new:
             new.append(item)
-    late = _Late({**record_index.heads(namespace, new, existing)})
-    late.tags = record_index.tags_held(connection, namespace, late.heads)
+    late = _Late({**record_index.heads(sql, new, existing)})
+    late.tags = record_index.tags_held(sql, late.heads)
     for item in new:
         mine = late.tags.setdefault(item.entry.record, set())
         for tag, there in item.tags:
@@ -285,87 +285,85 @@ def _place(cursor: str, wanted: Wanted) -> Place:
 # Of users, forks and lifetimes
 
 
-def owned(connection: Connection, namespace: str, user: str) -> list[str]:
+def owned(sql: Sql, user: str) -> list[str]:
     """All records of a user, deleted ones too, and every record forked from one of them, however far."""
     r = records.c
     # Two statements, because SQLite answers an OR of them by reading the whole namespace.
-    found = branches.owned(connection, namespace, user)
+    found = branches.owned(sql, user)
     for condition in (r.owner == user, r.record == f"user:{user}"):
-        found.update(connection.execute(select(r.record).where(r.namespace == namespace, condition)).scalars())
+        found.update(sql.execute(select(r.record).where(r.namespace == sql.namespace, condition)).scalars())
     new = found
     while new:
-        new = forks(connection, namespace, new).keys() - found
+        new = forks(sql, new).keys() - found
         found |= new
     return sorted(found)
 
 
-def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dict[str, int]:
+def forks(sql: Sql, sources: Iterable[str]) -> dict[str, int]:
     """The records that were forked from one of these, or share its messages or items, with their partitions."""
     r = records.c
     found: dict[str, int] = {}
     for chunk in chunks(sorted(sources), 500):
-        queries = [select(r.record, r.partition).where(r.namespace == namespace, among(connection, r.parent, chunk))]
+        queries = [select(r.record, r.partition).where(r.namespace == sql.namespace, sql.among(r.parent, chunk))]
         for table in (shares, layers):
             s = table.c
             sharers = select(r.record, r.partition).join(table, and_(r.namespace == s.namespace, r.record == s.record))
-            queries.append(sharers.where(s.namespace == namespace, among(connection, s.source, chunk)).distinct())
+            queries.append(sharers.where(s.namespace == sql.namespace, sql.among(s.source, chunk)).distinct())
         for query in queries:
-            found.update((record, partition) for record, partition in connection.execute(query))
+            found.update((record, partition) for record, partition in sql.execute(query))
     return found
 
 
-def forked(connection: Connection, namespace: str, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
+def forked(sql: Sql, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
     """The records that were forked from one, the newest first: the version of it, when that was, whether deleted."""
     r = records.c
-    query = select(r.record, r.created_ms, r.deleted).where(r.namespace == namespace, r.parent == source)
+    query = select(r.record, r.created_ms, r.deleted).where(r.namespace == sql.namespace, r.parent == source)
     found = []
-    for record, created_ms, deleted in connection.execute(query.order_by(r.key.desc()).limit(limit)):
-        rows = commits.outlines(connection, namespace, record, before=2, limit=1)
+    for record, created_ms, deleted in sql.execute(query.order_by(r.key.desc()).limit(limit)):
+        rows = commits.outlines(sql, record, before=2, limit=1)
         names = {name: value for row in rows for _, name, value in unpack(row.data)}
         version = names.get(PARENT, b"").rpartition(b"@")[2]
         found.append((record, int(version) if version.isdigit() else None, created_ms, deleted))
     return found
 
 
-def mortal(
-    connection: Connection, namespace: str, partitions: Sequence[int], *, after: str, limit: int
-) -> list[Mortal]:
+def mortal(sql: Sql, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
     """Records of these partitions that have a lifetime, in order of their texts."""
     r = records.c
     query = select(r.record, r.partition, r.lifetime, r.updated_ms)
-    query = query.where(r.namespace == namespace, r.partition.in_(partitions), r.lifetime.is_not(None))
+    query = query.where(r.namespace == sql.namespace, r.partition.in_(partitions), r.lifetime.is_not(None))
     query = query.where(r.record > after, r.deleted.is_(False)).order_by(r.record).limit(limit)
-    return [Mortal(*row) for row in connection.execute(query)]
+    return [Mortal(*row) for row in sql.execute(query)]
 
 
 # Events
 
 
-def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happened]:
+def audit(sql: Sql, sought: Sought) -> list[Happened]:
     """The events asked for, oldest first: the newest of them, or the first after a place."""
     found: list[Happened] = []
-    for condition in _walks(connection, namespace, sought):
-        found += _events_page(connection, and_(events.c.namespace == namespace, condition), sought)
+    for condition in _walks(sql, sought):
+        found += _events_page(sql, and_(events.c.namespace == sql.namespace, condition), sought)
     found.sort(key=lambda row: row.place)
     return found[-sought.limit :] if sought.after is None else found[: sought.limit]
 
 
-def event_by_id(connection: Connection, namespace: str, partition: int, id: str, since_ms: int) -> Happened | None:
+def event_by_id(sql: Sql, partition: int, id: str, since_ms: int) -> Happened | None:
     """An event by its id, among those of a partition from a time on; a server's clock may be set back a little."""
     e = events.c
-    recent = and_(e.namespace == namespace, e.time_ms >= since_ms - _SET_BACK_MS)
-    row = connection.execute(select(*_event_columns()).where(recent, e.partition == partition, e.id == id)).first()
+    recent = and_(e.namespace == sql.namespace, e.time_ms >= since_ms - _SET_BACK_MS)
+    row = sql.execute(select(*_event_columns()).where(recent, e.partition == partition, e.id == id)).first()
     return None if row is None else Happened(*row)
 
 
-def event_archived(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
+def event_archived(sql: Sql, partition: int, epoch: str, offset: int, id: str) -> bool:
     """Whether this very event, one that was written alone, was archived."""
     e = events.c
-    place = and_(e.namespace == namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)
-    return bool(connection.execute(select(e.id).where(place)).scalar() == id)
+    place = and_(e.namespace == sql.namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)
+    return bool(sql.execute(select(e.id).where(place)).scalar() == id)
 
 
-def _events_page(connection: Connection, condition: ColumnElement[bool], sought: Sought) -> list[Happened]:
+def _events_page(sql: Sql, condition: ColumnElement[bool], sought: Sought) -> list[Happened]:
     e = events.c
     since = sought.since_ms if sought.after is None else max(sought.since_ms, sought.after[0])
     query = select(*_event_columns()).where(condition, e.time_ms >= since, e.time_ms < sought.until_ms)
@@ -373,7 +371,7 @@ def _events_page(connection: Connection, condition: ColumnElement[bool], sought:
         query = query.order_by(*(column.desc() for column in _ORDER))
     else:
         query = query.where(tuple_(*_ORDER) > sought.after).order_by(*_ORDER)
-    return [Happened(*row) for row in connection.execute(query.limit(sought.limit))]
+    return [Happened(*row) for row in sql.execute(query.limit(sought.limit))]
 
 
 def _event_columns() -> list[ColumnElement[Any]]:
@@ -381,7 +379,7 @@ def _event_columns() -> list[ColumnElement[Any]]:
     return [e.partition, e.epoch, e.offset, e.id, e.type, e.subject, e.time_ms, e.actor, e.version, e.data]
 
 
-def _walks(connection: Connection, namespace: str, sought: Sought) -> Iterable[ColumnElement[bool]]:
+def _walks(sql: Sql, sought: Sought) -> Iterable[ColumnElement[bool]]:
     """One for each walk along an index that is needed to find what is asked for."""
     e = events.c
     about = true() if sought.subject is None else e.subject == sought.subject
@@ -389,23 +387,23 @@ def _walks(connection: Connection, namespace: str, sought: Sought) -> Iterable[C
         return [about]
     if "*" not in sought.type:
         return [and_(about, e.type == sought.type)]
-    types = _types_like(connection, namespace, sought.type)
+    types = _types_like(sql, sought.type)
     if sought.subject is None:
         # Several short walks, merged: one along all of these types would have to sort them by time.
         return [e.type == each for each in types]
     return [and_(about, e.type.in_(types))]
 
 
-def _types_like(connection: Connection, namespace: str, pattern: str) -> list[str]:
+def _types_like(sql: Sql, pattern: str) -> list[str]:
     """The types that fit a pattern, by one look into the index for each that begins as it does."""
     e = events.c
     found = list[str]()
     wanted = re.compile(re.escape(pattern).replace(r"\*", ".*"))
     first = pattern.partition("*")[0]
-    query = select(func.min(e.type)).where(e.namespace == namespace)
-    following = connection.execute(query.where(e.type >= first)).scalar()
+    query = select(func.min(e.type)).where(e.namespace == sql.namespace)
+    following = sql.execute(query.where(e.type >= first)).scalar()
     while following is not None and following.startswith(first):
         if wanted.fullmatch(following):
             found.append(following)
-        following = connection.execute(query.where(e.type > following)).scalar()
+        following = sql.execute(query.where(e.type > following)).scalar()
     return found

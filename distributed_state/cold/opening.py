@@ -22,7 +22,7 @@ from sqlalchemy import Connection, exc, func, insert, inspect, select, text
 from sqlalchemy.engine import URL
 
 from distributed_state.cold import private_files
-from distributed_state.cold.engine import Database
+from distributed_state.cold.engine import Database, Sql
 from distributed_state.cold.tables import HEAD, REVISIONS, UNRELEASED, namespaces
 from distributed_state.cold.urls import parse_url, sqlite_file
 from distributed_state.errors import ConfigurationError
@@ -53,8 +53,8 @@ def ready(database: Database, migrate_: bool) -> None:
 
 def require_head(database: Database) -> None:
     """Raise ConfigurationError unless the database is at this release's revision."""
-    with database.read() as connection:
-        found = revision(connection)
+    with database.read() as sql:
+        found = revision(sql)
     _refuse_unknown(database, found)
     if found != HEAD:
         raise ConfigurationError(
@@ -64,26 +64,26 @@ def require_head(database: Database) -> None:
 
 def migrate(database: Database) -> None:
     """Bring the database to this release's revision; costs one small query if it is there already."""
-    with database.read() as connection:
-        found = revision(connection)
+    with database.read() as sql:
+        found = revision(sql)
     _refuse_unknown(database, found)
     if found == HEAD:
         return
-    with database.long_write() as connection:
+    with database.long_write() as sql:
         if database.dialect == "postgresql":
             # Others may be at it, for as long as it takes them.
-            connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
-            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+            sql.exec_driver_sql("SET LOCAL lock_timeout = 0")
+            sql.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         # Whoever waited for the lock finds the work done.
-        if revision(connection) != HEAD:
-            _upgrade(connection)
+        if revision(sql) != HEAD:
+            _upgrade(sql.connection)
 
 
-def revision(connection: Connection) -> str | None:
+def revision(sql: Sql) -> str | None:
     """The revision that the database is at; None if it has none."""
-    if not inspect(connection).has_table("alembic_version"):
+    if not inspect(sql.connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    found: str | None = sql.execute(text("SELECT version_num FROM alembic_version")).scalar()
     return found
 
 
@@ -138,17 +138,17 @@ class Known:
 def register(database: Database, namespace: str, partitions: int) -> tuple[str, int]:
     """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
     query = select(namespaces).where(namespaces.c.namespace == namespace)
-    with database.read() as connection:
-        row = connection.execute(query).first()
+    with database.read() as sql:
+        row = sql.execute(query).first()
     if row is None:
         new = {"namespace": namespace, "archive_id": chance.token_hex(16), "partitions": partitions}
-        with database.write() as connection:
+        with database.write() as sql:
             try:
-                with connection.begin_nested():
-                    connection.execute(insert(namespaces), new | {"layout": LAYOUT})
+                with sql.begin_nested():
+                    sql.execute(insert(namespaces), new | {"layout": LAYOUT})
             except exc.IntegrityError:
                 pass  # somebody registered it since we looked
-            row = connection.execute(query).one()
+            row = sql.execute(query).one()
     _refuse_layout(namespace, row.layout)
     return row.archive_id, row.partitions
 
@@ -156,8 +156,8 @@ def register(database: Database, namespace: str, partitions: int) -> tuple[str, 
 def require_known(database: Database, known: Known) -> None:
     """Raise ConfigurationError unless the database has this very namespace. Nothing is written."""
     query = select(namespaces).where(namespaces.c.namespace == known.namespace)
-    with database.read() as connection:
-        row = connection.execute(query).first()
+    with database.read() as sql:
+        row = sql.execute(query).first()
     if row is None:
         raise ConfigurationError(
             f"{database.name} has no namespace {known.namespace!r}, and Redis has: give the archive that this Redis had"
@@ -177,11 +177,11 @@ def is_there(url: str, namespace: str, timeout: float) -> bool:
         return False  # connecting would make it
     database = Database(url, timeout)
     try:
-        with database.read() as connection:
-            if revision(connection) is None:
+        with database.read() as sql:
+            if revision(sql) is None:
                 return False
             query = select(namespaces.c.namespace).where(namespaces.c.namespace == namespace)
-            return connection.execute(query).first() is not None
+            return sql.execute(query).first() is not None
     finally:
         database.close()
 
@@ -232,14 +232,14 @@ def namespace_alone(database: Database, name: str) -> Iterator[None]:
     digest = hashlib.blake2b(f"distributed-state embedded {name}".encode(), digest_size=8).digest()
     hold = select(func.pg_try_advisory_xact_lock(int.from_bytes(digest, signed=True)))
 
-    def take(connection: Connection) -> None:
+    def take(sql: Sql) -> None:
         deadline = time.monotonic() + _KILLED_SECONDS
-        while not connection.execute(hold).scalar():
+        while not sql.execute(hold).scalar():
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"{database.name}, namespace {name!r}: {_ADVICE}")
             time.sleep(0.02)
         # Last, because it has no parameters: what has some keeps its snapshot until the next statement.
-        connection.execute(_UNLIMITED)
+        sql.execute(_UNLIMITED)
 
     with database.apart(take):
         yield

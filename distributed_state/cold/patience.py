@@ -20,11 +20,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event, exc
 
 from distributed_state.errors import ColdUnavailable
 
 log = logging.getLogger(__name__)
 
+LONG = 60  # what may take long may take so many times as long
+# Maintenance looks rows up by their keys. As long as there are no statistics, as after a restore, PostgreSQL would read
+# whole tables for each few records instead.
+_BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+_ISOLATION = {True: "READ COMMITTED", False: "REPEATABLE READ"}
 _TICK = 0.2
 _LOOK_AFTER = 0.3  # an answer that is later than this makes us ask for a sign of life
 _SIGN_SECONDS = 1.0
@@ -229,3 +237,71 @@ def _answers(host: str, port: int, deadline: float) -> bool:
         return False
     except (OSError, ValueError):
         return True  # refused, or no such host: the driver is told the same, at once
+
+
+# What is set when a connection and a transaction of PostgreSQL begin
+#
+# PostgreSQL is given its limits with each BEGIN, in the same exchange: as options of the connection PgBouncer refuses
+# them, and set once for a session they would stay with a connection that is lent to others. They end what is slow or
+# waits for a lock, and they end a transaction whose worker was stopped in the middle of it, which others would wait
+# for. A server that answers nothing at all they cannot end: see `Patience`.
+
+
+def limit_postgresql(engine: Engine, seconds: float) -> None:
+    """Begin every transaction with limits: of a statement, of waiting for a lock, of doing nothing."""
+    short = _limits(seconds, 2 * seconds, seconds)
+    # Even what may take long waits for others' locks for a while only.
+    long = _limits(seconds * LONG, seconds * LONG, seconds) | _BY_KEYS
+
+    def begin(connection: Connection) -> None:
+        chosen = connection.get_execution_options()
+        limits = long if chosen.get("long") else short
+        raw: Any = connection.connection.dbapi_connection  # also of one that is detached
+        # One text of several statements, which is one exchange, and cannot be prepared.
+        settings = "; ".join(f"SET LOCAL {name} = {value}" for name, value in limits.items())
+        isolation = _ISOLATION[bool(chosen.get("writes"))]
+        raw.execute(f"BEGIN ISOLATION LEVEL {isolation}; {settings}", prepare=False)
+
+    event.listen(engine, "begin", begin)
+
+
+def _limits(statement: float, idle: float, lock: float) -> dict[str, int | str]:
+    return {
+        "statement_timeout": int(statement * 1000),
+        "lock_timeout": int(lock * 1000),
+        "idle_in_transaction_session_timeout": int(idle * 1000),
+    }
+
+
+def watch(engine: Engine, patience: Patience) -> None:
+    """Tell `patience` of each connection and statement, and look at a pooled connection before it is used."""
+
+    def connecting(*_: Any) -> None:
+        patience.require_life()
+
+    def connected(raw: Any, record: Any) -> None:
+        record.info["line"] = line = Line(raw.fileno())
+        patience.connected(line)
+
+    def taken(raw: Any, record: Any, _: Any) -> None:
+        patience.connected(record.info["line"])
+        if not record.fresh:
+            try:
+                engine.dialect.do_ping(raw)
+            except engine.dialect.loaded_dbapi.Error as error:
+                raise exc.InvalidatePoolError("the connection was lost while nobody used it") from error
+
+    event.listen(engine, "do_connect", connecting)
+    # The first of all: others ask the server something when a connection is new.
+    event.listen(engine, "connect", connected, insert=True)
+    event.listen(engine, "checkout", taken)
+    event.listen(engine, "close", lambda _, record: _close_line(record))
+    event.listen(engine, "before_cursor_execute", lambda *_: patience.asked())
+    event.listen(engine, "after_cursor_execute", lambda *_: patience.heard())
+    event.listen(engine, "commit", lambda _: patience.asked())
+
+
+def _close_line(record: Any) -> None:
+    line = record.info.pop("line", None) if record is not None else None
+    if line is not None:
+        line.close()

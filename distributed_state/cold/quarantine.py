@@ -20,10 +20,10 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exc, func, insert, select, update
+from sqlalchemy import and_, delete, exc, func, insert, select, update
 
 from distributed_state.cold import blocks, commits, record_index
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.engine import Sql, chunks
 from distributed_state.cold.entries import LARGEST, subject
 from distributed_state.cold.record_index import Head
 from distributed_state.cold.tables import changes, items, layers, messages, quarantine, shares, snapshots
@@ -59,11 +59,11 @@ class Stopped(ColdUnavailable):
         self.places = places
 
 
-def fault_of(connection: Connection, error: Exception) -> Fault | None:
+def fault_of(sql: Sql, error: Exception) -> Fault | None:
     """Whose fault an error is; None if all that was sent may be taken later, or the error is a bug of ours."""
     if isinstance(error, (ValueError, OverflowError, CorruptState)):
         return Fault.ROW
-    driver: Any = connection.dialect.dbapi
+    driver: Any = sql.connection.dialect.dbapi
     original = error.orig if isinstance(error, exc.DBAPIError) else error
     if not isinstance(original, driver.Error) or (isinstance(error, exc.DBAPIError) and error.connection_invalidated):
         return None
@@ -75,9 +75,9 @@ def fault_of(connection: Connection, error: Exception) -> Fault | None:
     return Fault.ROW if code.startswith(_ROW) else Fault.PLACE
 
 
-def is_collision(connection: Connection, error: Exception) -> bool:
+def is_collision(sql: Sql, error: Exception) -> bool:
     """Whether a row stands where another one was to be inserted, or a constraint refused it."""
-    driver: Any = connection.dialect.dbapi
+    driver: Any = sql.connection.dialect.dbapi
     return isinstance(error.orig if isinstance(error, exc.DBAPIError) else error, driver.IntegrityError)
 
 
@@ -89,28 +89,26 @@ def reason_of(error: Exception) -> str:
 # Putting into quarantine
 
 
-def keep_refused(
-    connection: Connection, namespace: str, entry: JournalEntry, partition: int, epoch: str, error: Exception
-) -> None:
+def keep_refused(sql: Sql, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
     """Set an entry aside, with the reason."""
     reason = reason_of(error)
     who = entry.record or entry.event
     text = "%s version %d at offset %d is quarantined: %s"
     log.error(text, who, entry.version, entry.offset, reason, extra=log_fields(entry.record))
-    row = {"namespace": namespace, "partition": partition, "epoch": epoch, "data": entry.data}
+    row = {"namespace": sql.namespace, "partition": partition, "epoch": epoch, "data": entry.data}
     # An event that was written alone is kept under what it is about, so that erasing that takes it too.
     texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
     numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
     row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
     try:
-        with connection.begin_nested():
-            connection.execute(insert(quarantine), row | {each: storable(text) for each, text in texts.items()})
+        with sql.begin_nested():
+            sql.execute(insert(quarantine), row | {each: storable(text) for each, text in texts.items()})
     except Exception as refused:
-        if fault_of(connection, refused) is not Fault.ROW:
+        if fault_of(sql, refused) is not Fault.ROW:
             raise
         # A letter that the database's encoding lacks may be why the entry is here at all.
         plain = {each: storable(text).encode("ascii", "backslashreplace").decode() for each, text in texts.items()}
-        connection.execute(insert(quarantine), row | plain)
+        sql.execute(insert(quarantine), row | plain)
 
 
 def storable(text: str) -> str:
@@ -118,96 +116,100 @@ def storable(text: str) -> str:
     return text.replace("\0", "%00").encode("utf-8", "backslashreplace").decode()
 
 
-def set_aside(connection: Connection, head: Head, first: int, reason: str) -> None:
+def set_aside(sql: Sql, head: Head, first: int, reason: str) -> None:
     """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
-    blocks.expand(connection, [head["key"]])
+    blocks.expand(sql, [head["key"]])
     place = {"namespace": head["namespace"], "partition": head["partition"], "record": head["record"]}
     rows = [
         place | {
             "epoch": epoch, "offset": entry.offset, "event": entry.event, "version": entry.version,
             "data": entry.data, "time_ms": entry.time_ms, "reason": reason,
         }
-        for epoch, entry in commits.whole(connection, head["key"], head["record"], first - 1)
+        for epoch, entry in commits.whole(sql, head["key"], head["record"], first - 1)
     ]  # fmt: skip
     if rows:
-        connection.execute(insert(quarantine), rows)
-    _remove_from(connection, head, first)
+        sql.execute(insert(quarantine), rows)
+    _remove_from(sql, head, first)
 
 
-def undo(connection: Connection, namespace: str, record: str, first: int, before: State | None) -> None:
+def undo(sql: Sql, record: str, first: int, before: State | None) -> None:
     """Remove a record's changes from version `first` on, which nobody was acknowledged: it is as it was `before`."""
-    head = record_index.lock(connection, namespace, [record])[record]
-    blocks.expand(connection, [head["key"]])
-    _remove_from(connection, head, first)
-    record_index.put(connection, [{**head, "version": first - 1, **record_index.about(before)}])
-    record_index.replace_tags(connection, namespace, record, before.fields if before else {})
+    head = record_index.lock(sql, [record])[record]
+    blocks.expand(sql, [head["key"]])
+    _remove_from(sql, head, first)
+    record_index.put(sql, [{**head, "version": first - 1, **record_index.about(before)}])
+    record_index.replace_tags(sql, record, before.fields if before else {})
 
 
-def _remove_from(connection: Connection, head: Head, first: int) -> None:
+def _remove_from(sql: Sql, head: Head, first: int) -> None:
     for table in (changes, messages, snapshots, items):
-        connection.execute(delete(table).where(table.c.record == head["key"], table.c.version >= first))
+        sql.execute(delete(table).where(table.c.record == head["key"], table.c.version >= first))
     for table in (shares, layers):
         mine = and_(table.c.namespace == head["namespace"], table.c.record == head["record"])
-        connection.execute(delete(table).where(mine, table.c.version >= first))
+        sql.execute(delete(table).where(mine, table.c.version >= first))
 
 
-def set_aside_lacking(
-    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str
-) -> int:
+def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str) -> int:
     """Put entries that SQL lacks into quarantine, with the reason; how many those are."""
     # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
     named = {entry.record for entry in entries}
-    record_index.lock(connection, namespace, named | {record_index.hashed(namespace, each) for each in named})
-    lost = commits.lacking(connection, namespace, partition, epoch, entries)
+    record_index.lock(sql, named | {record_index.hashed(sql.namespace, each) for each in named})
+    lost = commits.lacking(sql, partition, epoch, entries)
     rows = [
         {
-            "namespace": namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
+            "namespace": sql.namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
             "event": entry.event, "record": entry.record, "version": entry.version, "reason": reason,
             "data": entry.data, "time_ms": entry.time_ms,
         }
         for entry in entries if entry.event in lost
     ]  # fmt: skip
     if rows:
-        connection.execute(insert(quarantine), rows)
+        sql.execute(insert(quarantine), rows)
     return len(rows)
 
 
-def unresolve(connection: Connection, namespace: str, events: Collection[str]) -> None:
+def set_aside_acknowledged(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
+    """Put into quarantine those of the entries that are held nowhere; how many that are."""
+    reason = f"acknowledged under epoch {epoch}, which ended before it was archived"
+    return set_aside_lacking(sql, partition, epoch, entries, reason)
+
+
+def unresolve(sql: Sql, events: Collection[str]) -> None:
     """Note of commits that were to come with a later version that SQL refused that: they are not archived."""
     q = quarantine.c
     for chunk in chunks(sorted(events), 500):
-        here = and_(q.namespace == namespace, q.event.in_(chunk), q.reason == RESOLVED)
-        connection.execute(update(quarantine).where(here).values(reason=UNRESOLVED))
+        here = and_(q.namespace == sql.namespace, q.event.in_(chunk), q.reason == RESOLVED)
+        sql.execute(update(quarantine).where(here).values(reason=UNRESOLVED))
 
 
 # What is there
 
 
-def quarantined(connection: Connection, namespace: str) -> list[Quarantined]:
+def quarantined(sql: Sql) -> list[Quarantined]:
     """The entries that could not be archived, or that a newer epoch replaced, oldest first."""
     q = quarantine.c
     names = [q.id, q.partition, q.epoch, q.offset, q.event, q.record, q.version, q.reason, q.data, q.time_ms]
-    rows = connection.execute(select(*names).where(q.namespace == namespace).order_by(q.id))
+    rows = sql.execute(select(*names).where(q.namespace == sql.namespace).order_by(q.id))
     return [Quarantined(*row) for row in rows]
 
 
-def newest_quarantined(connection: Connection, namespace: str) -> tuple[str, int, str] | None:
+def newest_quarantined(sql: Sql) -> tuple[str, int, str] | None:
     """The entry that came into quarantine last: its record, version and the reason."""
     q = quarantine.c
-    query = select(q.record, q.version, q.reason).where(q.namespace == namespace).order_by(q.id.desc()).limit(1)
-    row = connection.execute(query).first()
+    query = select(q.record, q.version, q.reason).where(q.namespace == sql.namespace).order_by(q.id.desc()).limit(1)
+    row = sql.execute(query).first()
     return None if row is None else (row.record, row.version, row.reason)
 
 
-def count_quarantined(connection: Connection, namespace: str) -> int:
+def count_quarantined(sql: Sql) -> int:
     """How many entries are in quarantine, without those of which nothing is lost."""
     q = quarantine.c
-    query = select(func.count()).where(q.namespace == namespace, q.reason != RESOLVED)
-    return int(connection.execute(query).scalar_one())
+    query = select(func.count()).where(q.namespace == sql.namespace, q.reason != RESOLVED)
+    return int(sql.execute(query).scalar_one())
 
 
-def refusal(connection: Connection, namespace: str, event: str) -> str:
+def refusal(sql: Sql, event: str) -> str:
     """Why the entry of this event is in quarantine; "" if it is not."""
     q = quarantine.c
-    found = connection.execute(select(q.reason).where(q.namespace == namespace, q.event == event)).scalar()
+    found = sql.execute(select(q.reason).where(q.namespace == sql.namespace, q.event == event)).scalar()
     return str(found or "")

@@ -14,10 +14,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, func, literal, or_, select
+from sqlalchemy import BigInteger, Select, and_, bindparam, case, func, literal, or_, select
 
 from distributed_state.cold import blocks
-from distributed_state.cold.bulk import Row, chunks, listed
+from distributed_state.cold.engine import Row, Sql, chunks
 from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.record_index import ERASED, Head, find, following, hashed, key_of, keys
 from distributed_state.cold.tables import TEXT, change_blocks, changes, messages, quarantine, records, snapshots
@@ -42,12 +42,12 @@ def snapshot_row(key: int, state: State) -> Row:
 # A record's head, and its state at a version
 
 
-def load(connection: Connection, namespace: str, record: str, *, window: int) -> Loaded | None:
+def load(sql: Sql, record: str, *, window: int) -> Loaded | None:
     """The head of a record and its last `window` visible messages, in three statements.
 
     None if it was never archived. One that was erased, or purged when deleted, has only `#deleted` and its version.
     """
-    head = _head_with_snapshot(connection, namespace, record)
+    head = _head_with_snapshot(sql, record)
     if head is None:
         return None
     if head["scope"] == ERASED:
@@ -59,7 +59,7 @@ def load(connection: Connection, namespace: str, record: str, *, window: int) ->
     key, last = head["key"], head["version"]
     rows = select(c.epoch, c.version, c.data).where(c.record == key, c.version > base, c.version <= last)
     packed = select(literal(""), b.last, b.data).where(b.record == key, b.last > base)
-    for _, version, data in sorted(blocks.steps(connection, rows, packed), key=lambda row: int(row[1])):
+    for _, version, data in sorted(blocks.steps(sql, rows, packed), key=lambda row: int(row[1])):
         if version <= base:
             continue
         _warn_of_gap(record, at, version)
@@ -68,13 +68,13 @@ def load(connection: Connection, namespace: str, record: str, *, window: int) ->
     if not at and head["deleted"]:
         fields = dict(_GONE)
     runs = message_ranges.last(message_ranges.segments(record, fields), window)
-    shown = sorted(messages_of(connection, namespace, record, runs, key=head["key"]).items())
+    shown = sorted(messages_of(sql, record, runs, key=head["key"]).items())
     return Loaded(State(head["epoch"], head["version"], fields), shown, head["updated_ms"])
 
 
-def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
-    wanted = {"wanted_namespace": namespace, "wanted": record, "names": [record, hashed(namespace, record)]}
-    rows = {row["record"]: row for row in connection.execute(_head(), wanted).mappings()}
+def _head_with_snapshot(sql: Sql, record: str) -> Head | None:
+    wanted = {"wanted_namespace": sql.namespace, "wanted": record, "names": [record, hashed(sql.namespace, record)]}
+    rows = {row["record"]: row for row in sql.execute(_head(), wanted).mappings()}
     return rows.get(record) or next(iter(rows.values()), None)
 
 
@@ -101,53 +101,51 @@ def _warn_of_gap(record: str, before: int, version: int) -> None:
         log.warning(text, record, before + 1, version - 1, extra={"record": record})
 
 
-def state_at(connection: Connection, namespace: str, record: str, version: int) -> State:
+def state_at(sql: Sql, record: str, version: int) -> State:
     """The state of a record at a version. Raises NotFound saying which versions there are."""
-    head = find(connection, namespace, record)
+    head = find(sql, record)
     if head is None:
         raise NotFound(f"{record} is not in the archive")
-    state = states(connection, namespace, {record: version}).get(record)
+    state = states(sql, {record: version}).get(record)
     if version == head["version"]:
         fields = state.fields if state else dict(_GONE) if head["deleted"] else {}
         return State(head["epoch"], version, fields)
     if not state or state.version != version or version > head["version"]:
-        first = oldest(connection, namespace, record)
+        first = oldest(sql, record)
         raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
     return state
 
 
-def states(connection: Connection, namespace: str, targets: Mapping[str, int]) -> dict[str, State]:
+def states(sql: Sql, targets: Mapping[str, int]) -> dict[str, State]:
     """The states of many records, each at its target version; a record of which nothing is left is left out.
 
     The version of a state is that of the last change found, which is lower than the target if that one is missing.
     """
     found: dict[str, State] = {}
     for chunk in chunks(targets.items(), 2000):
-        _fold_states(connection, namespace, chunk, found)
+        _fold_states(sql, chunk, found)
     return found
 
 
-def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row], found: dict[str, State]) -> None:
+def _fold_states(sql: Sql, targets: Sequence[Row], found: dict[str, State]) -> None:
     s = snapshots.c
     c = changes.c
     r = records.c
-    wanted = listed(connection, {"record": TEXT, "target": BigInteger()}, targets)
-    same = and_(r.namespace == namespace, r.record == wanted.c.record)
+    wanted = sql.listed({"record": TEXT, "target": BigInteger()}, targets)
+    same = and_(r.namespace == sql.namespace, r.record == wanted.c.record)
     # Outer joins are done in this order. Of inner ones SQLite takes the list last, for each row that there is.
     named = select(r.key, r.record, wanted.c.target).select_from(wanted.outerjoin(records, same)).cte("named")
     base = select(func.max(s.version)).where(s.record == named.c.key, s.version <= named.c.target).scalar_subquery()
     bases = select(named.c.key, named.c.record, named.c.target, base.label("base")).cte("bases")
     at_base = and_(s.record == bases.c.key, s.version == bases.c.base)
     query = select(bases, s.epoch, s.data).join_from(bases, snapshots, at_base, isouter=True)
-    known = {row.key: row for row in connection.execute(query)}
+    known = {row.key: row for row in sql.execute(query)}
     after = and_(c.record == bases.c.key, c.version > func.coalesce(bases.c.base, 0), c.version <= bases.c.target)
     rows = select(c.record, c.epoch, c.version, c.data)
     b = change_blocks.c
     around = and_(b.record == bases.c.key, b.last > func.coalesce(bases.c.base, 0), b.first <= bases.c.target)
     packed = select(b.record, literal(""), b.last, b.data)
-    later = blocks.steps(
-        connection, rows.join_from(bases, changes, after), packed.join_from(bases, change_blocks, around)
-    )
+    later = blocks.steps(sql, rows.join_from(bases, changes, after), packed.join_from(bases, change_blocks, around))
     # Sorted here: asked to sort, SQLite walks all of `changes` in that order.
     ordered = groupby(sorted(later, key=itemgetter(0, 2)), key=itemgetter(0))
     changed = {key: list(rows_) for key, rows_ in ordered}
@@ -169,15 +167,15 @@ def _fields(snapshot: bytes) -> dict[bytes, bytes]:
 # Which versions there are
 
 
-def applied(connection: Connection, namespace: str, record: str, event: str, since_ms: int) -> int:
+def applied(sql: Sql, record: str, event: str, since_ms: int) -> int:
     """The version that a commit of a record became, 0 if it did not. Raises NotFound if that was purged."""
     c = changes.c
-    here = c.record == key_of(namespace, record)
-    version = connection.execute(select(c.version).where(here, c.event == event)).scalar()
+    here = c.record == key_of(sql, record)
+    version = sql.execute(select(c.version).where(here, c.event == event)).scalar()
     if version is not None:
         return int(version)
-    head = find(connection, namespace, record)
-    first = _first(connection, key_of(namespace, record))
+    head = find(sql, record)
+    first = _first(sql, key_of(sql, record))
     # What the first that is left does not follow was purged, and is no newer.
     purged_ms = head["updated_ms"] if head and not first else first[1] if first and first[0] > 1 else -1
     if purged_ms >= since_ms:
@@ -185,39 +183,39 @@ def applied(connection: Connection, namespace: str, record: str, event: str, sin
     return 0
 
 
-def _first(connection: Connection, key: blocks.Key) -> tuple[int, int] | None:
+def _first(sql: Sql, key: blocks.Key) -> tuple[int, int] | None:
     """The version and the time of the first change of a record that is kept."""
     c, b = changes.c, change_blocks.c
     queries = (
         select(c.version, c.time_ms).where(c.record == key).order_by(c.version),
         select(b.first, b.oldest_ms).where(b.record == key).order_by(b.last),
     )
-    found = [row for query in queries for row in connection.execute(query.limit(1))]
+    found = [row for query in queries for row in sql.execute(query.limit(1))]
     return min((tuple(row) for row in found), default=None)
 
 
-def has_version(connection: Connection, namespace: str, record: str, version: int) -> bool:
+def has_version(sql: Sql, record: str, version: int) -> bool:
     """Whether SQL has a record's version, or had it and purged or erased it, or has a later one that came whole."""
-    head = find(connection, namespace, record)
+    head = find(sql, record)
     if head is None or head["version"] < version:
         return False
-    if blocks.changes_between(connection, key_of(namespace, record), version - 1, version + 1, 1):
+    if blocks.changes_between(sql, key_of(sql, record), version - 1, version + 1, 1):
         return True
     q = quarantine.c
-    refused = and_(q.namespace == namespace, q.record == record, q.version == version, q.reason != RESOLVED)
-    return connection.execute(select(q.id).where(refused)).first() is None
+    refused = and_(q.namespace == sql.namespace, q.record == record, q.version == version, q.reason != RESOLVED)
+    return sql.execute(select(q.id).where(refused)).first() is None
 
 
-def oldest(connection: Connection, namespace: str, record: str) -> int:
+def oldest(sql: Sql, record: str) -> int:
     """The first version that can still be read."""
     versions = (changes.c.version, snapshots.c.version, change_blocks.c.first)
-    key = key_of(namespace, record)
+    key = key_of(sql, record)
     first = [select(func.min(version)).where(version.table.c.record == key) for version in versions]
-    found = connection.execute(select(*(query.scalar_subquery() for query in first))).one()
+    found = sql.execute(select(*(query.scalar_subquery() for query in first))).one()
     known = [version for version in found if version is not None]
     if known:
         return int(min(known))
-    head = find(connection, namespace, record)
+    head = find(sql, record)
     if head is None:
         raise NotFound(f"{record} is not in the archive")
     return int(head["version"])
@@ -226,7 +224,7 @@ def oldest(connection: Connection, namespace: str, record: str) -> int:
 # Steps back. A rollback is not a step, so the changes that it took back are not met again
 
 
-def step_back(connection: Connection, namespace: str, record: str, version: int, steps: int) -> int:
+def step_back(sql: Sql, record: str, version: int, steps: int) -> int:
     """The version whose state is `steps` before that of `version`, on the way on which it came about.
 
     A rollback is no step: from it the way leads on from the version whose state it is, so what it took back is not met
@@ -236,14 +234,14 @@ def step_back(connection: Connection, namespace: str, record: str, version: int,
     left = steps
     while left:
         # One more than steps: the first is where we stand.
-        way = _way(connection, key_of(namespace, record), at, left + 1)
+        way = _way(sql, key_of(sql, record), at, left + 1)
         back = next(((passed, source) for passed, row in enumerate(way) if (source := _source(*row))), None)
         if back is not None:
             left = left - back[0]
             at = back[1]
             continue
         found = [version for version, _ in way]
-        if len(found) <= left and (first := oldest(connection, namespace, record)) <= at and first not in found:
+        if len(found) <= left and (first := oldest(sql, record)) <= at and first not in found:
             found.append(first)  # what a purge or an import left of the way here
         if len(found) <= left:
             there = steps - left + max(len(found) - 1, 0)
@@ -252,13 +250,13 @@ def step_back(connection: Connection, namespace: str, record: str, version: int,
     return at
 
 
-def _way(connection: Connection, key: blocks.Key, last: int, count: int) -> list[tuple[int, bytes | None]]:
+def _way(sql: Sql, key: blocks.Key, last: int, count: int) -> list[tuple[int, bytes | None]]:
     """The newest changes of state up to a version, and of those that are rollbacks what they did."""
     c = changes.c
     kept = and_(c.record == key, c.version <= last, or_(c.kind.not_in(_STILL), c.version == 1))
     query = select(c.version, case((c.kind == "rollback", c.data)).label("data")).where(kept)
-    found = [(int(row.version), row.data) for row in connection.execute(query.order_by(c.version.desc()).limit(count))]
-    for rows in blocks.downwards(connection, key, last):
+    found = [(int(row.version), row.data) for row in sql.execute(query.order_by(c.version.desc()).limit(count))]
+    for rows in blocks.downwards(sql, key, last):
         if len(found) == count and found[-1][0] > rows[-1].version:
             break
         found += [
@@ -281,8 +279,7 @@ def _source(version: int, data: bytes | None) -> int:
 
 
 def messages_of(
-    connection: Connection,
-    namespace: str,
+    sql: Sql,
     record: str,
     runs: Sequence[Segment],
     parent: str | None = None,
@@ -297,7 +294,7 @@ def messages_of(
     m = messages.c
     names = {run.source for run in runs} | {record, parent or record}
     known = {record: key} if key is not None else {}
-    known |= keys(connection, namespace, names - known.keys()) if names - known.keys() else {}
+    known |= keys(sql, names - known.keys()) if names - known.keys() else {}
     for chunk in chunks([run for run in runs if run.start < run.stop], 50):
         places = [
             blocks.Run({known[each] for each in (record, run.source) if each in known}, run.start, run.stop)
@@ -306,7 +303,7 @@ def messages_of(
         asked = or_(*(and_(m.seq >= run.start, m.seq < run.stop) for run in chunk))
         handed = and_(m.record == known.get(parent or record, -1), m.version == 0, asked)
         kept: dict[int, dict[int, bytes]] = {}
-        for place, seq, data in blocks.messages_in(connection, places, handed):
+        for place, seq, data in blocks.messages_in(sql, places, handed):
             kept.setdefault(place, {})[seq] = data
         # Copies come last and stay: the source may have been purged or erased, and begun again since.
         last = (known.get(record), known.get(parent or ""))
@@ -315,17 +312,17 @@ def messages_of(
     return found
 
 
-def message_lengths(connection: Connection, namespace: str, record: str, runs: Sequence[Segment]) -> dict[int, int]:
+def message_lengths(sql: Sql, record: str, runs: Sequence[Segment]) -> dict[int, int]:
     """How many bytes the messages of these runs have at most, by sequence number."""
-    some = keys(connection, namespace, {run.source for run in runs} | {record}).values()
+    some = keys(sql, {run.source for run in runs} | {record}).values()
     found: dict[int, int] = {}
     for run in runs:
-        for number, length in blocks.lengths(connection, [*some], run.start, run.stop).items():
+        for number, length in blocks.lengths(sql, [*some], run.start, run.stop).items():
             found[number] = max(length, found.get(number, 0))
     return found
 
 
-def since(connection: Connection, namespace: str, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
+def since(sql: Sql, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
     """What follows the last message that was committed before a time, in the order of the runs.
 
     A message whose commit was purged is older than every commit that was not; that is all that is known of it.
@@ -333,8 +330,8 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
     m = messages.c
     c = changes.c
     for at, run in enumerate(runs):
-        source = key_of(namespace, run.source)
-        begun = _first(connection, source)
+        source = key_of(sql, run.source)
+        begun = _first(sql, source)
         if begun is None or begun[1] >= since_ms:
             return list(runs[at:])
         mine = and_(m.record == source, m.seq >= run.start, m.seq < run.stop)
@@ -342,8 +339,8 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
         # In the order of the key, so that the search ends at the first: what it passes is hidden and not passed again.
         query = select(m.seq).join(changes, same).where(mine, c.time_ms >= since_ms).order_by(m.seq).limit(1)
         newer = [
-            connection.execute(query).scalar(),
-            blocks.first_since(connection, source, run.start, run.stop, since_ms),
+            sql.execute(query).scalar(),
+            blocks.first_since(sql, source, run.start, run.stop, since_ms),
         ]
         first = min((seq for seq in newer if seq is not None), default=None)
         if first is not None:
@@ -351,19 +348,17 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
     return []
 
 
-def overfull(
-    connection: Connection, namespace: str, keep: int | None, before_ms: int | None, after: int
-) -> tuple[list[str], int | None]:
+def overfull(sql: Sql, keep: int | None, before_ms: int | None, after: int) -> tuple[list[str], int | None]:
     """Of the next records those that show more than `keep` messages, or older ones; and where to go on."""
     created = before_ms if keep is None and before_ms is not None else LARGEST
-    rows = following(connection, namespace, after, created, _PAGE)
+    rows = following(sql, after, created, _PAGE)
 
     def is_overfull(record: str, state: State) -> bool:
         runs = message_ranges.segments(record, state.fields)
         if keep is not None and message_ranges.count(runs) > keep:
             return True
-        return before_ms is not None and since(connection, namespace, record, runs, before_ms) != runs
+        return before_ms is not None and since(sql, record, runs, before_ms) != runs
 
-    heads = states(connection, namespace, {row.record: row.version for row in rows})
+    heads = states(sql, {row.record: row.version for row in rows})
     found = [record for record, state in heads.items() if is_overfull(record, state)]
     return found, rows[-1].key if len(rows) == _PAGE else None

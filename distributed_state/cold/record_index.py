@@ -17,7 +17,6 @@ from typing import Any
 
 from sqlalchemy import (
     CompoundSelect,
-    Connection,
     Integer,
     ScalarSelect,
     and_,
@@ -28,8 +27,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import bulk
-from distributed_state.cold.bulk import Row
+from distributed_state.cold.engine import Row, Sql, chunks
 from distributed_state.cold.entries import Parsed, parse
 from distributed_state.cold.tables import TEXT, quarantine, records, tags
 from distributed_state.values.journal import JournalEntry, State, pack
@@ -65,50 +63,56 @@ def erased_unknown(namespace: str, record: str) -> str:
     return hashed(namespace, f"unknown:{record}")
 
 
-def find(connection: Connection, namespace: str, record: str) -> Head | None:
+def find(sql: Sql, record: str) -> Head | None:
     """The row of a record, or the one that was left when it was erased."""
-    names = [record, hashed(namespace, record)]
-    query = select(records).where(records.c.namespace == namespace, records.c.record.in_(names))
-    rows = {row["record"]: row for row in connection.execute(query).mappings()}
+    names = [record, hashed(sql.namespace, record)]
+    query = select(records).where(records.c.namespace == sql.namespace, records.c.record.in_(names))
+    rows = {row["record"]: row for row in sql.execute(query).mappings()}
     return rows.get(names[0]) or rows.get(names[1])
 
 
-def rows(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Head]:
+def version(sql: Sql, record: str) -> int | None:
+    """The archived head version; None if the record was never archived."""
+    head = find(sql, record)
+    return None if head is None else head["version"]
+
+
+def rows(sql: Sql, wanted: Iterable[str]) -> dict[str, Head]:
     """Rows as they are, by the texts of their records."""
     found: dict[str, Head] = {}
-    for chunk in bulk.chunks(sorted(wanted), 5000):
-        named = bulk.among(connection, records.c.record, chunk)
-        query = select(records).where(records.c.namespace == namespace, named)
-        found.update((row["record"], dict(row)) for row in connection.execute(query).mappings())
+    for chunk in chunks(sorted(wanted), 5000):
+        named = sql.among(records.c.record, chunk)
+        query = select(records).where(records.c.namespace == sql.namespace, named)
+        found.update((row["record"], dict(row)) for row in sql.execute(query).mappings())
     return found
 
 
-def lock(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Head]:
+def lock(sql: Sql, wanted: Iterable[str]) -> dict[str, Head]:
     """Read rows and hold them until the transaction ends, always in the same order."""
     found: dict[str, Head] = {}
-    for chunk in bulk.chunks(sorted(wanted), 5000):
-        named = bulk.among(connection, records.c.record, chunk)
-        query = select(records).where(records.c.namespace == namespace, named)
+    for chunk in chunks(sorted(wanted), 5000):
+        named = sql.among(records.c.record, chunk)
+        query = select(records).where(records.c.namespace == sql.namespace, named)
         query = query.order_by(records.c.record).with_for_update()
         # Plain dicts: of a batch of many records it is what their rows cost most.
-        rows = (dict(zip(_NAMES, row, strict=True)) for row in connection.execute(query))
+        rows = (dict(zip(_NAMES, row, strict=True)) for row in sql.execute(query))
         found.update((row["record"], row) for row in rows)
     return found
 
 
-def following(connection: Connection, namespace: str, after: int, before_ms: int, limit: int) -> Sequence[Any]:
+def following(sql: Sql, after: int, before_ms: int, limit: int) -> Sequence[Any]:
     """The next records in order of their numbers that were there before a time, without erased ones."""
     r = records.c
     # Along the primary key. By an index of the namespace, which this is not, PostgreSQL would sort all for each page.
-    mine = and_(r.namespace + "" == namespace, r.key > after, r.created_ms < before_ms, r.scope != ERASED)
+    mine = and_(r.namespace + "" == sql.namespace, r.key > after, r.created_ms < before_ms, r.scope != ERASED)
     query = select(r.key, r.record, r.version, r.deleted, r.updated_ms).where(mine)
-    return connection.execute(query.order_by(r.key).limit(limit)).all()
+    return sql.execute(query.order_by(r.key).limit(limit)).all()
 
 
-def known_names(connection: Connection, namespace: str, partition: int) -> list[str] | None:
+def known_names(sql: Sql, partition: int) -> list[str] | None:
     """All records of a partition, those in quarantine too; None if that is a long list, or of an erased one."""
-    given = {"wanted_namespace": namespace, "wanted_partition": partition, "listed": LISTED}
-    found = connection.execute(_known_names(), given).all()
+    given = {"wanted_namespace": sql.namespace, "wanted_partition": partition, "listed": LISTED}
+    found = sql.execute(_known_names(), given).all()
     # Of one that was erased there is only a hash, and its versions go on if it begins again.
     if any(not record or scope == ERASED for record, scope in found):
         return None
@@ -129,36 +133,38 @@ def _known_names() -> CompoundSelect[Any]:
     return union_all(listed, aside, select(literal(""), literal("")).where(many))
 
 
-def keys(connection: Connection, namespace: str, names: Iterable[str]) -> dict[str, int]:
+def keys(sql: Sql, names: Iterable[str]) -> dict[str, int]:
     """The numbers of those of these records that have rows."""
     found: dict[str, int] = {}
-    for chunk in bulk.chunks(sorted(names), 5000):
-        named = bulk.among(connection, records.c.record, chunk)
-        query = select(records.c.record, records.c.key).where(records.c.namespace == namespace, named)
-        found.update((record, key) for record, key in connection.execute(query))
+    for chunk in chunks(sorted(names), 5000):
+        named = sql.among(records.c.record, chunk)
+        query = select(records.c.record, records.c.key).where(records.c.namespace == sql.namespace, named)
+        found.update((record, key) for record, key in sql.execute(query))
     return found
 
 
-def key_of(namespace: str, record: str) -> ScalarSelect[int]:
+def key_of(sql: Sql, record: str) -> ScalarSelect[int]:
     """The number of a record, for use in a statement: it is looked up once, before any row is."""
-    return select(records.c.key).where(records.c.namespace == namespace, records.c.record == record).scalar_subquery()
+    return (
+        select(records.c.key).where(records.c.namespace == sql.namespace, records.c.record == record).scalar_subquery()
+    )
 
 
-def heads(namespace: str, changes: Iterable[Parsed], existing: Mapping[str, Head]) -> dict[str, dict[str, Any]]:
+def heads(sql: Sql, changes: Iterable[Parsed], existing: Mapping[str, Head]) -> dict[str, dict[str, Any]]:
     """How the records that these entries changed stand then, one row each however many the changes."""
     found: dict[str, dict[str, Any]] = {}
     for item in changes:
         record = item.entry.record
         head = found.get(record)
         if head is None:
-            head = found[record] = dict(existing[record]) if record in existing else _new(namespace, item)
+            head = found[record] = dict(existing[record]) if record in existing else _new(sql, item)
         _follow(head, item)
     return found
 
 
-def _new(namespace: str, item: Parsed) -> dict[str, Any]:
+def _new(sql: Sql, item: Parsed) -> dict[str, Any]:
     record = item.entry.record
-    head: dict[str, Any] = {"namespace": namespace, "record": record, "scope": record.partition(":")[0]}
+    head: dict[str, Any] = {"namespace": sql.namespace, "record": record, "scope": record.partition(":")[0]}
     head |= {"created_ms": item.entry.time_ms, "deleted": False, "size": None}
     return head | dict.fromkeys(ABOUT)
 
@@ -191,9 +197,7 @@ def about(state: State | None) -> dict[str, Any]:
     return {name: getattr(said, name) for name in (*ABOUT, "deleted")}
 
 
-def put(
-    connection: Connection, rows: Iterable[Mapping[str, Any]], before: Mapping[str, Head] = MappingProxyType({})
-) -> None:
+def put(sql: Sql, rows: Iterable[Mapping[str, Any]], before: Mapping[str, Head] = MappingProxyType({})) -> None:
     """Insert rows that have no key, and write over those of the others what a commit may change.
 
     `before` are rows as they stand: most commits change a part of their columns only.
@@ -210,9 +214,9 @@ def put(
                 every.append(_every(row))
         else:
             new.append(tuple(row[column.name] for column in _COLUMNS))
-    bulk.change(connection, records.c.key, [records.c[name] for name in _USUAL], usual)
-    bulk.change(connection, records.c.key, [records.c[name] for name in (*_USUAL, *_RARE)], every)
-    bulk.add(connection, records, new, _COLUMNS)
+    sql.change(records.c.key, [records.c[name] for name in _USUAL], usual)
+    sql.change(records.c.key, [records.c[name] for name in (*_USUAL, *_RARE)], every)
+    sql.add(records, new, _COLUMNS)
 
 
 _rare = itemgetter(*_RARE)
@@ -220,16 +224,16 @@ _usual = itemgetter("key", *_USUAL)
 _every = itemgetter("key", *_USUAL, *_RARE)
 
 
-def remove(connection: Connection, some: Iterable[int]) -> None:
+def remove(sql: Sql, some: Iterable[int]) -> None:
     """Delete rows."""
-    for chunk in bulk.chunks(some, 5000):
-        connection.execute(delete(records).where(bulk.among(connection, records.c.key, chunk)))
+    for chunk in chunks(some, 5000):
+        sql.execute(delete(records).where(sql.among(records.c.key, chunk)))
 
 
 # The tags by which records are found
 
 
-def note_tags(connection: Connection, namespace: str, accepted: Iterable[Parsed]) -> None:
+def note_tags(sql: Sql, accepted: Iterable[Parsed]) -> None:
     """Follow what these entries do to the tags of their records, whose rows are locked."""
     last: dict[tuple[str, str], bool] = {}
     cleared: set[str] = set()
@@ -243,28 +247,26 @@ def note_tags(connection: Connection, namespace: str, accepted: Iterable[Parsed]
                 last = {place: there for place, there in last.items() if place[0] != record}
     t = tags.c
     gone = [{"r": record} for record in sorted(cleared)]
-    bulk.remove(connection, tags, gone, lambda row: and_(t.namespace == namespace, t.record == row.r))
+    sql.remove(tags, gone, lambda row: and_(t.namespace == sql.namespace, t.record == row.r))
     # Those that are set, too: whether they were there before nobody has asked.
     touched = [{"r": record, "g": tag} for record, tag in sorted(last)]
-    bulk.remove(
-        connection, tags, touched, lambda row: and_(t.namespace == namespace, t.tag == row.g, t.record == row.r)
-    )
+    sql.remove(tags, touched, lambda row: and_(t.namespace == sql.namespace, t.tag == row.g, t.record == row.r))
     kept = sorted((tag, record) for (record, tag), there in last.items() if there)
-    bulk.add(connection, tags, [(namespace, *place) for place in kept])
+    sql.add(tags, [(sql.namespace, *place) for place in kept])
 
 
-def replace_tags(connection: Connection, namespace: str, record: str, fields: Mapping[bytes, bytes]) -> None:
+def replace_tags(sql: Sql, record: str, fields: Mapping[bytes, bytes]) -> None:
     """Let the record have the tags of this state, and no others."""
-    connection.execute(delete(tags).where(tags.c.namespace == namespace, tags.c.record == record))
+    sql.execute(delete(tags).where(tags.c.namespace == sql.namespace, tags.c.record == record))
     found = sorted(tag_of(name) for name in fields if name[: len(TAG)] == TAG)
-    bulk.add(connection, tags, [(namespace, tag, record) for tag in found])
+    sql.add(tags, [(sql.namespace, tag, record) for tag in found])
 
 
-def tags_held(connection: Connection, namespace: str, names: Iterable[str]) -> dict[str, set[str]]:
+def tags_held(sql: Sql, names: Iterable[str]) -> dict[str, set[str]]:
     """The tags of these records."""
     found: dict[str, set[str]] = {}
-    for chunk in bulk.chunks(sorted(names), 5000):
-        mine = and_(tags.c.namespace == namespace, bulk.among(connection, tags.c.record, chunk))
-        for record, tag in connection.execute(select(tags.c.record, tags.c.tag).where(mine)):
+    for chunk in chunks(sorted(names), 5000):
+        mine = and_(tags.c.namespace == sql.namespace, sql.among(tags.c.record, chunk))
+        for record, tag in sql.execute(select(tags.c.record, tags.c.tag).where(mine)):
             found.setdefault(record, set()).add(tag)
     return found

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Exists,
     FromClause,
     Select,
@@ -42,7 +41,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import bulk
+from distributed_state.cold.engine import Row, Sql, chunks
 from distributed_state.cold.entries import LARGEST, Parsed
 from distributed_state.cold.record_history import oldest
 from distributed_state.cold.record_index import ERASED, Head, find, keys
@@ -112,8 +111,7 @@ class _Place(NamedTuple):
 
 
 def found(
-    connection: Connection,
-    namespace: str,
+    sql: Sql,
     record: str,
     version: int | None,
     names: Collection[bytes],
@@ -125,28 +123,28 @@ def found(
 
     `exact`: raise NotFound unless the record can be read at that version.
     """
-    place = _place(connection, namespace, record, version, exact=exact)
+    place = _place(sql, record, version, exact=exact)
     if place is None:
         return None
     rows: dict[bytes, ItemRow] = {}
     for source in place.sources:
         left = [name for name in names if name not in rows]
-        for collection, key, at, origin, data in _newest(connection, source, left):
+        for collection, key, at, origin, data in _newest(sql, source, left):
             rows[collection + b"\0" + key] = ItemRow(origin or source.record, at, data)
-    return FoundItems(place.archived, rows, {each: _greatest(connection, place, each) for each in collections})
+    return FoundItems(place.archived, rows, {each: _greatest(sql, place, each) for each in collections})
 
 
-def _newest(connection: Connection, source: _Source, names: Sequence[bytes]) -> Iterable[Any]:
-    for chunk in bulk.chunks(names, _READ_AT_ONCE[-1]):
+def _newest(sql: Sql, source: _Source, names: Sequence[bytes]) -> Iterable[Any]:
+    for chunk in chunks(names, _READ_AT_ONCE[-1]):
         size = next(size for size in _READ_AT_ONCE if size >= len(chunk))
         given: dict[str, Any] = {"r": source.number, "first": source.spans[0][0], "last": source.spans[0][1]}
         for at in range(size):
             collection, _, key = chunk[min(at, len(chunk) - 1)].partition(b"\0")
             given |= {f"c{at}": collection, f"k{at}": key}
         if len(source.spans) == 1:
-            yield from connection.execute(_by_name_in_one(size), given)
+            yield from sql.execute(_by_name_in_one(size), given)
         else:
-            yield from connection.execute(_by_name(size, _among(connection, source.spans)), given)
+            yield from sql.execute(_by_name(size, _among(sql, source.spans)), given)
 
 
 def _in_one() -> ColumnElement[bool]:
@@ -154,8 +152,8 @@ def _in_one() -> ColumnElement[bool]:
     return items.c.version.between(bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger))
 
 
-def _among(connection: Connection, spans: Collection[tuple[int, int]]) -> ColumnElement[bool]:
-    given = bulk.listed(connection, {"first": BigInteger(), "last": BigInteger()}, spans)
+def _among(sql: Sql, spans: Collection[tuple[int, int]]) -> ColumnElement[bool]:
+    given = sql.listed({"first": BigInteger(), "last": BigInteger()}, spans)
     within = items.c.version.between(given.c.first, given.c.last)
     return select(literal(1)).select_from(given).where(within).correlate(items).exists()
 
@@ -177,21 +175,20 @@ def _by_name(size: int, within: ColumnElement[bool]) -> Any:
     return union_all(*each) if size > 1 else each[0]
 
 
-def _greatest(connection: Connection, place: _Place, collection: bytes) -> bytes:
+def _greatest(sql: Sql, place: _Place, collection: bytes) -> bytes:
     """'=' and a key, '-' if there never was one."""
     i = items.c
     greatest = b"-"
     for number, _, spans in place.sources:
         last = max(last for _, last in spans)
         query = select(i.key).where(i.record == number, i.collection == collection, i.version <= last)
-        key = connection.execute(query.order_by(i.key.desc()).limit(1)).scalar()
+        key = sql.execute(query.order_by(i.key.desc()).limit(1)).scalar()
         greatest = greatest if key is None else max(greatest, b"=" + key)
     return greatest
 
 
 def page(
-    connection: Connection,
-    namespace: str,
+    sql: Sql,
     record: str,
     version: int | None,
     wanted: Range,
@@ -205,12 +202,12 @@ def page(
 
     So many at most, and of so many bytes, but for the first.
     """
-    place = _place(connection, namespace, record, version, exact=exact)
+    place = _place(sql, record, version, exact=exact)
     if place is None:
         return None
     chosen: list[tuple[bytes, int, str, int]] = []  # key, number and name of the source, version
     more = False
-    for key, number, source, at, length in _merged(connection, place, wanted, limit, known):
+    for key, number, source, at, length in _merged(sql, place, wanted, limit, known):
         if len(chosen) == limit or (chosen and size < length):
             more = True
             break
@@ -219,19 +216,19 @@ def page(
     frames: dict[tuple[int, bytes], bytes] = {}
     for number in {number for _, number, _, _ in chosen}:
         names = [(wanted.collection, key, at) for key, of, _, at in chosen if of == number]
-        for (_, key, _), data in bodies(connection, number, names).items():
+        for (_, key, _), data in bodies(sql, number, names).items():
             frames[number, key] = data
     rows = [(key, ItemRow(source, at, frames[number, key])) for key, number, source, at in chosen]
     return FoundPage(place.archived, rows, more)
 
 
 def _merged(
-    connection: Connection, place: _Place, wanted: Range, limit: int, known: Collection[bytes]
+    sql: Sql, place: _Place, wanted: Range, limit: int, known: Collection[bytes]
 ) -> Iterable[tuple[bytes, int, str, int, int]]:
     """The items that all sources show, in order: of those that lie upon each other the uppermost, if that is none."""
     order: Callable[[Any], Any] = lambda row: row[0]  # noqa: E731  # one for both
     # One more than is wanted shows that there are more, and another one that this one is read to its end.
-    streams = [_keys(connection, source, above, wanted, limit + 2) for above, source in enumerate(place.sources)]
+    streams = [_keys(sql, source, above, wanted, limit + 2) for above, source in enumerate(place.sources)]
     together = merge(*streams, key=order, reverse=wanted.reverse)
     for key, rows in groupby(together, key=order):
         _, _, number, source, at, length = min(rows, key=lambda row: row[1])
@@ -240,7 +237,7 @@ def _merged(
 
 
 def _keys(
-    connection: Connection, source: _Source, above: int, wanted: Range, some: int
+    sql: Sql, source: _Source, above: int, wanted: Range, some: int
 ) -> Iterable[tuple[bytes, int, int, str, int, int]]:
     """The newest row of each key of a source, deleted ones too, some at a time."""
     given: dict[str, Any] = {
@@ -260,8 +257,8 @@ def _keys(
         if len(source.spans) == 1:
             query = _in_range_of_one(bounds, wanted.reverse)
         else:
-            query = _in_range(bounds, _among(connection, source.spans), reverse=wanted.reverse)
-        rows = connection.execute(query, given).all()
+            query = _in_range(bounds, _among(sql, source.spans), reverse=wanted.reverse)
+        rows = sql.execute(query, given).all()
         for key, version, origin, length in rows:
             yield key, above, source.number, origin, version, length
         if len(rows) < some:
@@ -311,26 +308,26 @@ def behind(prefix: bytes) -> bytes | None:
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
-def _place(connection: Connection, namespace: str, record: str, version: int | None, *, exact: bool) -> _Place | None:
+def _place(sql: Sql, record: str, version: int | None, *, exact: bool) -> _Place | None:
     """Where the items of a record lie at a version, None: at its head. None if that was purged meanwhile."""
-    head = find(connection, namespace, record)
+    head = find(sql, record)
     if head is None or head["scope"] == ERASED:
         if exact:
             raise NotFound(f"{record} is not in the archive")
         return _Place(head["version"] if head else 0, [])
     version = head["version"] if version is None else version
-    if exact and not oldest(connection, namespace, record) <= version <= head["version"]:
-        first = oldest(connection, namespace, record)
+    if exact and not oldest(sql, record) <= version <= head["version"]:
+        first = oldest(sql, record)
         raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
-    if head["version"] > version and oldest(connection, namespace, record) > version:
+    if head["version"] > version and oldest(sql, record) > version:
         return None
-    return _Place(head["version"], _numbered(connection, namespace, record, head, version))
+    return _Place(head["version"], _numbered(sql, record, head, version))
 
 
-def _numbered(connection: Connection, namespace: str, record: str, head: Head, version: int) -> list[_Source]:
-    places = layers_of(connection, namespace, record, version)
+def _numbered(sql: Sql, record: str, head: Head, version: int) -> list[_Source]:
+    places = layers_of(sql, record, version)
     others = {layer.source for layer in places} - {record}
-    numbers = keys(connection, namespace, others) if others else {}
+    numbers = keys(sql, others) if others else {}
     numbers[record] = head["key"]
     return [
         _Source(numbers[source], source, tuple((layer.first, layer.last) for layer in some))
@@ -342,47 +339,47 @@ def _numbered(connection: Connection, namespace: str, record: str, head: Head, v
 # Rows
 
 
-def with_items(connection: Connection, some: Collection[int]) -> set[int]:
+def with_items(sql: Sql, some: Collection[int]) -> set[int]:
     """Those of the records with these numbers that have any rows."""
     any_of_it = select(literal(1)).where(items.c.record == records.c.key).exists()
-    query = select(records.c.key).where(bulk.among(connection, records.c.key, some), any_of_it)
-    return set(connection.execute(query).scalars())
+    query = select(records.c.key).where(sql.among(records.c.key, some), any_of_it)
+    return set(sql.execute(query).scalars())
 
 
-def changed_since(connection: Connection, namespace: str, record: str, version: int) -> bool:
+def changed_since(sql: Sql, record: str, version: int) -> bool:
     """Whether a record put or deleted any item after a version."""
-    head = find(connection, namespace, record)
+    head = find(sql, record)
     if head is None:
         return False
     query = select(items.c.version).where(items.c.record == head["key"], items.c.version > version).limit(1)
-    return connection.execute(query).first() is not None
+    return sql.execute(query).first() is not None
 
 
-def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
+def bodies(sql: Sql, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
     """The frames of these rows of a record, without those that a purge removed."""
-    return {name: data for name, (_, data) in written(connection, key, wanted).items()}
+    return {name: data for name, (_, data) in written(sql, key, wanted).items()}
 
 
-def written(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
+def written(sql: Sql, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
     """The same with the record that wrote each, None for this one."""
-    return {name: (origin, data) for name, origin, data in _rows(connection, key, wanted, items.c.data)}
+    return {name: (origin, data) for name, origin, data in _rows(sql, key, wanted, items.c.data)}
 
 
-def lengths(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, int]:
+def lengths(sql: Sql, key: int, wanted: Iterable[Name]) -> dict[Name, int]:
     """How many bytes these frames have."""
-    return {name: length for name, _, length in _rows(connection, key, wanted, func.length(items.c.data))}
+    return {name: length for name, _, length in _rows(sql, key, wanted, func.length(items.c.data))}
 
 
 def _rows(
-    connection: Connection, key: int, wanted: Iterable[Name], value: ColumnElement[Any]
+    sql: Sql, key: int, wanted: Iterable[Name], value: ColumnElement[Any]
 ) -> Iterator[tuple[Name, str | None, Any]]:
-    for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
+    for chunk in chunks(wanted, _AT_ONCE[-1]):
         size = next(size for size in _AT_ONCE if size >= len(chunk))
         given: dict[str, Any] = {"r": key}
         for number in range(size):
             name = chunk[min(number, len(chunk) - 1)]
             given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
-        for collection, name, version, origin, found in connection.execute(_by_place(size).add_columns(value), given):
+        for collection, name, version, origin, found in sql.execute(_by_place(size).add_columns(value), given):
             yield (collection, name, version), origin, found
 
 
@@ -421,24 +418,24 @@ class Layer(NamedTuple):
     last: int
 
 
-def layers_of(connection: Connection, namespace: str, record: str, version: int) -> list[Layer]:
+def layers_of(sql: Sql, record: str, version: int) -> list[Layer]:
     """Where a record's items are at a version, the uppermost first: its own, and those of others."""
-    return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[::-1]
+    return _shown(_noted(sql, [record]).get(record, {}), record, version)[::-1]
 
 
-def layers_below(connection: Connection, namespace: str, record: str, version: int) -> list[Layer]:
+def layers_below(sql: Sql, record: str, version: int) -> list[Layer]:
     """What lies below the layer that a record began at a version, or before, the uppermost first."""
-    return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[-2::-1]
+    return _shown(_noted(sql, [record]).get(record, {}), record, version)[-2::-1]
 
 
-def _noted(connection: Connection, namespace: str, names: Collection[str]) -> dict[str, dict[int, list[Layer]]]:
+def _noted(sql: Sql, names: Collection[str]) -> dict[str, dict[int, list[Layer]]]:
     """What is noted of these records, by the version since when it is so; of each the lowest layer first."""
     c = layers.c
     found: dict[str, dict[int, list[Layer]]] = {}
-    for chunk in bulk.chunks(sorted(names), 500):
+    for chunk in chunks(sorted(names), 500):
         query = select(c.record, c.version, c.source, c.first, c.last)
-        query = query.where(c.namespace == namespace, bulk.among(connection, c.record, chunk))
-        for record, version, *layer in connection.execute(query.order_by(c.record, c.version, c.place)):
+        query = query.where(c.namespace == sql.namespace, sql.among(c.record, chunk))
+        for record, version, *layer in sql.execute(query.order_by(c.record, c.version, c.place)):
             found.setdefault(record, {}).setdefault(version, []).append(Layer(*layer))
     return found
 
@@ -451,16 +448,14 @@ def _shown(noted: Mapping[int, list[Layer]], record: str, version: int) -> list[
     return [*shown, Layer(record, first, version)]
 
 
-def note_layers(
-    connection: Connection, namespace: str, accepted: Iterable[Parsed], keys: Mapping[str, int], have: Collection[int]
-) -> None:
+def note_layers(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int], have: Collection[int]) -> None:
     """Note what these forks, and what went back or was cleared, show from then on.
 
     `have` are the numbers of those that it is taken from that have items of their own.
     """
     made = [item for item in accepted if source_of(item) in keys]
-    known = _noted(connection, namespace, {source_of(item) for item in made})
-    rows: list[bulk.Row] = []
+    known = _noted(sql, {source_of(item) for item in made})
+    rows: list[Row] = []
     for item in made:
         source, record, version = source_of(item), item.entry.record, item.entry.version
         shown: list[Layer] = []
@@ -473,8 +468,8 @@ def note_layers(
             shown.append(Layer(record, version, LARGEST))
         if shown:
             known.setdefault(record, {})[version] = shown
-        rows += [(namespace, record, version, place, *layer) for place, layer in enumerate(shown)]
-    bulk.add(connection, layers, rows)
+        rows += [(sql.namespace, record, version, place, *layer) for place, layer in enumerate(shown)]
+    sql.add(layers, rows)
 
 
 def source_of(item: Parsed) -> str:
@@ -497,9 +492,7 @@ class OlderItem(NamedTuple):
     data: bytes
 
 
-def older(
-    connection: Connection, namespace: str, record: str, base: int, rollbacks: Mapping[int, int]
-) -> list[OlderItem]:
+def older(sql: Sql, record: str, base: int, rollbacks: Mapping[int, int]) -> list[OlderItem]:
     """What a file needs that begins behind version `base`, 0: with the first one, where a fork shows others' items.
 
     `rollbacks` has for each later version that brings items back the one that it brings back.
@@ -507,96 +500,92 @@ def older(
     points: dict[int, Sequence[Layer]] = {}
     for version, back in rollbacks.items():
         if 0 < back < base:
-            points[back] = layers_below(connection, namespace, record, version)
-    points[base] = (
-        layers_of(connection, namespace, record, base) if base else layers_below(connection, namespace, record, 1)
-    )
+            points[back] = layers_below(sql, record, version)
+    points[base] = layers_of(sql, record, base) if base else layers_below(sql, record, 1)
     found: list[OlderItem] = []
     before: dict[bytes, tuple[str, bytes]] = {}
     for at in sorted(points):
-        shown = _all_shown(connection, namespace, points[at])
+        shown = _all_shown(sql, points[at])
         found += [OlderItem(at, name, record, b"") for name in sorted(before.keys() - shown.keys())]
         found += [OlderItem(at, name, *shown[name]) for name in sorted(shown) if before.get(name) != shown[name]]
         before = shown
     return found
 
 
-def _all_shown(connection: Connection, namespace: str, places: Sequence[Layer]) -> dict[bytes, tuple[str, bytes]]:
+def _all_shown(sql: Sql, places: Sequence[Layer]) -> dict[bytes, tuple[str, bytes]]:
     """All items that layers show, the uppermost first: who put each, and its frame."""
     i = items.c
-    numbers = keys(connection, namespace, {layer.source for layer in places})
+    numbers = keys(sql, {layer.source for layer in places})
     found: dict[bytes, tuple[str, bytes]] = {}
     for layer in places:
         number = numbers.get(layer.source, -1)
         query = select(i.collection, i.key, func.max(i.version)).group_by(i.collection, i.key)
-        rows = connection.execute(query.where(i.record == number, i.version.between(layer.first, layer.last))).all()
+        rows = sql.execute(query.where(i.record == number, i.version.between(layer.first, layer.last))).all()
         newest = [tuple(row) for row in rows if row[0] + b"\0" + row[1] not in found]
-        for (collection, key, _), (origin, data) in written(connection, number, newest).items():
+        for (collection, key, _), (origin, data) in written(sql, number, newest).items():
             found[collection + b"\0" + key] = (origin or layer.source, data)
     return {name: item for name, item in found.items() if item[1]}
 
 
-def bring(
-    connection: Connection, namespace: str, record: str, key: int, older: Iterable[OlderItem], parsed: Sequence[Parsed]
-) -> None:
+def bring(sql: Sql, record: str, key: int, older: Iterable[OlderItem], parsed: Sequence[Parsed]) -> None:
     """Insert what a file has of older items, as the record's own, and note which of its changes bring items back."""
     rows = [(key, *item.name.split(b"\0", 1), item.at, None, item.data) for item in older]
-    bulk.add(connection, items, sorted(rows, key=lambda row: row[:4]))
+    sql.add(items, sorted(rows, key=lambda row: row[:4]))
     # Of the record itself alone: what a file says of others is not believed.
-    note_layers(connection, namespace, [item for item in parsed if item.shows is not None], {record: key}, {key})
+    note_layers(sql, [item for item in parsed if item.shows is not None], {record: key}, {key})
 
 
 # What a purge leaves
 
 
-def needless(connection: Connection, namespace: str, bases: Mapping[str, int]) -> None:
+def needless(sql: Sql, bases: Mapping[str, int]) -> None:
     """Forget how records showed items before the versions in `bases`, from which on they can be read."""
     c = layers.c
-    for record, noted in _noted(connection, namespace, bases.keys()).items():
+    for record, noted in _noted(sql, bases.keys()).items():
         held = max((since for since in noted if since <= bases[record]), default=0)
         if min(noted) < held:
-            mine = and_(c.namespace == namespace, c.record == record)
-            connection.execute(delete(layers).where(mine, c.version < held))
+            mine = and_(c.namespace == sql.namespace, c.record == record)
+            sql.execute(delete(layers).where(mine, c.version < held))
 
 
-def layer_spans(connection: Connection, namespace: str, bases: Mapping[str, int]) -> dict[str, set[tuple[int, int]]]:
+def layer_spans(sql: Sql, bases: Mapping[str, int]) -> dict[str, set[tuple[int, int]]]:
     """Which versions of their items these records or others show, first and last, where it is not all of them.
 
     That is of records that had begun a layer at the version in `bases`, from which on they can be read.
     """
     c = layers.c
     query = select(c.source, c.first, c.last, c.record)
-    query = query.where(c.namespace == namespace, bulk.among(connection, c.source, list(bases)))
+    query = query.where(c.namespace == sql.namespace, sql.among(c.source, list(bases)))
     found: dict[str, set[tuple[int, int]]] = {}
     began: set[str] = set()
-    for source, first, last, record in connection.execute(query):
+    for source, first, last, record in sql.execute(query):
         found.setdefault(source, set()).add((first, last))
         if record == source and last == LARGEST and first <= bases[source]:
             began.add(source)
     return {record: found[record] for record in began}
 
 
-def layer_ends(connection: Connection, namespace: str, names: Sequence[str]) -> dict[int, set[int]]:
+def layer_ends(sql: Sql, names: Sequence[str]) -> dict[int, set[int]]:
     """The versions of these records, by their numbers, at which others show them."""
     c, r = layers.c, records.c
-    closed = and_(c.namespace == namespace, bulk.among(connection, c.source, names), c.last < LARGEST)
+    closed = and_(c.namespace == sql.namespace, sql.among(c.source, names), c.last < LARGEST)
     query = select(r.key, c.last).where(closed).distinct()
     query = query.join_from(layers, records, and_(r.namespace == c.namespace, r.record == c.source))
     found: dict[int, set[int]] = {}
-    for key, last in connection.execute(query):
+    for key, last in sql.execute(query):
         found.setdefault(key, set()).add(last)
     return found
 
 
-def layered(connection: Connection, namespace: str, names: Sequence[str]) -> set[str]:
+def layered(sql: Sql, names: Sequence[str]) -> set[str]:
     """Those of these records below whose own items, or the present layer of these, lie any."""
     c = layers.c
-    below = and_(c.namespace == namespace, bulk.among(connection, c.record, names), c.last < LARGEST)
+    below = and_(c.namespace == sql.namespace, sql.among(c.record, names), c.last < LARGEST)
     query = select(c.record).where(below).distinct()
-    return set(connection.execute(query).scalars())
+    return set(sql.execute(query).scalars())
 
 
-def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Collection[int]]) -> None:
+def thin(sql: Sql, bases: Mapping[int, int], ends: Mapping[int, Collection[int]]) -> None:
     """Remove what nobody can ask for any more of records that can be read from the version in `bases` on.
 
     Of each item the newest row up to the base stays, and up to each of the record's `ends`: there a fork was made.
@@ -612,10 +601,10 @@ def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Co
     def superseded(span: Any) -> ColumnElement[bool]:
         return and_(i.record == span.r, i.version > span.low, i.version <= span.high, newer(span.high))
 
-    bulk.remove(connection, items, spans, superseded)
+    sql.remove(items, spans, superseded)
 
 
-def drop_hidden(connection: Connection, record: int, base: int, shown: Collection[tuple[int, int]]) -> None:
+def drop_hidden(sql: Sql, record: int, base: int, shown: Collection[tuple[int, int]]) -> None:
     """Remove what a record that began layers put before its base and shows in none of them any more."""
     i = items.c
     query = select(i.version).where(i.record == record, i.version <= base).distinct()
@@ -623,14 +612,14 @@ def drop_hidden(connection: Connection, record: int, base: int, shown: Collectio
     spans = sorted(shown)
     reach = list(accumulate((last for _, last in spans), max))
     hidden = []
-    for version in connection.execute(query).scalars():
+    for version in sql.execute(query).scalars():
         at = bisect_right(spans, (version, LARGEST))
         if not at or reach[at - 1] < version:
             hidden.append(version)
-    connection.execute(delete(items).where(i.record == record, bulk.among(connection, i.version, hidden)))
+    sql.execute(delete(items).where(i.record == record, sql.among(i.version, hidden)))
 
 
-def forget_deleted(connection: Connection, bases: Mapping[int, int]) -> None:
+def forget_deleted(sql: Sql, bases: Mapping[int, int]) -> None:
     """Remove, up to a version, that items were deleted of which nothing is left. Not of records that have layers."""
     i, older = items.c, items.alias("older")
     left = select(literal(1)).select_from(older).where(_same(older), older.c.version < i.version).exists()
@@ -638,4 +627,4 @@ def forget_deleted(connection: Connection, bases: Mapping[int, int]) -> None:
     def needless(base: Any) -> ColumnElement[bool]:
         return and_(i.record == base.r, i.version <= base.v, i.data == b"", ~left)
 
-    bulk.remove(connection, items, [{"r": record, "v": base} for record, base in bases.items()], needless)
+    sql.remove(items, [{"r": record, "v": base} for record, base in bases.items()], needless)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, select, tuple_, update
+from sqlalchemy import ColumnElement, Table, and_, bindparam, select, tuple_, update
 
 from distributed_state.cold import blocks
 from distributed_state.cold.branches import records_with
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.engine import Sql, chunks
 from distributed_state.cold.record_index import ERASED, lock
 from distributed_state.cold.tables import (
     branches,
@@ -39,18 +39,18 @@ EventKey = tuple[int, str, int]  # partition, epoch, offset
 PAGE = 100
 
 
-def names(connection: Connection, namespace: str, after: str) -> list[str]:
+def names(sql: Sql, after: str) -> list[str]:
     """The next records in order of their texts."""
-    query = select(records.c.record).where(records.c.namespace == namespace, records.c.record > after)
+    query = select(records.c.record).where(records.c.namespace == sql.namespace, records.c.record > after)
     query = query.where(records.c.scope != ERASED).order_by(records.c.record).limit(PAGE)
-    branched = records_with(connection, namespace, after, PAGE)
-    return sorted({*connection.execute(query).scalars(), *branched}, key=str.encode)[:PAGE]
+    branched = records_with(sql, after, PAGE)
+    return sorted({*sql.execute(query).scalars(), *branched}, key=str.encode)[:PAGE]
 
 
-def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrite, *, keep: bool) -> int:
+def rewrite(sql: Sql, record: str, convert: Rewrite, *, keep: bool) -> int:
     """Rewrite all values of a record and return how many changed; with `keep` they are only counted."""
-    row = lock(connection, namespace, [record]).get(record)
-    work = _Work(connection, namespace, record, row["key"] if row else -1, convert, keep)
+    row = lock(sql, [record]).get(record)
+    work = _Work(sql, record, row["key"] if row else -1, convert, keep)
     for table in (snapshots, changes, quarantine, branches):
         work.packed(table)
     work.change_blocks()
@@ -60,17 +60,15 @@ def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrit
     return work.count
 
 
-def rewrite_events(
-    connection: Connection, namespace: str, after: EventKey, convert: Rewrite, *, keep: bool
-) -> tuple[EventKey | None, int]:
+def rewrite_events(sql: Sql, after: EventKey, convert: Rewrite, *, keep: bool) -> tuple[EventKey | None, int]:
     """Rewrite the events of the next page; where it ends, None after the last one, and how many changed.
 
     With `keep` they are only counted.
     """
     e = events.c
     key = (e.partition, e.epoch, e.offset)
-    query = select(*key, e.id, e.type, e.subject, e.data).where(e.namespace == namespace, tuple_(*key) > after)
-    rows = connection.execute(query.order_by(*key).limit(PAGE)).all()
+    query = select(*key, e.id, e.type, e.subject, e.data).where(e.namespace == sql.namespace, tuple_(*key) > after)
+    rows = sql.execute(query.order_by(*key).limit(PAGE)).all()
     new = []
     for row in rows:
         data = convert(row.subject, codec.event_name(row.type, row.id), row.data)
@@ -78,16 +76,13 @@ def rewrite_events(
             new.append({"p": row.partition, "e": row.epoch, "o": row.offset, "d": data})
     if new and not keep:
         place = (e.partition == bindparam("p"), e.epoch == bindparam("e"), e.offset == bindparam("o"))
-        connection.execute(update(events).where(e.namespace == namespace, *place).values(data=bindparam("d")), new)
+        sql.execute(update(events).where(e.namespace == sql.namespace, *place).values(data=bindparam("d")), new)
     return (tuple(rows[-1][:3]) if rows else None), len(new)
 
 
 class _Work:
-    def __init__(
-        self, connection: Connection, namespace: str, record: str, key: int, convert: Rewrite, keep: bool
-    ) -> None:
-        self._connection = connection
-        self._namespace = namespace
+    def __init__(self, sql: Sql, record: str, key: int, convert: Rewrite, keep: bool) -> None:
+        self._sql = sql
         self._record = record
         self._key = key
         self._convert = convert
@@ -127,7 +122,7 @@ class _Work:
         names = (i.collection, i.key, i.version)
         query = select(*names, i.origin, i.data).where(self._mine(items), i.data != b"").order_by(*names).limit(PAGE)
         after: tuple[bytes, bytes, int] = (b"", b"", -1)
-        while rows := self._connection.execute(query.where(tuple_(*names) > after)).all():
+        while rows := self._sql.execute(query.where(tuple_(*names) > after)).all():
             new = []
             for collection, key, version, origin, data in rows:
                 name = codec.item_name(collection + b"\0" + key)
@@ -173,15 +168,15 @@ class _Work:
         own = [column for column in table.primary_key if column.name not in ("namespace", "record")]
         own += [table.c.event] if "event" in table.c and not table.c.event.primary_key else []
         mine = self._mine(table)
-        numbers = self._connection.execute(select(own[0]).where(mine).distinct().order_by(own[0])).scalars().all()
+        numbers = self._sql.execute(select(own[0]).where(mine).distinct().order_by(own[0])).scalars().all()
         for page in chunks(numbers, PAGE):
             query = select(table.c.data, *own).where(mine, own[0].in_(page)).order_by(own[0])
             names = [column.name for column in own]
-            yield [(dict(zip(names, key, strict=True)), data) for data, *key in self._connection.execute(query)]
+            yield [(dict(zip(names, key, strict=True)), data) for data, *key in self._sql.execute(query)]
 
     def _mine(self, table: Table) -> ColumnElement[bool]:
         if "namespace" in table.c:
-            return and_(table.c.namespace == self._namespace, table.c.record == self._record)
+            return and_(table.c.namespace == self._sql.namespace, table.c.record == self._record)
         return table.c.record == self._key
 
     def _store(self, table: Table, rows: Iterable[tuple[dict[str, Any], bytes, bytes]]) -> None:
@@ -190,4 +185,4 @@ class _Work:
             named = [{f"b_{name}": value for name, value in row.items()} for row in new]
             place = [table.c[name] == bindparam(f"b_{name}") for name in new[0] if name != "new"]
             query = update(table).where(self._mine(table), *place)
-            self._connection.execute(query.values(data=bindparam("b_new")), named)
+            self._sql.execute(query.values(data=bindparam("b_new")), named)

@@ -25,7 +25,6 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
-    Connection,
     Index,
     Integer,
     LargeBinary,
@@ -46,7 +45,8 @@ from sqlalchemy import (
 )
 from sqlalchemy import inspect as inspect_database
 
-from distributed_state.cold import bulk, commits, record_history, record_index, record_items
+from distributed_state.cold import commits, record_history, record_index, record_items
+from distributed_state.cold.engine import Array, Sql
 from distributed_state.cold.record_items import Layer
 from distributed_state.cold.tables import SERIAL, TEXT, items, records
 from distributed_state.values import message_ranges
@@ -219,47 +219,62 @@ VECTOR_INDEX = (
 )
 
 
-def there(connection: Connection) -> bool:
+def there(sql: Sql) -> bool:
     """Whether search was ever switched on in this database."""
-    return inspect_database(connection).has_table(indexes.name)
+    return inspect_database(sql.connection).has_table(indexes.name)
 
 
-def lock(connection: Connection, mode: str) -> None:
+def found(sql: Sql) -> tuple[str, bool] | None:
+    """What search was switched on with in this namespace, and whether all records were noted since."""
+    if not there(sql):
+        return None
+    i = indexes.c
+    row = sql.execute(select(i.settings, i.filled).where(i.namespace == sql.namespace)).first()
+    return (row[0], row[1]) if row else None
+
+
+def settings(sql: Sql) -> str | None:
+    """What search was switched on with in this namespace; None if it was not, or not to the end."""
+    there_ = found(sql)
+    return there_[0] if there_ and there_[1] else None
+
+
+def lock(sql: Sql, mode: str) -> None:
     """Wait for all who are changing what the triggers note, and keep them waiting until this transaction ends."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"LOCK TABLE records, snapshots, {', '.join(_CHANGED)} IN {mode} MODE")
+    if sql.postgresql:
+        sql.exec_driver_sql(f"LOCK TABLE records, snapshots, {', '.join(_CHANGED)} IN {mode} MODE")
 
 
-def create(connection: Connection) -> None:
+def create(sql: Sql) -> None:
     """Make the tables and the triggers."""
-    metadata.create_all(connection)
-    postgresql = connection.dialect.name == "postgresql"
+    metadata.create_all(sql.connection)
+    postgresql = sql.postgresql
     for statement in _POSTGRESQL if postgresql else _SQLITE:
-        connection.exec_driver_sql(statement)
+        sql.exec_driver_sql(statement)
     for table in _CHANGED:
-        connection.exec_driver_sql((_POSTGRESQL_CHANGED if postgresql else _SQLITE_CHANGED).format(table))
+        sql.exec_driver_sql((_POSTGRESQL_CHANGED if postgresql else _SQLITE_CHANGED).format(table))
 
 
-def drop(connection: Connection) -> None:
+def drop(sql: Sql) -> None:
     """Take the triggers and the tables away, with all that is in them."""
-    postgresql = connection.dialect.name == "postgresql"
+    postgresql = sql.postgresql
     triggers = [("search_changed", "changes"), ("search_erased", "records"), ("search_imported", "snapshots")]
     triggers += [(f"search_rewritten_{table}", table) for table in _CHANGED]
     for trigger, table in triggers:
-        connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {trigger}" + (f" ON {table}" if postgresql else ""))
+        sql.exec_driver_sql(f"DROP TRIGGER IF EXISTS {trigger}" + (f" ON {table}" if postgresql else ""))
     if postgresql:
         for name in ("changes", "erased", "rewritten", "imported"):
-            connection.exec_driver_sql(f"DROP FUNCTION IF EXISTS search_note_{name}()")
-        connection.exec_driver_sql("DROP TABLE IF EXISTS search_vectors")
+            sql.exec_driver_sql(f"DROP FUNCTION IF EXISTS search_note_{name}()")
+        sql.exec_driver_sql("DROP TABLE IF EXISTS search_vectors")
     else:
-        connection.exec_driver_sql("DROP TABLE IF EXISTS search_words")
-    metadata.drop_all(connection)
+        sql.exec_driver_sql("DROP TABLE IF EXISTS search_words")
+    metadata.drop_all(sql.connection)
 
 
-def scrub(connection: Connection) -> None:
+def scrub(sql: Sql) -> None:
     """Have nothing left of what was removed from SQLite's index: until its parts are merged, they hold the words."""
-    if there(connection):
-        connection.exec_driver_sql("INSERT INTO search_words (search_words) VALUES ('optimize')")
+    if there(sql):
+        sql.exec_driver_sql("INSERT INTO search_words (search_words) VALUES ('optimize')")
 
 
 Name = tuple[str, bytes, bytes]  # kind, collection and name of a document
@@ -284,7 +299,7 @@ _SAME = "d.record = n.record AND d.kind = n.kind AND d.collection = n.collection
 
 def _of_lists(statement: str, *names: str) -> TextClause:
     """A statement with a list for each of these parameters."""
-    return text(statement).bindparams(*(bindparam(name, type_=bulk.Array(_TYPES[name])) for name in names))
+    return text(statement).bindparams(*(bindparam(name, type_=Array(_TYPES[name])) for name in names))
 
 
 _REMOVE_ALL = _of_lists(f"DELETE FROM search_documents d USING {_LISTED.format('', '')} WHERE {_SAME}", *_NAMES)
@@ -328,10 +343,12 @@ class Due:
     known: tuple[str, int] | None = None  # the epoch and version that the index has
 
 
-def partitions_waiting(connection: Connection, namespace: str) -> list[int]:
-    """The partitions that have something due."""
+def waiting(sql: Sql, settled: str) -> list[int] | None:
+    """The partitions that have something due. None: the index is not the one of these settings any more."""
+    if settings(sql) != settled:
+        return None
     p = partitions.c
-    return list(connection.execute(select(p.partition).where(p.namespace == namespace, _has_due())).scalars())
+    return list(sql.execute(select(p.partition).where(p.namespace == sql.namespace, _has_due())).scalars())
 
 
 def _has_due() -> ColumnElement[bool]:
@@ -340,43 +357,46 @@ def _has_due() -> ColumnElement[bool]:
     return select(d.id).where(d.namespace == p.namespace, d.partition == p.partition).correlate(partitions).exists()
 
 
-def claim(
-    connection: Connection, namespace: str, some: Collection[int], claimer: str, now_ms: int, until_ms: int
-) -> list[int]:
-    """Those of the partitions that have something due and are nobody else's; they are the claimer's until then."""
+def claim(sql: Sql, some: Collection[int], claimer: str, now_ms: int, seconds: float, settled: str) -> list[int] | None:
+    """Those of the partitions that have something due and are nobody else's: the claimer's for so long.
+
+    None: the index is not the one of these settings any more.
+    """
+    if settings(sql) != settled:
+        return None
     p = partitions.c
     free = (p.claim == claimer) | (p.until_ms < now_ms)
-    query = select(p.partition).where(p.namespace == namespace, p.partition.in_(some), free, _has_due())
+    query = select(p.partition).where(p.namespace == sql.namespace, p.partition.in_(some), free, _has_due())
     query = query.order_by(p.partition).with_for_update(skip_locked=True)
-    taken = list(connection.execute(query).scalars())
-    mine = and_(p.namespace == namespace, p.partition.in_(taken))
-    connection.execute(update(partitions).where(mine).values(claim=claimer, until_ms=until_ms))
+    taken = list(sql.execute(query).scalars())
+    mine = and_(p.namespace == sql.namespace, p.partition.in_(taken))
+    sql.execute(update(partitions).where(mine).values(claim=claimer, until_ms=now_ms + int(seconds * 1000)))
     return taken
 
 
-def release(connection: Connection, namespace: str, claimer: str) -> None:
+def release(sql: Sql, claimer: str) -> None:
     """Leave to others what is claimed."""
     p = partitions.c
-    mine = and_(p.namespace == namespace, p.claim == claimer)
+    mine = and_(p.namespace == sql.namespace, p.claim == claimer)
     # In the order in which all lock them: an erasure may be waiting for one of them.
-    taken = connection.execute(select(p.partition).where(mine).order_by(p.partition).with_for_update()).scalars().all()
+    taken = sql.execute(select(p.partition).where(mine).order_by(p.partition).with_for_update()).scalars().all()
     if taken:
-        connection.execute(update(partitions).where(mine).values(claim="", until_ms=0))
+        sql.execute(update(partitions).where(mine).values(claim="", until_ms=0))
 
 
-def next_due(connection: Connection, namespace: str, some: Collection[int], limit: int) -> tuple[list[Due], bool]:
+def next_due(sql: Sql, some: Collection[int], limit: int) -> tuple[list[Due], bool]:
     """The records of these partitions that have waited longest, erased ones first, and whether there may be more."""
     d, r, h = due.c, records.c, heads.c
-    query = select(d.record).where(d.namespace == namespace, d.partition.in_(some)).order_by(d.id).limit(limit)
-    oldest = list(connection.execute(query).scalars())
+    query = select(d.record).where(d.namespace == sql.namespace, d.partition.in_(some)).order_by(d.id).limit(limit)
+    oldest = list(sql.execute(query).scalars())
     # All that is noted of them, if it is not too much: what is brought up now is due no more, however often it changed.
-    query = select(d.id, d.record, d.partition, d.gone).where(bulk.among(connection, d.record, list(set(oldest))))
+    query = select(d.id, d.record, d.partition, d.gone).where(sql.among(d.record, list(set(oldest))))
     rows: dict[int, list[Any]] = {}
-    for row in connection.execute(query.where(d.namespace == namespace).order_by(d.id).limit(_ROWS)):
+    for row in sql.execute(query.where(d.namespace == sql.namespace).order_by(d.id).limit(_ROWS)):
         rows.setdefault(row.record, []).append(row)
     columns: tuple[Any, ...] = (r.key, r.record, r.owner, r.epoch, r.version, r.deleted, h.epoch, h.version)
     joined = select(*columns).outerjoin_from(records, heads, h.record == r.key)
-    there = {row[0]: tuple(row) for row in connection.execute(joined.where(bulk.among(connection, r.key, list(rows))))}
+    there = {row[0]: tuple(row) for row in sql.execute(joined.where(sql.among(r.key, list(rows))))}
     found = []
     for key, noted in rows.items():
         ids = tuple(row.id for row in noted)
@@ -390,24 +410,38 @@ def next_due(connection: Connection, namespace: str, some: Collection[int], limi
     return sorted(found, key=lambda each: not each.gone), len(oldest) == limit
 
 
-def waits(connection: Connection, namespace: str, up_to: int) -> bool:
+def waits(sql: Sql, up_to: int) -> bool:
     """Whether anything of what was noted up to there is due still."""
-    query = select(due.c.id).where(due.c.namespace == namespace, due.c.id <= up_to).order_by(due.c.id).limit(1)
-    return connection.execute(query).first() is not None
+    query = select(due.c.id).where(due.c.namespace == sql.namespace, due.c.id <= up_to).order_by(due.c.id).limit(1)
+    return sql.execute(query).first() is not None
 
 
-def last_due(connection: Connection, namespace: str) -> int:
+def last_due(sql: Sql) -> int:
     """The number of the newest note."""
-    query = select(due.c.id).where(due.c.namespace == namespace).order_by(due.c.id.desc()).limit(1)
-    return connection.execute(query).scalar() or 0
+    query = select(due.c.id).where(due.c.namespace == sql.namespace).order_by(due.c.id.desc()).limit(1)
+    return sql.execute(query).scalar() or 0
 
 
-def lacking(connection: Connection, namespace: str, up_to: int | None = None) -> int:
+def gone(sql: Sql) -> list[str]:
+    """The texts of erased records that an index elsewhere may have."""
+    d = due.c
+    query = select(d.gone).where(d.namespace == sql.namespace, d.gone.is_not(None)).order_by(d.id)
+    return list(sql.execute(query).scalars())
+
+
+def lacking(sql: Sql, up_to: int | None = None) -> int:
     """How many records have changes that the index lacks, of those noted up to there."""
-    query = select(func.count(distinct(due.c.record))).where(due.c.namespace == namespace)
+    query = select(func.count(distinct(due.c.record))).where(due.c.namespace == sql.namespace)
     if up_to is not None:
         query = query.where(due.c.id <= up_to)
-    return connection.execute(query).scalar() or 0
+    return sql.execute(query).scalar() or 0
+
+
+def count_records(sql: Sql) -> int:
+    """How many records there are."""
+    r = records.c
+    query = select(func.count()).where(r.namespace == sql.namespace, r.scope != record_index.ERASED)
+    return sql.execute(query).scalar() or 0
 
 
 # What a record shows
@@ -440,14 +474,26 @@ class Whole:
     existing: dict[Name, bytes]
 
 
-def changed(connection: Connection, one: Due) -> Changed | None:
+def changes(sql: Sql, some: Sequence[Due]) -> list[Changed | None]:
+    """What changed of the first of these, as many as are read together; None where all has to be compared."""
+    found: list[Changed | None] = []
+    size = 0
+    for one in some:
+        found.append(None if one.gone else _changed(sql, one))
+        size += found[-1].size if found[-1] else 0
+        if size >= _BYTES:
+            break
+    return found
+
+
+def _changed(sql: Sql, one: Due) -> Changed | None:
     """The next changes of a record that the index has a version of; None if the record has to be compared whole."""
     if one.known is None or one.deleted or one.known[0] != one.epoch or one.known[1] > one.version:
         return None
     pieces: dict[Name, Piece] = {}
     at, size = one.known[1], 0
     while at < one.version and size < _BYTES:
-        found = commits.whole(connection, one.key, one.record, at, one.version + 1, _ENTRIES)
+        found = commits.whole(sql, one.key, one.record, at, one.version + 1, _ENTRIES)
         if not found:
             return None
         for epoch, entry in found:
@@ -475,55 +521,55 @@ def _piece(record: str, op: Op) -> Piece | None:
     return None
 
 
-def whole(connection: Connection, namespace: str, one: Due) -> Whole:
+def whole(sql: Sql, one: Due) -> Whole:
     """All that a record shows, to be compared with what the index has."""
     d = documents.c
     query = select(d.kind, d.collection, d.name, d.digest).where(d.record == one.key)
-    existing = {(kind, bytes(of), bytes(name)): bytes(digest) for kind, of, name, digest in connection.execute(query)}
+    existing = {(kind, bytes(of), bytes(name)): bytes(digest) for kind, of, name, digest in sql.execute(query)}
     if one.deleted:
         return Whole([], [], [], existing)
-    state = record_history.states(connection, namespace, {one.record: one.version}).get(one.record)
+    state = record_history.states(sql, {one.record: one.version}).get(one.record)
     fields = state.fields if state else {}
     runs = [run for run in message_ranges.segments(one.record, fields) if run.start < run.stop]
     shown = [Piece(("field", b"", name), data, one.record) for name, data in fields.items() if name[:1] != b"#"]
     # Of most records that is all: so one look is enough.
     if runs:
-        first, rest = messages(connection, namespace, one, runs[0])
+        first, rest = messages(sql, one, runs[0])
         shown += first
         runs[:1] = [rest] if rest else []
-    places = record_items.layers_of(connection, namespace, one.record, one.version)
-    if not record_items.with_items(connection, [one.key]):
+    places = record_items.layers_of(sql, one.record, one.version)
+    if not record_items.with_items(sql, [one.key]):
         places = places[1:]
     # The lowest first: what lies above replaces it.
     return Whole(shown, runs, [layer._replace(last=min(layer.last, one.version)) for layer in places[::-1]], existing)
 
 
-def messages(connection: Connection, namespace: str, one: Due, run: Segment) -> tuple[list[Piece], Segment | None]:
+def messages(sql: Sql, one: Due, run: Segment) -> tuple[list[Piece], Segment | None]:
     """The next messages of a run, and the rest of it."""
     pieces: list[Piece] = []
     at, size = run.start, 0
     while at < run.stop and at - run.start < _PAGE and size < _BYTES:
         part = Segment(run.source, at, min(at + _ENTRIES, run.stop))
-        found = record_history.messages_of(connection, namespace, one.record, [part], key=one.key)
+        found = record_history.messages_of(sql, one.record, [part], key=one.key)
         pieces += [Piece(("message", b"", b"%d" % seq), data, run.source) for seq, data in sorted(found.items())]
         at, size = part.stop, size + sum(map(len, found.values()))
     return pieces, Segment(run.source, at, run.stop) if at < run.stop else None
 
 
-def items_page(connection: Connection, namespace: str, layer: Layer, after: tuple[bytes, bytes]) -> list[Piece]:
+def items_page(sql: Sql, layer: Layer, after: tuple[bytes, bytes]) -> list[Piece]:
     """The next items that a layer has behind this collection and key, with those that it says are deleted."""
     i = items.c
-    key = record_index.keys(connection, namespace, [layer.source]).get(layer.source, -1)
+    key = record_index.keys(sql, [layer.source]).get(layer.source, -1)
     here = and_(i.record == key, i.version.between(layer.first, layer.last), ~record_items.newer(layer.last))
     name = tuple_(i.collection, i.key)
     sizes = select(i.collection, i.key, func.length(i.data)).where(here, name > after)
     last, size = after, 0
-    for collection, of, length in connection.execute(sizes.order_by(i.collection, i.key).limit(_PAGE)):
+    for collection, of, length in sql.execute(sizes.order_by(i.collection, i.key).limit(_PAGE)):
         if size and size + length > _BYTES:
             break
         last, size = (collection, of), size + length + 1
     query = select(i.collection, i.key, i.origin, i.data).where(here, name > after, name <= last)
-    rows = connection.execute(query.order_by(i.collection, i.key))
+    rows = sql.execute(query.order_by(i.collection, i.key))
     return [Piece(("item", row[0], row[1]), row[3] or None, row[2] or layer.source) for row in rows]
 
 
@@ -553,64 +599,60 @@ class Write:
     done: tuple[str, int] | None = None
 
 
-def write(
-    connection: Connection, namespace: str, claimer: str, until_ms: int, writes: Sequence[Write], language: str
-) -> set[int] | None:
+def write(sql: Sql, claimer: str, until_ms: int, writes: Sequence[Write], language: str) -> set[int] | None:
     """Change the index; the numbers of the records that it is done with. None: the claim is somebody else's now."""
     p = partitions.c
     wanted = {each.due.partition for each in writes}
-    mine = and_(p.namespace == namespace, p.partition.in_(wanted))
-    held = connection.execute(select(p.claim).where(mine).order_by(p.partition).with_for_update()).scalars().all()
+    mine = and_(p.namespace == sql.namespace, p.partition.in_(wanted))
+    held = sql.execute(select(p.claim).where(mine).order_by(p.partition).with_for_update()).scalars().all()
     if set(held) != {claimer} or len(held) != len(wanted):
         return None
-    connection.execute(update(partitions).where(mine).values(until_ms=until_ms))
+    sql.execute(update(partitions).where(mine).values(until_ms=until_ms))
     r, h = records.c, heads.c
     numbers = [each.due.key for each in writes]
     # Looked at once the rows are held: who erases or rewrites a record waits for this, or was before it.
     query = select(r.key, h.epoch, h.version).outerjoin_from(records, heads, h.record == r.key)
-    rows = connection.execute(query.where(bulk.among(connection, r.key, numbers)))
+    rows = sql.execute(query.where(sql.among(r.key, numbers)))
     known = {key: None if epoch is None else (epoch, version) for key, epoch, version in rows}
     living = [each for each in writes if each.due.key in known and known[each.due.key] == each.due.known]
-    _change(connection, living, language)
+    _change(sql, living, language)
     at = [(each.due.key, *each.done) for each in living if each.done]
-    bulk.put(connection, heads, at, [(each.due.key,) for each in living if each.due.known])
+    sql.put(heads, at)
     done = [each for each in living if each.done and each.done[1] >= each.due.version]
     done += [each for each in writes if each.due.key not in known]
     # Noted before it was read, so it is in what was read.
-    connection.execute(
-        delete(due).where(bulk.among(connection, due.c.id, [row for each in done for row in each.due.rows]))
-    )
+    sql.execute(delete(due).where(sql.among(due.c.id, [row for each in done for row in each.due.rows])))
     return {each.due.key for each in done}
 
 
-def _remove(connection: Connection, names: Collection[tuple[int, str, bytes, bytes]]) -> None:
+def _remove(sql: Sql, names: Collection[tuple[int, str, bytes, bytes]]) -> None:
     if not names:
         return
-    if connection.dialect.name == "postgresql":
-        connection.execute(_REMOVE_ALL, dict(zip(_NAMES, map(list, zip(*names, strict=True)), strict=True)))
+    if sql.postgresql:
+        sql.execute(_REMOVE_ALL, dict(zip(_NAMES, map(list, zip(*names, strict=True)), strict=True)))
     else:
         marks = [f"{name}_" for name in _NAMES]
-        connection.execute(_REMOVE_ONE, [dict(zip(marks, name, strict=True)) for name in names])
+        sql.execute(_REMOVE_ONE, [dict(zip(marks, name, strict=True)) for name in names])
 
 
-def _change(connection: Connection, writes: Iterable[Write], language: str) -> None:
+def _change(sql: Sql, writes: Iterable[Write], language: str) -> None:
     # Of several changes of one document in a transaction the last one counts.
     last: dict[tuple[int, str, bytes, bytes], Stored | None] = {}
     for each in writes:
         last.update({(each.due.key, *one.name): one for one in each.put})
         last.update({(each.due.key, *name): None for name in each.remove})
     # Removed and put anew, not written over: so the newest come last in the order of their numbers.
-    _remove(connection, last)
+    _remove(sql, last)
     new = {name: one for name, one in last.items() if one is not None}
     rows = [(*name, one.version, one.ends_ms, one.digest, one.text, one.value, one.vector) for name, one in new.items()]
     if not rows:
         return
-    if connection.dialect.name == "postgresql":
+    if sql.postgresql:
         given = dict(zip((*_COLUMNS, "vector"), map(list, zip(*rows, strict=True)), strict=True))
         worded = all(one.vector is None for one in new.values())
         given["text"] = [one.text.lower() for one in new.values()]  # the locale C knows the case of ASCII alone
-        connection.execute(_PUT_ALL, given | {"language": language, "worded": worded})
+        sql.execute(_PUT_ALL, given | {"language": language, "worded": worded})
         if not worded:
-            connection.execute(_VECTORS, given)
+            sql.execute(_VECTORS, given)
     else:
-        connection.execute(insert(documents), [dict(zip(_COLUMNS, row[:-1], strict=True)) for row in rows])
+        sql.execute(insert(documents), [dict(zip(_COLUMNS, row[:-1], strict=True)) for row in rows])

@@ -8,13 +8,12 @@ Design: section 21.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Float,
     FromClause,
     Select,
@@ -37,10 +36,10 @@ from sqlalchemy import (
 from sqlalchemy.types import UserDefinedType
 
 from distributed_state.cold import search_index
-from distributed_state.cold.engine import Part, reads, reads_long, writes
+from distributed_state.cold.engine import Part, Sql, reads, reads_long, writes
 from distributed_state.cold.listings import end
 from distributed_state.cold.record_index import ERASED
-from distributed_state.cold.search_index import Due, documents
+from distributed_state.cold.search_index import documents
 from distributed_state.cold.tables import namespaces, records
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.model import escape
@@ -49,7 +48,6 @@ from distributed_state.values.search import SearchQuery
 _MOST_DIMENSIONS = 2000  # of an index of pgvector
 _OLDEST_PGVECTOR = (0, 8)  # before, what a filter left out was not made up for
 _NO_RIGHT = "42501"
-_BYTES = 2**22  # of changes that are read together
 PAGE_BYTES = 4 * 2**20  # of the values that are read at once
 # What is matched leads to its document and that to its record, in this order. As long as it has no statistics, as after
 # a restore, PostgreSQL would rather go through all records.
@@ -63,175 +61,54 @@ _words: ColumnElement[Any] = literal_column("search_documents.words")
 class SearchStore(Part):
     """The index in the archive's database, and what it lacks."""
 
-    def settings(self) -> str | None:
-        """What search was switched on with in this namespace; None if it was not, or not to the end."""
-        with self._database.read() as connection:
-            return self._settings(connection)
-
-    def _settings(self, connection: Connection) -> str | None:
-        found = self._found(connection)
-        return found[0] if found and found[1] else None
-
-    def _found(self, connection: Connection) -> tuple[str, bool] | None:
-        """The settings, and whether all records were noted since."""
-        if not search_index.there(connection):
-            return None
-        i = search_index.indexes.c
-        row = connection.execute(select(i.settings, i.filled).where(i.namespace == self.namespace)).first()
-        return (row[0], row[1]) if row else None
+    settings = reads(search_index.settings)
 
     def switch_on(self, settings: str, dimensions: int | None) -> str:
         """Make the index, unless it is there; the settings that it has. All records are due then."""
-        if self._database.dialect not in ("sqlite", "postgresql"):
-            raise ConfigurationError(f"search: {self._database.dialect} has no index here: use SQLite or PostgreSQL")
-        if dimensions is not None and self._database.dialect != "postgresql":
+        if dimensions is not None and self.database.dialect != "postgresql":
             raise ConfigurationError("search: `embed` needs PostgreSQL with pgvector, or an `index` of your own")
-        with self._database.long_write() as connection, _refused():
-            self._hold(connection)
-            found = self._found(connection)
+        with self.database.long_write(self.namespace) as sql, _refused():
+            _hold(sql)
+            found = search_index.found(sql)
             if found is None:
                 # What others are at was begun when nothing of this namespace was noted; after that it is.
-                search_index.lock(connection, "SHARE ROW EXCLUSIVE")
-                if not search_index.there(connection):
-                    search_index.create(connection)
+                search_index.lock(sql, "SHARE ROW EXCLUSIVE")
+                if not search_index.there(sql):
+                    search_index.create(sql)
                 if dimensions is not None:
-                    self._make_vectors(connection, dimensions)
-                self._note(connection, settings)
+                    _make_vectors(sql, dimensions)
+                _note(sql, settings)
         # After that: whatever is archived from now on is noted by the triggers, and nobody waits for this.
-        with self._database.long_write() as connection:
-            self._fill(connection)
+        with self.database.long_write(self.namespace) as sql:
+            _fill(sql)
         return found[0] if found else settings
-
-    def _hold(self, connection: Connection) -> None:
-        """Let nobody else switch it on or off."""
-        if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(110420230914)")
-
-    def _make_vectors(self, connection: Connection, dimensions: int) -> None:
-        installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-        if connection.exec_driver_sql(installed).scalar() is None:
-            try:
-                with connection.begin_nested():
-                    connection.exec_driver_sql("CREATE EXTENSION vector")
-            except exc.DBAPIError as error:
-                why = str(error.orig).strip().partition("\n")[0]
-                needs = "search: `embed` needs the extension pgvector in the database"
-                raise ConfigurationError(f"{needs}: {why}") from error
-        version = str(connection.exec_driver_sql(installed).scalar())
-        if tuple(map(int, version.split(".")[:2])) < _OLDEST_PGVECTOR:
-            raise ConfigurationError(f"search: `embed` needs pgvector 0.8 or newer, the database has {version}")
-        connection.exec_driver_sql(search_index.VECTORS)
-        if dimensions <= _MOST_DIMENSIONS:
-            connection.exec_driver_sql(search_index.VECTOR_INDEX.format(dimensions))
-
-    def _note(self, connection: Connection, settings: str) -> None:
-        row = {"namespace": self.namespace, "settings": settings, "filled": False}
-        connection.execute(insert(search_index.indexes), row)
-        n = namespaces.c
-        count = connection.execute(select(n.partitions).where(n.namespace == self.namespace)).scalar() or 0
-        rows = [{"namespace": self.namespace, "partition": at, "claim": "", "until_ms": 0} for at in range(count)]
-        if rows:
-            connection.execute(insert(search_index.partitions), rows)
-
-    def _fill(self, connection: Connection) -> None:
-        """Note all records as due, once."""
-        i, r = search_index.indexes.c, records.c
-        mine = i.namespace == self.namespace
-        if connection.execute(select(i.filled).where(mine).with_for_update()).scalar() is not False:
-            return
-        every = select(r.namespace, r.partition, r.key).where(r.namespace == self.namespace, r.scope != ERASED)
-        connection.execute(insert(search_index.due).from_select(["namespace", "partition", "record"], every))
-        connection.execute(update(search_index.indexes).where(mine).values(filled=True))
 
     def switch_off(self) -> bool:
         """Remove the index of this namespace; False if there is none."""
-        with self._database.long_write() as connection, _refused():
-            self._hold(connection)
-            if self._found(connection) is None:
+        with self.database.long_write(self.namespace) as sql, _refused():
+            _hold(sql)
+            if search_index.found(sql) is None:
                 return False
-            last = connection.execute(select(func.count()).select_from(search_index.indexes)).scalar() == 1
-            if last:
-                # Before any row: an erasure that has deleted a record goes on to the row of its partition.
-                search_index.lock(connection, "ACCESS EXCLUSIVE")
-            # Who writes the index just now is waited for, and has no claim any more when it goes on.
-            p, r = search_index.partitions.c, records.c
-            connection.execute(
-                select(p.partition).where(p.namespace == self.namespace).order_by(p.partition).with_for_update()
-            )
-            mine = select(r.key).where(r.namespace == self.namespace)
-            for table in (search_index.documents, search_index.heads):
-                connection.execute(delete(table).where(table.c.record.in_(mine)))
-            for table in (search_index.due, search_index.partitions, search_index.indexes):
-                connection.execute(delete(table).where(table.c.namespace == self.namespace))
-            if last:
-                search_index.drop(connection)
+            _remove(sql)
             return True
 
     def languages(self) -> list[str]:
         """The text search configurations that the database has."""
-        with self._database.read() as connection:
-            if connection.dialect.name != "postgresql":
-                return ["simple"]
-            return list(connection.execute(text("SELECT cfgname FROM pg_ts_config")).scalars())
+        if self.database.dialect != "postgresql":
+            return ["simple"]
+        with self.database.read() as sql:
+            return list(sql.execute(text("SELECT cfgname FROM pg_ts_config")).scalars())
 
-    # What the index lacks
-
-    def records(self) -> int:
-        """How many records there are."""
-        with self._database.read() as connection:
-            r = records.c
-            query = select(func.count()).where(r.namespace == self.namespace, r.scope != ERASED)
-            return connection.execute(query).scalar() or 0
-
+    records = reads(search_index.count_records)
     lacking = reads(search_index.lacking)
     last_due = reads(search_index.last_due)
     waits = reads(search_index.waits)
-
-    def waiting(self, settings: str) -> list[int] | None:
-        """The partitions that have something due. None: the index is not the one of these settings any more."""
-        with self._database.read() as connection:
-            if self._settings(connection) != settings:
-                return None
-            return search_index.partitions_waiting(connection, self.namespace)
-
-    def claim(
-        self, some: Collection[int], claimer: str, now_ms: int, seconds: float, settings: str
-    ) -> list[int] | None:
-        """Those of the partitions that have something due and are nobody else's: the claimer's for so long.
-
-        None: the index is not the one of these settings any more.
-        """
-        with self._database.write() as connection:
-            if self._settings(connection) != settings:
-                return None
-            until_ms = now_ms + int(seconds * 1000)
-            return search_index.claim(connection, self.namespace, some, claimer, now_ms, until_ms)
-
+    waiting = reads(search_index.waiting)
+    claim = writes(search_index.claim)
     release = writes(search_index.release)
     next_due = reads_long(search_index.next_due)
-
-    def gone(self) -> list[str]:
-        """The texts of erased records that an index elsewhere may have."""
-        with self._database.read() as connection:
-            d = search_index.due.c
-            query = select(d.gone).where(d.namespace == self.namespace, d.gone.is_not(None)).order_by(d.id)
-            return list(connection.execute(query).scalars())
-
-    # Bringing it up
-
-    def changes(self, some: Sequence[Due]) -> list[search_index.Changed | None]:
-        """What changed of the first of these, as many as are read together; None where all has to be compared."""
-        found: list[search_index.Changed | None] = []
-        size = 0
-        with self._database.long_read() as connection:
-            for one in some:
-                changed = None if one.gone else search_index.changed(connection, one)
-                found.append(changed)
-                size += changed.size if changed else 0
-                if size >= _BYTES:
-                    break
-        return found
-
+    gone = reads(search_index.gone)
+    changes = reads_long(search_index.changes)
     whole = reads_long(search_index.whole)
     messages = reads_long(search_index.messages)
     items_page = reads_long(search_index.items_page)
@@ -240,27 +117,85 @@ class SearchStore(Part):
         self, claimer: str, until_ms: int, writes: Sequence[search_index.Write], language: str
     ) -> set[int] | None:
         """Change the index; the records that it is done with. None: the claim is somebody else's now."""
-        with self._database.long_write() as connection:
-            return search_index.write(connection, self.namespace, claimer, until_ms, writes, language)
+        with self.database.long_write(self.namespace) as sql:
+            return search_index.write(sql, claimer, until_ms, writes, language)
 
     def scrub(self) -> None:
         """Have nothing left of what was removed: SQLite's index keeps the words until it is merged."""
-        if self._database.dialect == "sqlite":
-            with self._database.long_write() as connection:
-                search_index.scrub(connection)
-
-    # Asking
+        if self.database.dialect == "sqlite":
+            with self.database.long_write() as sql:
+                search_index.scrub(sql)
 
     def search(
         self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, settings: str,
         apart: bool,
     ) -> Page | None:  # fmt: skip
         """What fits a query. None: the index is not the one of these settings any more."""
-        with self._database.read() as connection:
-            if self._settings(connection) != settings:
+        with self.database.read(self.namespace) as sql:
+            if search_index.settings(sql) != settings:
                 return None
-            how = (language, vector, dimensions, apart)
-            return search(connection, self.namespace, query, now_ms, *how)
+            return search(sql, query, now_ms, language, vector, dimensions, apart)
+
+
+def _hold(sql: Sql) -> None:
+    """Let nobody else switch it on or off."""
+    if sql.postgresql:
+        sql.exec_driver_sql("SELECT pg_advisory_xact_lock(110420230914)")
+
+
+def _make_vectors(sql: Sql, dimensions: int) -> None:
+    installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+    if sql.exec_driver_sql(installed).scalar() is None:
+        try:
+            with sql.begin_nested():
+                sql.exec_driver_sql("CREATE EXTENSION vector")
+        except exc.DBAPIError as error:
+            why = str(error.orig).strip().partition("\n")[0]
+            needs = "search: `embed` needs the extension pgvector in the database"
+            raise ConfigurationError(f"{needs}: {why}") from error
+    version = str(sql.exec_driver_sql(installed).scalar())
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST_PGVECTOR:
+        raise ConfigurationError(f"search: `embed` needs pgvector 0.8 or newer, the database has {version}")
+    sql.exec_driver_sql(search_index.VECTORS)
+    if dimensions <= _MOST_DIMENSIONS:
+        sql.exec_driver_sql(search_index.VECTOR_INDEX.format(dimensions))
+
+
+def _note(sql: Sql, settings: str) -> None:
+    row = {"namespace": sql.namespace, "settings": settings, "filled": False}
+    sql.execute(insert(search_index.indexes), row)
+    n = namespaces.c
+    count = sql.execute(select(n.partitions).where(n.namespace == sql.namespace)).scalar() or 0
+    sql.add(search_index.partitions, [(sql.namespace, at, "", 0) for at in range(count)])
+
+
+def _fill(sql: Sql) -> None:
+    """Note all records as due, once."""
+    i, r = search_index.indexes.c, records.c
+    mine = i.namespace == sql.namespace
+    if sql.execute(select(i.filled).where(mine).with_for_update()).scalar() is not False:
+        return
+    every = select(r.namespace, r.partition, r.key).where(r.namespace == sql.namespace, r.scope != ERASED)
+    sql.execute(insert(search_index.due).from_select(["namespace", "partition", "record"], every))
+    sql.execute(update(search_index.indexes).where(mine).values(filled=True))
+
+
+def _remove(sql: Sql) -> None:
+    """Remove what the namespace has of the index, and with the last of them the index."""
+    last = sql.execute(select(func.count()).select_from(search_index.indexes)).scalar() == 1
+    if last:
+        # Before any row: an erasure that has deleted a record goes on to the row of its partition.
+        search_index.lock(sql, "ACCESS EXCLUSIVE")
+    # Who writes the index just now is waited for, and has no claim any more when it goes on.
+    p, r = search_index.partitions.c, records.c
+    sql.execute(select(p.partition).where(p.namespace == sql.namespace).order_by(p.partition).with_for_update())
+    mine = select(r.key).where(r.namespace == sql.namespace)
+    for each in (search_index.documents, search_index.heads):
+        sql.execute(delete(each).where(each.c.record.in_(mine)))
+    for each in (search_index.due, search_index.partitions, search_index.indexes):
+        sql.execute(delete(each).where(each.c.namespace == sql.namespace))
+    if last:
+        search_index.drop(sql)
 
 
 @contextmanager
@@ -317,8 +252,7 @@ class Page(NamedTuple):
 
 
 def search(
-    connection: Connection,
-    namespace: str,
+    sql: Sql,
     query: SearchQuery,
     now_ms: int,
     language: str,
@@ -331,27 +265,27 @@ def search(
     `apart`: how relevant something is says nothing of what else is in the index. Of a page that is larger than
     `PAGE_BYTES` its beginning, at least one.
     """
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_IN_THIS_ORDER)
+    if sql.postgresql:
+        sql.exec_driver_sql(_IN_THIS_ORDER)
     if vector is not None:
         # So that what the filter leaves out is made up for by what comes next.
-        connection.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
+        sql.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
     if not query.words:
         found = _from(documents, literal(0.0)).order_by(documents.c.id.desc())
     elif vector is not None:
         found = _by_meaning(vector, dimensions)
-    elif connection.dialect.name == "postgresql":
+    elif sql.postgresql:
         found = _by_words_postgresql(query, language)
     else:
         found = _by_their_number(query) if apart else _by_words_sqlite(query)
-    which = _which(namespace, query, now_ms)
-    best = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
+    which = _which(sql, query, now_ms)
+    best = sql.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
     if vector is not None and len(best) < query.limit:
         # An index of vectors looks at the nearest few thousand, and finds none of what a narrow filter leaves of them.
-        if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql(_IN_ANY_ORDER)
+        if sql.postgresql:
+            sql.exec_driver_sql(_IN_ANY_ORDER)
         found = _by_meaning(vector, dimensions, exactly=True)
-        best = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
+        best = sql.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
     scores: dict[int, float] = {}
     size = 0
     for id, length, score in best:
@@ -359,15 +293,15 @@ def search(
             break
         size += length
         scores[id] = float(score)
-    return Page(_rows(connection, scores), len(scores), len(scores) < len(best) or len(best) == query.limit)
+    return Page(_rows(sql, scores), len(scores), len(scores) < len(best) or len(best) == query.limit)
 
 
-def _rows(connection: Connection, scores: Mapping[int, float]) -> list[Row]:
+def _rows(sql: Sql, scores: Mapping[int, float]) -> list[Row]:
     """The documents of these ids, in their order."""
     d, r = documents.c, records.c
     wanted = select(d.id, r.record, r.owner, d.kind, d.collection, d.name, d.version, d.text, d.value)
     asked = wanted.select_from(documents.join(records, r.key == d.record)).where(d.id.in_(scores))
-    found = {id: row for id, *row in connection.execute(asked)}
+    found = {id: row for id, *row in sql.execute(asked)}
     return [Row._make((*found[id], score)) for id, score in scores.items() if id in found]
 
 
@@ -376,9 +310,9 @@ def _from(matched: FromClause, score: ColumnElement[Any]) -> Select[Any]:
     return select(d.id, func.length(d.value), score).select_from(matched.join(records, r.key == d.record))
 
 
-def _which(namespace: str, query: SearchQuery, now_ms: int) -> list[ColumnElement[bool]]:
+def _which(sql: Sql, query: SearchQuery, now_ms: int) -> list[ColumnElement[bool]]:
     d, r = documents.c, records.c
-    which = [r.namespace == namespace, r.deleted.is_(False), r.scope.in_(query.scopes), d.kind.in_(query.kinds)]
+    which = [r.namespace == sql.namespace, r.deleted.is_(False), r.scope.in_(query.scopes), d.kind.in_(query.kinds)]
     which.append(or_(d.ends_ms.is_(None), d.ends_ms > now_ms))
     if query.user is not None:
         which.append(r.owner == escape(query.user))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar, Unpack
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Table, func, select
 from sqlalchemy.engine import URL
 
 from distributed_state.cold import (
@@ -33,20 +33,18 @@ from distributed_state.cold import (
 from distributed_state.cold.access_tokens import AccessTokenStore
 from distributed_state.cold.archive import Imported
 from distributed_state.cold.branches import BranchStore
-from distributed_state.cold.engine import Database, Part, keep_for_ever, reads, reads_long, writes, writes_long
+from distributed_state.cold.engine import Database, Part, Sql, keep_for_ever, reads, reads_long, writes, writes_long
 from distributed_state.cold.opening import Known
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.tables import branches, cursors, erasures, records
 from distributed_state.cold.values import (
     Backfilled,
     Batch,
-    Compacted,
     Cursor,
     Held,
-    Purged,
 )
 from distributed_state.errors import ConfigurationError
-from distributed_state.values.journal import Happened, JournalEntry
+from distributed_state.values.journal import Happened
 
 T = TypeVar("T")
 _CONNECTIONS = """
@@ -134,31 +132,16 @@ class ColdStore(Part):
     @property
     def away(self) -> str:
         """Why SQL is thought not to answer, "" if it did when it was last asked. Asks nobody."""
-        return self._database.away
+        return self.database.away
 
     def register(self, partitions: int) -> tuple[str, int]:
         """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
-        return opening.register(self._database, self.namespace, partitions)
+        return opening.register(self.database, self.namespace, partitions)
 
     # Epochs, and how far each partition is archived
 
-    def cursor(self, partition: int) -> Cursor | None:
-        """How far a partition was archived, in its newest epoch; None if it has none yet."""
-        with self._database.read() as connection:
-            return epochs.newest(connection, self.namespace, partition).get(partition)
-
+    cursor = reads(epochs.cursor)
     cursors = reads(epochs.newest)
-
-    def read_if(
-        self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T], *, long: bool
-    ) -> list[T]:
-        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment.
-
-        With `long` the statements may take as long as those of maintenance.
-        """
-        with self._database.one_read(long=long):
-            return [read()] if there(self.cursor(partition)) else []
-
     mint = writes(epochs.mint)
     begin = writes(epochs.begin)
     begin_repaired = writes(epochs.begin_repaired)
@@ -168,11 +151,17 @@ class ColdStore(Part):
     last_events = reads(epochs.last_events)
     is_repaired = reads(epochs.is_repaired)
     minted_since = reads(epochs.minted_since)
+    clock_us = reads(epochs.clock_us)
 
-    def clock_us(self) -> int:
-        """The database's clock, in microseconds since 1970."""
-        with self._database.read() as connection:
-            return epochs.clock_us(connection)
+    def read_if(
+        self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T], *, long: bool
+    ) -> list[T]:
+        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment.
+
+        With `long` the statements may take as long as those of maintenance.
+        """
+        with self.database.one_read(self.namespace, long=long):
+            return [read()] if there(self.cursor(partition)) else []
 
     # Archiving
 
@@ -182,50 +171,39 @@ class ColdStore(Part):
         An entry that the database refuses for what is in it goes to quarantine, and the others go on: of each partition
         the events of those are returned.
         """
-        with self._database.write() as connection:
-            return archive.archive(connection, self.namespace, batches, self.snapshot_every)
+        with self.database.write(self.namespace) as sql:
+            return archive.archive(sql, batches, self.snapshot_every)
 
     known_names = reads(record_index.known_names)
     holds = reads(commits.holds)
     has_version = reads(record_history.has_version)
     lacking = reads(commits.lacking)
     known = reads(commits.known_commits)
-
-    def set_aside(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
-        """Put into quarantine those of the entries that are held nowhere; how many that are."""
-        reason = f"acknowledged under epoch {epoch}, which ended before it was archived"
-        with self._database.write() as connection:
-            return quarantine.set_aside_lacking(connection, self.namespace, partition, epoch, entries, reason)
-
+    set_aside = writes(quarantine.set_aside_acknowledged)
     event_archived = reads(listings.event_archived)
 
     # Repair of an SQL that is older than Redis
 
     changed_since = reads(epochs.changed_since)
+    reach = writes(epochs.reach)
 
     def backfill(self, held: Held, after: Cursor | None, *, keep: bool) -> Backfilled | None:
         """Bring to SQL what Redis has of these records and SQL lacks, if a partition's cursor still is `after`.
 
         `keep`: change nothing, only say what would be done. None: the cursor moved.
         """
-        with self._database.long_read() if keep else self._database.long_write() as connection:
-            return backfill.backfill(connection, self.namespace, held, after, self.snapshot_every, keep=keep)
+        transaction = self.database.long_read if keep else self.database.long_write
+        with transaction(self.namespace) as sql:
+            return backfill.backfill(sql, held, after, self.snapshot_every, keep=keep)
 
     def add_events(self, happened: Sequence[Happened], *, keep: bool) -> int:
         """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
-        with self._database.read() if keep else self._database.write() as connection:
-            return backfill.add_events(connection, self.namespace, happened, keep=keep)
-
-    reach = writes(epochs.reach)
+        with (self.database.read if keep else self.database.write)(self.namespace) as sql:
+            return backfill.add_events(sql, happened, keep=keep)
 
     # Reading a record
 
-    def version(self, record: str) -> int | None:
-        """The archived head version; None if the record was never archived."""
-        with self._database.read() as connection:
-            head = record_index.find(connection, self.namespace, record)
-        return head["version"] if head else None
-
+    version = reads(record_index.version)
     oldest = reads(record_history.oldest)
     load = reads(record_history.load)
     applied = reads(record_history.applied)
@@ -264,14 +242,14 @@ class ColdStore(Part):
 
         Forks of a record keep what they share, unless it was noted that they go too: then they are noted.
         """
-        with self._database.long_write() as connection:
-            erasure.erase(connection, self.namespace, names)
+        with self.database.long_write(self.namespace) as sql:
+            erasure.erase(sql, names)
         self.sync()
 
     def complete(self, done: Mapping[str, int]) -> None:
         """Forget that these records were to be erased up to these versions: they are gone from Redis."""
-        with self._database.write() as connection:
-            erasure.complete(connection, self.namespace, done)
+        with self.database.write(self.namespace) as sql:
+            erasure.complete(sql, done)
         self.sync()
 
     # Maintenance
@@ -281,39 +259,15 @@ class ColdStore(Part):
 
         Raises Conflict if the record exists, or was erased at a version that is not below the first imported one.
         """
-        with self._database.long_write() as connection:
-            archive.adopt(connection, self.namespace, record, snapshot_every=self.snapshot_every, **imported)
+        with self.database.long_write(self.namespace) as sql:
+            archive.adopt(sql, record, snapshot_every=self.snapshot_every, **imported)
 
     names = reads(reencrypt.names)
     rewrite = writes_long(reencrypt.rewrite)
     rewrite_events = writes_long(reencrypt.rewrite_events)
-
-    def purge(
-        self,
-        before_ms: int,
-        *,
-        keep: int | None = None,
-        events_before_ms: int | None = None,
-        branches_before_ms: int | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Purged:
-        """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
-
-        With `keep` also all but so many of the newest changes of each record. Calls `progress` after each chunk with
-        the number of records purged so far.
-        """
-        return purging.purge_all(
-            self._database, self.namespace, before_ms, keep, events_before_ms, branches_before_ms, progress
-        )
-
+    purge = purging.purge_all
     overfull = reads_long(record_history.overfull)
-
-    def compact(self, before_ms: int, *, after: int = 0) -> tuple[Compacted, int | None]:
-        """Pack old changes and messages of some records into compressed blocks, which are read as their rows were.
-
-        Returns how much, and what `after` is for the next ones; None: those were the last.
-        """
-        return blocks.compact_page(self._database, self.namespace, before_ms, after)
+    compact = blocks.compact_page
 
     # The quarantine
 
@@ -326,65 +280,64 @@ class ColdStore(Part):
 
     def check(self) -> dict[str, str]:
         """Facts about the database, for a doctor."""
-        facts = {"database": self._database.name, "dialect": self._database.dialect}
-        with self._database.read() as connection:
-            return facts | _facts(connection, self.namespace)
+        with self.database.read(self.namespace) as sql:
+            return {"database": self.database.name, "dialect": self.database.dialect} | _facts(sql)
 
     def connections(self) -> tuple[int, int] | None:
         """How many connections the server has, and how many it allows; None for a file."""
-        with self._database.read() as connection:
-            return _connections(connection)
+        with self.database.read() as sql:
+            return _connections(sql)
 
     def sync(self) -> bool:
         """On SQLite: move all that was committed into the database file. False if a reader was in the way."""
-        return self._database.checkpoint()
+        return self.database.checkpoint()
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every sql."""
         self._opened.close()
 
     def abandon(self) -> None:
         """In a forked child: forget the parent's connections and locks without a word on the wire."""
         keep_for_ever(self._opened)
         self._opened = ExitStack()
-        self._opened.callback(self._database.close)
-        self._database.abandon()
+        self._opened.callback(self.database.close)
+        self.database.abandon()
 
 
-def _facts(connection: Connection, namespace: str) -> dict[str, str]:
+def _facts(sql: Sql) -> dict[str, str]:
     """Facts about the server and the namespace's tables, by name."""
-    version = connection.dialect.server_version_info or ()
+    version = sql.connection.dialect.server_version_info or ()
     found = {
         "server version": ".".join(str(part) for part in version),
-        "revision": str(opening.revision(connection)),
+        "revision": str(opening.revision(sql)),
     }
-    found |= {name: str(_count(connection, namespace, table)) for name, table in _COUNTED.items()}
-    found["quarantined"] = str(quarantine.count_quarantined(connection, namespace))
+    found |= {name: str(_count(sql, table)) for name, table in _COUNTED.items()}
+    found["quarantined"] = str(quarantine.count_quarantined(sql))
     b = branches.c
-    records_of = select(func.count(b.record.distinct())).where(b.namespace == namespace)
-    minted = epochs.minted_since(connection, namespace, RECENT)
+    records_of = select(func.count(b.record.distinct())).where(b.namespace == sql.namespace)
+    minted = epochs.minted_since(sql, RECENT)
     lately = f"{minted.partitions} partitions began another one within ten minutes, the last {minted.ago:.0f} s ago"
     found[MINTED] = lately if minted.partitions else NONE_MINTED
-    if newest := quarantine.newest_quarantined(connection, namespace):
+    if newest := quarantine.newest_quarantined(sql):
         found[NEWEST] = f"{newest[0][:200]} version {newest[1]}: {newest[2][:500]}"
-    found["branched records"] = str(connection.execute(records_of).scalar_one())
-    if connection.dialect.name == "postgresql":
-        used, most = _connections(connection) or (0, 0)
+    found["branched records"] = str(sql.execute(records_of).scalar_one())
+    if sql.postgresql:
+        used, most = _connections(sql) or (0, 0)
         found |= {"connections": str(used), "most connections": str(most)}
-    if connection.dialect.name == "sqlite":
-        found["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+    if not sql.postgresql:
+        found["journal mode"] = str(sql.exec_driver_sql("PRAGMA journal_mode").scalar())
     return found
 
 
-def _count(connection: Connection, namespace: str, table: Table) -> int:
+def _count(sql: Sql, table: Table) -> int:
     """How many rows of this table the namespace has."""
-    query = select(func.count()).select_from(table).where(table.c.namespace == namespace)
-    return int(connection.execute(query).scalar_one())
+    query = select(func.count()).select_from(table).where(table.c.namespace == sql.namespace)
+    return int(sql.execute(query).scalar_one())
 
 
-def _connections(connection: Connection) -> tuple[int, int] | None:
+def _connections(sql: Sql) -> tuple[int, int] | None:
     """How many connections the server has, and how many it allows; None for a file."""
-    if connection.dialect.name != "postgresql":
+    if not sql.postgresql:
         return None
-    used, most = connection.exec_driver_sql(_CONNECTIONS).one()
+    used, most = sql.exec_driver_sql(_CONNECTIONS).one()
     return int(used), int(most)

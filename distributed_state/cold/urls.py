@@ -18,7 +18,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.settings import UNREADABLE, absolute, refuse_unescaped, require_files
 
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
-_DIALECTS = ("sqlite", "postgresql")
+_DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _PATHS = (*_FILES, "sslcrldir", "passfile", "servicefile")  # of which libpq can do without the last three
 _YES = ("true", "yes", "on", "y", "t", "1")  # as SQLAlchemy reads uri=
@@ -48,7 +48,7 @@ def parse_url(url: str | URL) -> URL:
         raise ConfigurationError(f"archive: {UNREADABLE}") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.get_backend_name() not in _DIALECTS:
+    if parsed.drivername not in _DRIVERS:
         # Others have other ideas of conflicts, locks and isolation: what was never tried there promises nothing.
         said = "the archive is SQLite or PostgreSQL, sqlite:///path or postgresql://user@host/database"
         raise ConfigurationError(f"archive: {parsed.drivername[:80]!r} was never tried, so it is refused: {said}")

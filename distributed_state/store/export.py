@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.engine import chunks
 from distributed_state.cold.record_items import OlderItem
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import NotFound, StateError

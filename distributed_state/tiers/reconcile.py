@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.engine import chunks
 from distributed_state.cold.entries import happened
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Archived, Backfilled, Commits, Cursor, Held

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.engine import chunks
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Backfilled, Batch, Cursor, Kept

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from sqlalchemy import LargeBinary, update
 
-from distributed_state.cold import archive, bulk, erasure, tables
+from distributed_state.cold import archive, erasure, tables
+from distributed_state.cold.engine import Sql
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor, Wanted
 from distributed_state.errors import NotFound
@@ -54,7 +55,7 @@ def test_without_the_compare_and_set_events_would_be_told_twice(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: then only the key of the table is left, and what came twice lands in quarantine."""
-    monkeypatch.setattr(archive, "_moved", lambda connection, namespace, batches: list(batches))
+    monkeypatch.setattr(archive, "_moved", lambda sql, batches: list(batches))
     journal.tell(b"1 lock.lost client:web")
     assert cold.archive([journal.batch()]).keys() == cold.archive([journal.batch()]).keys() == {0}
     assert len(cold.audit(EVERYTHING)) == 1
@@ -313,7 +314,7 @@ def test_a_row_that_does_not_know_its_last_version_keeps_no_commit_out(cold: Col
     journal.renew()
     journal.states["session:a"] = State(journal.epoch, 2, journal.past["session:a", 2])
     late = journal.commit("session:a", put("k", "new"), messages=1)
-    with cold._database.write() as connection:
+    with cold.database.write() as connection:
         connection.execute(update(tables.records).where(tables.records.c.record == "session:a").values(version=2))
     assert cold.archive([journal.batch()]) == {0: set()}
     assert cold.history("session:a")[-1] == late
@@ -390,14 +391,14 @@ def test_an_entry_that_the_database_refuses_is_bisected_out(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its version stays used, its bytes are kept, and a later load goes on without it."""
-    add = bulk.add
+    add = Sql.add
 
-    def refuses(connection: Any, table: Any, given: Any, *columns: Any) -> None:
+    def refuses(sql: Sql, table: Any, given: Any, *columns: Any) -> None:
         if any(b"poison" in (row[-1] or b"") for row in given if isinstance(row[-1], bytes)):
             raise ValueError("refused")
-        add(connection, table, given, *columns)
+        add(sql, table, given, *columns)
 
-    monkeypatch.setattr(bulk, "add", refuses)
+    monkeypatch.setattr(Sql, "add", refuses)
     for n in range(40):
         journal.commit("session:a", put(f"k{n}", "poison" if n in (11, 39) else "good"))
     assert journal.flush() == {0}
@@ -441,11 +442,7 @@ def test_an_error_that_is_no_fault_of_the_data_undoes_everything(
     assert len(cold.audit(EVERYTHING)) == 2
 
 
-def test_a_database_without_upsert_gives_the_same(
-    cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Existing rows are updated, new ones inserted."""
-    monkeypatch.setattr(bulk, "_UPSERTS", {})
+def test_records_that_are_there_are_updated_and_new_ones_inserted(cold: ColdStore, journal: Journal) -> None:
     for n in range(3):
         journal.commit("session:a", put("k", str(n)))
         journal.commit(f"session:{n}", put("k", str(n)))

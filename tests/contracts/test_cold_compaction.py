@@ -235,8 +235,8 @@ def test_what_was_put_back_is_packed_in_order_again(journal: Journal) -> None:
     before = journal.store.history("session:a")
     compact(journal.store)
     its_own = of_its_blocks(journal)
-    with journal.store._database.write() as connection:
-        blocks.expand_changes(connection, its_own)
+    with journal.store.database.write() as sql:
+        blocks.expand_changes(sql, its_own)
     for _ in range(3):
         compact(journal.store)
         assert journal.store.history("session:a") == before
@@ -282,7 +282,7 @@ def test_erasing_takes_the_blocks_and_hands_forks_what_they_show(journal: Journa
     journal.store.erase([noted.record])
     for table in tables.OF_A_RECORD:
         assert rows(journal.store, table, record="session:a") == []
-    with journal.store._database.read() as connection:
+    with journal.store.database.read() as connection:
         left = connection.execute(tables.change_blocks.select()).all()
     assert not [block for block in left if b"session:a" in block.data]
     assert journal.store.load("session:b", window=99) == before
@@ -306,7 +306,7 @@ def test_a_damaged_block_is_named(journal: Journal) -> None:
     fill(journal, commits=12)
     compact(journal.store)
     its_own = of_its_blocks(journal)
-    with journal.store._database.write() as connection:
+    with journal.store.database.write() as connection:
         connection.execute(tables.change_blocks.update().where(its_own).values(data=b"no block"))
     with pytest.raises(CorruptState, match="a block of 8 bytes cannot be read"):
         journal.store.history("session:a")

@@ -40,13 +40,13 @@ def delete_item(key: bytes, collection: bytes = b"x") -> Step:
 
 def read(store: ColdStore, record: str, version: int, collection: bytes = b"x", prefix: bytes = b"") -> Any:
     """The items of a collection at a version, by key."""
-    with store._database.read() as connection:
-        return read_in(connection, store, record, version, collection, prefix)
+    with store.database.read(store.namespace) as sql:
+        return read_in(sql, record, version, collection, prefix)
 
 
-def read_in(connection: Any, store: ColdStore, record: str, version: int, collection: bytes, prefix: bytes) -> Any:
+def read_in(sql: Any, record: str, version: int, collection: bytes, prefix: bytes) -> Any:
     wanted = record_items.Range(collection, prefix)
-    found = record_items.page(connection, store.namespace, record, version, wanted, 1000, 10**9)
+    found = record_items.page(sql, record, version, wanted, 1000, 10**9)
     assert found is not None
     return {key: row.frame for key, row in found.rows}
 
@@ -94,11 +94,11 @@ class Model:
         store = self.journal.store
         for record, past in self.past.items():
             readable = range(store.oldest(record), (store.version(record) or 0) + 1)
-            with store._database.read() as connection:
+            with store.database.read(store.namespace) as sql:
                 for version in random.Random(len(past)).sample(readable, min(most, len(readable))):
                     for collection in COLLECTIONS:
                         expected = {key: frame for (where, key), frame in past[version].items() if where == collection}
-                        found = read_in(connection, store, record, version, collection, b"")
+                        found = read_in(sql, record, version, collection, b"")
                         assert found == expected, (record, version)
             for entry in store.history(record):
                 for kind, name, value in unpack(entry.data):
@@ -527,15 +527,15 @@ def test_a_fork_that_is_erased_meanwhile_is_handed_nothing(model: Model) -> None
     store.request(A)
     other = threading.Thread(target=store.erase, args=([A],))
     (key,) = _keys(model.journal, B)
-    with store._database.write() as connection:
-        erasure.erase(connection, store.namespace, [B])
+    with store.database.write(store.namespace) as sql:
+        erasure.erase(sql, [B])
         other.start()
         deadline = time.monotonic() + 10
         while other.is_alive() and not _waits(store):
             assert time.monotonic() < deadline
             time.sleep(0.005)
     other.join()
-    with store._database.read() as connection:
+    with store.database.read() as connection:
         left = connection.execute(tables.items.select().where(tables.items.c.record == key)).all()
     assert left == []
 
@@ -543,7 +543,7 @@ def test_a_fork_that_is_erased_meanwhile_is_handed_nothing(model: Model) -> None
 def _waits(store: ColdStore) -> bool:
     """Whether a transaction waits for another one."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    with store._database.read() as connection:
+    with store.database.read() as connection:
         return bool(connection.execute(text(query)).scalar())
 
 

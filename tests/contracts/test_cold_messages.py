@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from distributed_state.cold import archive, tables
-from distributed_state.cold.bulk import Row
+from distributed_state.cold.engine import Row, Sql
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.store import ColdStore
 from distributed_state.values import message_ranges
@@ -23,21 +22,21 @@ Opener = Callable[..., ColdStore]
 
 LATER = 10**12
 RECORDS = tuple(f"session:{name}" for name in "abcdef")
-Rule = Callable[[Connection, str, Sequence[Parsed]], list[Row]]
+Rule = Callable[[Sql, Sequence[Parsed]], list[Row]]
 _the_rule: Rule = archive._shown_again
 
 
-def every_run(connection: Connection, namespace: str, changes: Sequence[Parsed]) -> list[Row]:
+def every_run(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
     """The plainest rule: a row for each run of each `#segments`, whatever the states before showed."""
     of_each = ((item.entry.record, item.entry.version, run) for item in changes for run in item.runs)
-    return [*{(namespace, run.source, name, version, run.start, run.stop) for name, version, run in of_each}]
+    return [*{(sql.namespace, run.source, name, version, run.start, run.stop) for name, version, run in of_each}]
 
 
-def no_row_twice(connection: Connection, namespace: str, changes: Sequence[Parsed]) -> list[Row]:
+def no_row_twice(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
     """A rule that is wrong: what is noted already is not noted again, though a state hid it since."""
-    noted = {tuple(row[:3]) + tuple(row[4:]) for row in connection.execute(tables.shares.select())}
+    noted = {tuple(row[:3]) + tuple(row[4:]) for row in sql.execute(tables.shares.select())}
     found = []
-    for row in every_run(connection, namespace, changes):
+    for row in every_run(sql, changes):
         if (mark := row[:3] + row[4:]) not in noted:
             noted.add(mark)
             found.append(row)
@@ -257,8 +256,8 @@ def under_both(url: str, opened: Opener, seed: int, monkeypatch: Any, rule: Rule
     both = [Conversations(Journal(opened(url, snapshot_every=10)), random.Random(seed)) for _ in range(2)]
     plain = both[1].journal.store.namespace
 
-    def chosen(connection: Connection, namespace: str, changes: Sequence[Parsed]) -> list[Row]:
-        return (every_run if namespace == plain else rule)(connection, namespace, changes)
+    def chosen(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
+        return (every_run if sql.namespace == plain else rule)(sql, changes)
 
     monkeypatch.setattr(archive, "_shown_again", chosen)
     return both

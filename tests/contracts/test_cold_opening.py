@@ -36,8 +36,8 @@ Opener = Callable[..., ColdStore]
 
 def test_the_migrations_make_the_tables_that_the_code_expects(real_migrations: None, cold: ColdStore) -> None:
     """Nothing is left for Alembic to change after its own migrations."""
-    with cold._database.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+    with cold.database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection.connection), tables.metadata) == []
 
 
 @pytest.mark.wide
@@ -63,7 +63,7 @@ def test_a_read_of_the_past_waits_no_longer_than_others(postgres_url: str, opene
     cold = opened(postgres_url)
 
     def limit() -> Any:
-        with cold._database.read() as connection:
+        with cold.database.read() as connection:
             return connection.execute(text("SHOW statement_timeout")).scalar()
 
     assert cold.read_if(0, lambda cursor: True, limit, long=False) == [limit()] == ["10s"]
@@ -81,7 +81,7 @@ def test_without_migrations_an_empty_database_is_refused(tmp_path: Path, postgre
 def test_a_database_of_a_newer_release_is_refused(tmp_path: Path, postgres_url: str, opened: Opener) -> None:
     """An unknown revision is never migrated or used."""
     for url in (f"sqlite:///{tmp_path}/newer.db", postgres_url):
-        with opened(url)._database.write() as connection:
+        with opened(url).database.write() as connection:
             connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
         for migrate in (True, False):
             with pytest.raises(ConfigurationError, match="9999"):
@@ -94,7 +94,7 @@ def test_tables_of_before_the_first_release_are_refused(
 ) -> None:
     """It says how what is in them is carried over."""
     for url in (f"sqlite:///{tmp_path}/before.db", postgres_url):
-        with opened(url)._database.write() as connection:
+        with opened(url).database.write() as connection:
             connection.execute(text("UPDATE alembic_version SET version_num = :r"), {"r": revision})
         for migrate in (True, False):
             with pytest.raises(ConfigurationError, match=rf"revision {revision}.*distributed-state export.*import"):
@@ -212,7 +212,7 @@ def test_a_server_that_is_away_is_unavailable_and_comes_back(servers: Any) -> No
 def test_a_locked_sqlite_file_is_unavailable_after_the_wait(tmp_path: Path, opened: Opener) -> None:
     """A writer that holds the file too long is not mistaken for a bug."""
     store = opened(f"sqlite:///{tmp_path}/locked.db")
-    event.listen(store._database._engine, "checkout", lambda raw, *_: raw.execute("PRAGMA busy_timeout = 50"))
+    event.listen(store.database._engine, "checkout", lambda raw, *_: raw.execute("PRAGMA busy_timeout = 50"))
     other = sqlite3.connect(tmp_path / "locked.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(ColdUnavailable, match="locked"):
@@ -225,8 +225,8 @@ def test_a_locked_sqlite_file_is_unavailable_after_the_wait(tmp_path: Path, open
 def test_prepared_statements_can_be_switched_off(shared_database: str, opened: Opener) -> None:
     """PgBouncer in transaction mode gives each transaction another server connection."""
     store = opened(shared_database + "?prepare_threshold=none")
-    with store._database.read() as connection:
-        assert connection.connection.driver_connection.prepare_threshold is None  # type: ignore[union-attr]
+    with store.database.read() as connection:
+        assert connection.connection.connection.driver_connection.prepare_threshold is None  # type: ignore[union-attr]
 
 
 @pytest.mark.memory
@@ -268,7 +268,7 @@ def test_the_memory_database_serves_many_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(writes, journals))
     assert [store.version(f"session:{n}") for n in range(4)] == [30] * 4
-    with store._database.read() as connection:
+    with store.database.read() as connection:
         assert connection.execute(select(func.count()).select_from(tables.changes)).scalar() == 120
     store.close()
 
@@ -335,7 +335,7 @@ def test_a_namespace_of_another_layout_is_refused(url: str, opened: Opener) -> N
     first = store.register(8)
     assert store.register(16) == first, "what was registered first counts"
     table = tables.namespaces
-    with store._database.write() as connection:
+    with store.database.write() as connection:
         connection.execute(update(table).where(table.c.namespace == store.namespace).values(layout=99))
     with pytest.raises(ConfigurationError, match="has layout 99"):
         store.register(8)

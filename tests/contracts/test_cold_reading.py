@@ -274,7 +274,7 @@ def test_forks_of_a_record_are_found_with_their_versions(cold: ColdStore, journa
 
 def test_the_connections_of_a_server_are_counted(cold: ColdStore) -> None:
     found = cold.connections()
-    if cold._database.dialect == "sqlite":
+    if cold.database.dialect == "sqlite":
         assert found is None
     else:
         assert found is not None
@@ -285,12 +285,12 @@ def test_all_that_was_committed_is_moved_into_the_file(cold: ColdStore, journal:
     journal.commit("session:a", put("k", "1"))
     journal.flush()
     assert cold.sync()
-    file = cold._database._engine.url.database
-    if cold._database.dialect == "sqlite" and not cold._database.memory:
+    file = cold.database._engine.url.database
+    if cold.database.dialect == "sqlite" and not cold.database.memory:
         with sqlite3.connect(f"file:{file}?immutable=1", uri=True) as alone:  # without what is beside it
             assert alone.execute("SELECT record FROM records").fetchall() == [("session:a",)]
         alone.close()
-        with cold._database.read() as connection:
+        with cold.database.read() as connection:
             connection.execute(select(tables.records)).all()
             journal.commit("session:a", put("k", "2"))
             journal.flush()

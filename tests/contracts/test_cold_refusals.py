@@ -45,7 +45,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def execute(cold: ColdStore, statements: str) -> None:
-    with cold._database.write() as connection:
+    with cold.database.write() as connection:
         connection.execute(text(statements))
 
 
@@ -152,7 +152,7 @@ def test_a_refused_version_is_used_up_and_what_it_replaced_is_set_aside(
     journal.renew()
     journal.states["session:a"] = State(journal.epoch, 2, journal.past["session:a", 2])
     poison = journal.commit("session:a", put("k", "refused"))
-    if cold._database.dialect == "sqlite":
+    if cold.database.dialect == "sqlite":
         refused = f"NEW.event = '{poison.event}' BEGIN SELECT RAISE(ABORT, 'no'); END"
         execute(cold, f"CREATE TRIGGER no BEFORE INSERT ON changes WHEN {refused}")
     else:

@@ -217,8 +217,8 @@ def test_erasing_leaves_nothing_but_a_version(cold: ColdStore, journal: Journal)
     for table in tables.metadata.sorted_tables:
         for row in rows(cold, table):
             assert b"mango" not in b"|".join(v if isinstance(v, bytes) else str(v).encode() for v in row)
-    if cold._database.dialect == "sqlite" and not cold._database.memory:
-        path = Path(cold._database._engine.url.database or "")
+    if cold.database.dialect == "sqlite" and not cold.database.memory:
+        path = Path(cold.database._engine.url.database or "")
         for file in path.parent.glob(path.name + "*"):
             assert b"mango" not in file.read_bytes()
     assert cold.owned("mango-user") == []
@@ -275,10 +275,10 @@ def test_a_user_is_forgotten_while_an_archiver_holds_a_new_fork(
     owned, looks, holds = erasure.owned, 0, threading.Event()
 
     def archiver() -> None:
-        with cold._database.write() as connection:
-            record_index.lock(connection, cold.namespace, ["session:fork"])
+        with cold.database.write(cold.namespace) as sql:
+            record_index.lock(sql, ["session:fork"])
             holds.set()
-            record_index.lock(connection, cold.namespace, ["session:z"])
+            record_index.lock(sql, ["session:z"])
 
     with ThreadPoolExecutor() as pool:
         archiving = []

@@ -42,7 +42,7 @@ def filled(opened: Opener, tmp_path: Path, others: int) -> Journal:
 
 def steps(store: ColdStore, ask: Callable[[], object]) -> int:
     """How many instructions of SQLite's machine a question takes, in tens."""
-    engine = store._database._engine
+    engine = store.database._engine
     count = 0
 
     def one() -> int:
@@ -62,8 +62,8 @@ def steps(store: ColdStore, ask: Callable[[], object]) -> int:
 
 
 def purge(journal: Journal) -> None:
-    with journal.store._database.write() as connection:
-        purging.purge(connection, journal.store.namespace, [ASKED], journal.now, keep=10)
+    with journal.store.database.write(journal.store.namespace) as sql:
+        purging.purge(sql, [ASKED], journal.now, keep=10)
 
 
 QUESTIONS: dict[str, Callable[[Journal], object]] = {

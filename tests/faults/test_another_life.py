@@ -644,7 +644,7 @@ def test_many_replicas_begin_one_epoch(rewound: Rewound, archive: str) -> None:
         for thread in threads:
             thread.join()
         assert sorted(given) == [1, 2, 3, 4]
-        database = stores[0]._twin._lifecycle.cold._database
+        database = stores[0]._twin._lifecycle.cold.database
         with database.read() as connection:
             rows = connection.execute(cursors.select().order_by(cursors.c.ordinal)).mappings().all()
         assert [row["closed"] for row in rows] == [True, False]

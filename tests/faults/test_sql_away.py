@@ -301,10 +301,10 @@ async def test_a_worker_that_is_stopped_in_a_transaction_holds_nobody_up(
     opener.archive = postgres_url
     monkeypatch.setattr(patience.Attempt, "end", lambda self, why: None)  # a stopped worker's watch does not run either
     if not limited:
-        short = engine._limits
+        short = patience._limits
         monkeypatch.setattr(engine, "_limits", lambda *s: short(*s) | {"idle_in_transaction_session_timeout": 0})
     store = await begun(opener, sql_timeout=3.0, archiver=False)
-    stopped = tiers(store).cold._database.write()
+    stopped = tiers(store).cold.database.write()
     connection = stopped.__enter__()
     connection.exec_driver_sql("SELECT * FROM cursors FOR UPDATE")
     try:

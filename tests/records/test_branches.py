@@ -559,7 +559,7 @@ def untold(store: Any) -> None:
     """As it is when a process dies between publishing and noting that."""
     cold = tiers(store).cold
     mine = tables.branches.c.namespace == cold.namespace
-    with cold._database.write() as connection:
+    with cold.database.write() as connection:
         connection.execute(update(tables.branches).where(mine).values(told=False))
 
 

@@ -54,7 +54,7 @@ def cold(store: Any) -> Any:
 def statements(store: Any) -> Iterator[list[str]]:
     """What the store sends to SQL while the block runs."""
     sent: list[str] = []
-    engine = cold(store)._database._engine
+    engine = cold(store).database._engine
 
     def note(*given: Any) -> None:
         sent.append(given[2])
@@ -304,7 +304,7 @@ async def test_what_lies_in_quarantine_is_a_name_too(store: Any) -> None:
         "namespace": cold(store).namespace, "partition": keys.partition, "epoch": "1-a", "offset": 1, "event": "e",
         "record": "session:s", "version": 1, "reason": "r", "data": b"", "time_ms": 1,
     }  # fmt: skip
-    with cold(store)._database.write() as connection:
+    with cold(store).database.write() as connection:
         connection.execute(insert(tables.quarantine), row)
     assert set(cold(store).known_names(keys.partition)) == {"session:s", f"session:{beside(store, 's')}"}
 

@@ -963,9 +963,9 @@ async def test_the_past_is_read_in_one_visit_to_sql_and_only_if_sql_has_it(
         visits.append(getattr(getattr(call, "func", call), "__name__", ""))
         return await sql(call, *arguments)
 
-    with cold._database.one_read(), cold._database.read() as first, cold._database.long_read() as second:
+    with cold.database.one_read(), cold.database.read() as first, cold.database.long_read() as second:
         assert first is second
-    with cold._database.read() as later:
+    with cold.database.read() as later:
         assert later is not first
     reads = session.history, lambda: session.at(version=3), session.checkpoints, lambda: session.rollback(steps=1)
     monkeypatch.setattr(port, "sql", visited)

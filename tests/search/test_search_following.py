@@ -309,9 +309,9 @@ async def test_large_texts_are_written_a_few_at_a_time(opener: Any, monkeypatch:
     sizes = []
     real = search_index.write
 
-    def seen(connection: Any, namespace: str, claimer: str, until_ms: int, writes: Any, language: str) -> Any:
+    def seen(sql: Any, claimer: str, until_ms: int, writes: Any, language: str) -> Any:
         sizes.append(sum(len(each.text) for write in writes for each in write.put))
-        return real(connection, namespace, claimer, until_ms, writes, language)
+        return real(sql, claimer, until_ms, writes, language)
 
     monkeypatch.setattr(search_index, "write", seen)
     assert len(await places(store, MARK, limit=1000)) == 80

@@ -683,7 +683,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Python(
                 erasure.erase,
-                "connection.execute(delete(table).where(among(connection, table.c.record, keys)))",
+                "sql.execute(delete(table).where(sql.among(table.c.record, keys)))",
                 "reached()",
             ),
         ),

@@ -733,7 +733,7 @@ async def _erase(store: Any, id: str) -> None:
 def tiers_of_sql(store: Any, text: str) -> None:
     from sqlalchemy import text as sql
 
-    with core(store)._lifecycle.cold._database.write() as connection:
+    with core(store)._lifecycle.cold.database.write() as connection:
         mine = {"n": core(store).settings.namespace, "r": text}
         for table in ("changes", "messages", "snapshots"):
             key = "(SELECT key FROM records WHERE namespace = :n AND record = :r)"

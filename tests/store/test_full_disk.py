@@ -27,7 +27,7 @@ class Disk:
 
     def __init__(self, store: Any) -> None:
         self.full = False
-        event.listen(tiers(store).cold._database._engine.pool, "checkout", self._limit)
+        event.listen(tiers(store).cold.database._engine.pool, "checkout", self._limit)
 
     def _limit(self, connection: Any, *_: Any) -> None:
         connection.execute(f"PRAGMA max_page_count = {1 if self.full else 2**30}")

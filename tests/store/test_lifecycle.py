@@ -244,7 +244,7 @@ async def age(store: Any, days: float, *, upto: int, record: str = "session:s") 
     c = changes.c
     begun = (records.c.namespace == cold.namespace) & (records.c.record == record)
     mine = (c.record == select(records.c.key).where(begun).scalar_subquery()) & (c.version <= upto)
-    with cold._database.write() as connection:
+    with cold.database.write() as connection:
         connection.execute(update(changes).where(mine).values(time_ms=c.time_ms - int(days * 86_400_000)))
         connection.execute(update(records).where(begun).values(created_ms=0))
 

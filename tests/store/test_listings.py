@@ -201,20 +201,20 @@ def filled(cold: ColdStore, journal: Journal, many: int) -> None:
         tags.append((b"s", PHASE, b"p%d" % (number % 50)))
         journal.commit(f"session:a{number}", put("n", "1"), *tags)
     journal.flush()
-    if cold._database._engine.dialect.name == "postgresql":
-        with cold._database.write() as connection:
+    if cold.database._engine.dialect.name == "postgresql":
+        with cold.database.write() as connection:
             connection.execute(text("ANALYZE records"))
             connection.execute(text("ANALYZE tags"))
 
 
 def plan(cold: ColdStore, wanted: Wanted) -> str:
     """How the database says that it goes about a page."""
-    with cold._database.read() as connection:
-        walk = listings._by_id(cold.namespace, wanted, None)
-        query = (walk if wanted.by_id else listings._newest(cold.namespace, wanted, None, False)).limit(wanted.limit)
-        explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
-        compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
-        rows = connection.execute(text(explain + str(compiled).replace(":", "\\:")))
+    with cold.database.read(cold.namespace) as sql:
+        walk = listings._by_id(sql, wanted, None)
+        query = (walk if wanted.by_id else listings._newest(sql, wanted, None, False)).limit(wanted.limit)
+        explain = "EXPLAIN " if sql.postgresql else "EXPLAIN QUERY PLAN "
+        compiled = query.compile(sql.connection, compile_kwargs={"literal_binds": True})
+        rows = sql.execute(text(explain + str(compiled).replace(":", "\\:")))
         return "\n".join(" ".join(map(str, row)) for row in rows)
 
 
@@ -263,8 +263,8 @@ def test_a_phase_is_followed_before_and_after_it_is_archived(cold: ColdStore, jo
 def test_by_like_it_would_be_none(cold: ColdStore, journal: Journal) -> None:
     """The control."""
     filled(cold, journal, 3000)
-    with cold._database.read() as connection:
-        postgresql = connection.dialect.name == "postgresql"
+    with cold.database.read() as connection:
+        postgresql = connection.postgresql
         explain = "EXPLAIN" if postgresql else "EXPLAIN QUERY PLAN"
         rows = connection.execute(
             text(f"{explain} SELECT * FROM records WHERE record LIKE '%a5%' ORDER BY updated_ms LIMIT 20")

@@ -95,7 +95,7 @@ async def require_bounded(store: Any) -> None:
     await store.archive()
     cold = core(store)._lifecycle.cold
     assert [row.reason for row in cold.quarantined()] == []
-    with cold._database.read() as connection:
+    with cold.database.read() as connection:
         for table in tables.metadata.sorted_tables:
             indexed = {column for index in table.indexes for column in index.columns} | set(table.primary_key.columns)
             for column in indexed:

@@ -213,7 +213,7 @@ async def test_without_the_compare_and_set_the_overtaken_archiver_writes(
 ) -> None:
     """Negative control of G4: what came twice is refused by the table and lands in quarantine."""
     store = await quiet(opener)
-    monkeypatch.setattr(archiving, "_moved", lambda connection, namespace, batches: list(batches))
+    monkeypatch.setattr(archiving, "_moved", lambda sql, batches: list(batches))
     with pytest.raises(AssertionError):
         await two_with_one_batch(store)
 
