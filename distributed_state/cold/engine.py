@@ -57,11 +57,22 @@ from sqlalchemy.engine import URL
 from sqlalchemy.types import TypeDecorator, TypeEngine
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
-from distributed_state.cold import private_files
-from distributed_state.cold.patience import LONG, Patience, limit_postgresql, sign_of_postgresql, watch
+from distributed_state.cold.connections import (
+    LONG,
+    Patience,
+    display_name,
+    driver_arguments,
+    is_memory,
+    limit_postgresql,
+    parse_url,
+    places,
+    sign_of_postgresql,
+    sqlite_file,
+    watch,
+)
 from distributed_state.cold.tables import TEXT
-from distributed_state.cold.urls import display_name, driver_arguments, is_memory, parse_url, places, sqlite_file
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
+from distributed_state.settings import create_private
 
 Row = tuple[Any, ...]
 P = ParamSpec("P")
@@ -549,7 +560,7 @@ def prepare_sqlite(engine: Engine, seconds: float) -> None:
             raise ColdUnavailable(f"{path}: was deleted since it was opened")
         # SQLite would make it readable for all. To the files beside it it gives the mode that it has.
         if path and engine.url.query.get("mode", "rwc") == "rwc":
-            private_files.create(path)
+            create_private(path)
 
     def connect(connection: Any, record: Any) -> None:
         nonlocal opened

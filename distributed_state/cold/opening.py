@@ -21,11 +21,11 @@ from filelock import FileLock, Timeout
 from sqlalchemy import Connection, exc, func, insert, inspect, select, text
 from sqlalchemy.engine import URL
 
-from distributed_state.cold import private_files
+from distributed_state.cold.connections import parse_url, sqlite_file
 from distributed_state.cold.engine import Database, Sql
 from distributed_state.cold.tables import HEAD, REVISIONS, UNRELEASED, namespaces
-from distributed_state.cold.urls import parse_url, sqlite_file
 from distributed_state.errors import ConfigurationError
+from distributed_state.settings import create_private
 from distributed_state.values import chance
 
 _LOCK = 0x6473_7461_7465  # any number that others are unlikely to lock
@@ -208,7 +208,7 @@ def file_alone(url: str | URL) -> Iterator[None]:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise ConfigurationError(f"{path}: there is no folder {folder}")  # FileLock would make it
-    private_files.create(f"{path}.lock")
+    create_private(f"{path}.lock")
     # Opened in one thread, perhaps closed in another.
     lock = FileLock(f"{path}.lock", blocking=False, thread_local=False)
     try:

@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from distributed_state.cold.private_files import opener
+from distributed_state.settings import private_opener
 
 Message = dict[str, Any]
 _SAID = 2000
@@ -40,7 +40,7 @@ class WorkerProcess:
         """
         pipe = subprocess.PIPE
         self._log = log
-        with nullcontext() if log is None else open(log, "ab", opener=opener) as errors:
+        with nullcontext() if log is None else open(log, "ab", opener=private_opener) as errors:
             # Its own session: a Ctrl-C in the terminal is for us, who then end it.
             self._process = subprocess.Popen(
                 command,

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import orjson
 
+from distributed_state.cold.connections import parse_url
 from distributed_state.cold.opening import Known
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.urls import parse_url
 from distributed_state.errors import ColdUnavailable, ConfigurationError
 from distributed_state.events import handlers
 from distributed_state.port import Mutex, Port

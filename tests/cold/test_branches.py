@@ -43,7 +43,7 @@ def test_an_epoch_is_told_from_another_by_its_number() -> None:
 
 def named(*commits: tuple[int, int]) -> list[str]:
     """The branch of each commit, given as version and offset, in the order in which they come."""
-    line = _Line(None, "n", "session:s", 0, "3-a", None)  # type: ignore[arg-type]  # naming asks no database
+    line = _Line(None, "session:s", 0, "3-a", None)  # type: ignore[arg-type]  # naming asks no database
     names = []
     for version, offset in commits:
         names.append(line._name(entry(version, offset)))

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from distributed_state.cold import engine, patience, record_index, tables
+from distributed_state.cold import connections, record_index, tables
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
 from tests.journals import Journal, put, rows
@@ -130,7 +130,7 @@ def test_maintenance_reads_no_whole_table(
 ) -> None:
     """Of thirty records with twenty changes each; PostgreSQL would rather read them all, at this size too."""
     if not by_keys:
-        monkeypatch.setattr(patience, "_BY_KEYS", {})
+        monkeypatch.setattr(connections, "_BY_KEYS", {})
     cold = opened(postgres_url)
     with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute("ALTER TABLE changes SET (autovacuum_enabled = off)")

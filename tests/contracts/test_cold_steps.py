@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import FromClause, Join, and_, event, join
 
 from distributed_state.cold import commits, listings, purging, tables
+from distributed_state.cold.engine import Sql
 from distributed_state.cold.record_items import Range
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
@@ -159,8 +160,8 @@ def test_without_its_order_a_join_looks_at_everything(
     """The control."""
     r, c = tables.records.c, tables.changes.c
 
-    def inner(namespace: str, wanted: FromClause) -> Join:
-        named = join(wanted, tables.records, and_(r.namespace == namespace, r.record == wanted.c.record))
+    def inner(sql: Sql, wanted: FromClause) -> Join:
+        named = join(wanted, tables.records, and_(r.namespace == sql.namespace, r.record == wanted.c.record))
         return named.join(tables.changes, and_(c.record == r.key, c.version == wanted.c.version))
 
     monkeypatch.setattr(commits, "_changes", inner)

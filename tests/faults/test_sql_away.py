@@ -16,7 +16,7 @@ from below import names, redis_of, tiers, until
 from faces import core
 
 from distributed_state import ColdUnavailable, ConfigurationError
-from distributed_state.cold import engine, patience
+from distributed_state.cold import connections
 from distributed_state.programs.servers import PostgresServer, postgres_server
 from distributed_state.tiers.assembly import Absence
 
@@ -143,7 +143,7 @@ async def test_another_database_is_refused_when_it_comes(opener: Any, postgres_u
     store = await begun(opener)
     await store.close()
     with monkeypatch.context() as patched:
-        patched.setattr(patience, "sign_of_postgresql", None)
+        patched.setattr(connections, "sign_of_postgresql", None)
         patched.setattr("distributed_state.cold.store.opening.ready", _away)
         store = await opener(archive=postgres_url, partitions=PARTITIONS)
         await store.session("old0").set("n", 1)
@@ -247,8 +247,8 @@ def drop(store: Any, id: str) -> None:
 async def test_without_the_watch_a_frozen_server_is_waited_for(opener: Any, monkeypatch: Any) -> None:
     """The control of those that freeze it: nothing else notices. It is the watch that ends the wait."""
     with own_database(opener) as server:
-        monkeypatch.setattr(patience.Patience, "_watch", lambda self: None)
-        monkeypatch.setattr(patience.Patience, "require_life", lambda self: None)
+        monkeypatch.setattr(connections.Patience, "_watch", lambda self: None)
+        monkeypatch.setattr(connections.Patience, "require_life", lambda self: None)
         store = await begun(opener, archiver=False)
         await store.session("unseen").exists()  # its connection is in the pool
         server.pause()
@@ -299,10 +299,11 @@ async def test_a_worker_that_is_stopped_in_a_transaction_holds_nobody_up(
 ) -> None:
     """The server ends it; without that limit (the control) others wait for the rows that it has locked."""
     opener.archive = postgres_url
-    monkeypatch.setattr(patience.Attempt, "end", lambda self, why: None)  # a stopped worker's watch does not run either
+    # The watch of a worker that is stopped does not run either.
+    monkeypatch.setattr(connections.Attempt, "end", lambda self, why: None)
     if not limited:
-        short = patience._limits
-        monkeypatch.setattr(engine, "_limits", lambda *s: short(*s) | {"idle_in_transaction_session_timeout": 0})
+        short = connections._limits
+        monkeypatch.setattr(connections, "_limits", lambda *s: short(*s) | {"idle_in_transaction_session_timeout": 0})
     store = await begun(opener, sql_timeout=3.0, archiver=False)
     stopped = tiers(store).cold.database.write()
     connection = stopped.__enter__()

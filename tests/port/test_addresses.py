@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from certificates import signed_certificates
 
-from distributed_state.cold.urls import parse_url
+from distributed_state.cold.connections import parse_url
 from distributed_state.errors import ConfigurationError
 from distributed_state.port.addresses import host_and_port, node_name, read_address
 

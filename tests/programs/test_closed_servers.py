@@ -20,7 +20,7 @@ from hiredis import ReplyError
 from rich.console import Console
 
 from distributed_state import ConfigurationError, StateStore
-from distributed_state.cold import private_files
+from distributed_state.cold import engine, opening
 from distributed_state.cold.engine import Database
 from distributed_state.programs.replay.coordinator import read_conversations
 from distributed_state.programs.replay.run import Plan, replay
@@ -225,7 +225,8 @@ def test_negative_control_sqlite_alone_lets_others_read(
     tmp_path: Path, careless: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(private_files, "create", lambda path: None)
+    for module in (engine, opening):
+        monkeypatch.setattr(module, "create_private", lambda path: None)
     with StateStore.open(archive=f"sqlite:///{tmp_path}/a.db") as store:
         store.session("s").set("a", 1, durability="archived")
         assert set(open_to_others(tmp_path)) == {"a.db", "a.db-wal", "a.db-shm", "a.db.lock"}

@@ -391,10 +391,10 @@ def _is_such(tokens: Any, path: Path, prefix: str, rights: set[str], actor: str)
 
 def _write(path: Path, text: str) -> None:
     """Write a file that its owner alone may read, from its first byte on."""
-    from distributed_state.cold.private_files import opener
+    from distributed_state.settings import private_opener
 
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "x", opener=opener) as file:
+    with open(beside, "x", opener=private_opener) as file:
         file.write(f"{text}\n")
     beside.replace(path)
 
@@ -416,7 +416,7 @@ def export(
 
     Example: [cyan]distributed-state export user-123 --output user-123.jsonl[/]
     """
-    from distributed_state.cold.private_files import opener
+    from distributed_state.settings import private_opener
 
     if (id is None) != all:
         raise typer.BadParameter("give the id of a record, or --all")
@@ -426,7 +426,7 @@ def export(
             lines = store.export(id, scope=scope)
         file = sys.stdout
         if output is not None:
-            file = stack.enter_context(open(output, "w", encoding="utf-8", opener=opener))
+            file = stack.enter_context(open(output, "w", encoding="utf-8", opener=private_opener))
         if id is not None:
             file.writelines(f"{line}\n" for line in lines)
         else:

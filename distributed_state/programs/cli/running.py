@@ -89,9 +89,9 @@ def replay(
 
     Example: [cyan]distributed-state replay --workers 4 --kill 3[/]
     """
-    from distributed_state.cold.private_files import opener
     from distributed_state.programs.replay.coordinator import read_conversations
     from distributed_state.programs.replay.run import Plan, replay, show
+    from distributed_state.settings import private_opener
 
     conversations = read_conversations(file)
     given = context.obj
@@ -110,7 +110,7 @@ def replay(
     show(result, out)
     if report is not None:
         # Differences show what users said.
-        with open(report, "w", encoding="utf-8", opener=opener) as file_of_report:
+        with open(report, "w", encoding="utf-8", opener=private_opener) as file_of_report:
             file_of_report.write(json.dumps(result.to_dict(), indent=2) + "\n")
     if result.differences:
         raise typer.Exit(1)

@@ -160,7 +160,7 @@ def require_existing(context: typer.Context) -> None:
     """Raise NotFound if there is no store where the options name one."""
     url = context.obj["url"]
     if url is None:
-        from distributed_state.cold.urls import parse_url, sqlite_file
+        from distributed_state.cold.connections import parse_url, sqlite_file
         from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE
 
         file = sqlite_file(parse_url(context.obj["archive"] or EMBEDDED_ARCHIVE))
@@ -204,7 +204,7 @@ def _opened_or_archive(context: typer.Context, opening: AbstractContextManager[A
 def _require_namespace(context: typer.Context) -> None:
     """Raise NotFound if SQL answers and does not have the namespace. While SQL is unavailable Redis knows."""
     from distributed_state.cold import opening
-    from distributed_state.cold.urls import display_name, parse_url
+    from distributed_state.cold.connections import display_name, parse_url
 
     settings = distributed_state.Settings.of(**context.obj)
     archive = settings.archive

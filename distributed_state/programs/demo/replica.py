@@ -31,9 +31,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from distributed_state import Agent, Event, StateError, StateStore
-from distributed_state.cold.private_files import opener
 from distributed_state.events.config import digest
 from distributed_state.programs.worker_processes import Message, Parent
+from distributed_state.settings import private_opener
 
 START = "start"
 EVENT = "event"
@@ -233,7 +233,7 @@ class Notebook:
 
     def __init__(self, file: Path, parent: Parent) -> None:
         self.name = file.stem
-        self._file = open(file, "a", 1, "utf-8", opener=opener)  # noqa: SIM115 - for as long as the process lives
+        self._file = open(file, "a", 1, "utf-8", opener=private_opener)  # noqa: SIM115 - for as long as the process lives
         self._parent = parent
         self._mutex = threading.Lock()
 

@@ -21,7 +21,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from distributed_state import InvalidValue, StateStore
-from distributed_state.cold.private_files import opener
 from distributed_state.programs.replay.coordinator import (
     Ack,
     Conversation,
@@ -32,6 +31,7 @@ from distributed_state.programs.replay.coordinator import (
     Worker,
 )
 from distributed_state.programs.servers import redis_server_unless, working_folder
+from distributed_state.settings import private_opener
 
 OPERATIONS = ("begin", "read", "commit", "turn")
 _SHOWN = 20
@@ -42,7 +42,7 @@ def replay(plan: Plan, console: Console) -> Report:
     with ExitStack() as stack:
         folder = stack.enter_context(working_folder(plan.keep and plan.keep.resolve()))
         settings = stack.enter_context(_settings(plan, folder))
-        log = stack.enter_context(open(folder / "acknowledged.jsonl", "w", 1, "utf-8", opener=opener))
+        log = stack.enter_context(open(folder / "acknowledged.jsonl", "w", 1, "utf-8", opener=private_opener))
         with StateStore.open(**settings, archiver=plan.in_process) as store:
             if plan.namespace:
                 _refuse_to_mix(store, plan)

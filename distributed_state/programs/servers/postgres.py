@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
 
-from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
 from distributed_state.programs.servers.process import Server, launch, new_password, postgres_binaries, working_folder
+from distributed_state.settings import private_opener
 
 
 class PostgresServer(Server):
@@ -53,14 +53,14 @@ class PostgresServer(Server):
 
     def _initialise(self) -> None:
         said = self.directory / "password"
-        with open(said, "x", encoding="utf-8", opener=opener) as file:
+        with open(said, "x", encoding="utf-8", opener=private_opener) as file:
             file.write(f"{_verifier(self.password)}\n")
         if self._group is not None:
             shutil.chown(said, "nobody", self._group)
         command = [str(self._binaries / "initdb"), "-D", str(self._data), "-U", "postgres", f"--pwfile={said}"]
         command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
         try:
-            with open(self.log, "ab", opener=opener) as log:
+            with open(self.log, "ab", opener=private_opener) as log:
                 code = launch(command, self.directory, log.fileno(), nobodys_group=self._group).wait()
             if code != 0:
                 raise ConfigurationError(f"initdb failed:\n{self._log_tail()}")
@@ -135,7 +135,7 @@ def _enter_as(directory: Path, group: int) -> None:
 def _binaries_for_nobody(binaries: Path, directory: Path, group: int) -> Path:
     """The folder itself, or a copy below `directory` if the user nobody may not look into it (a venv of root's)."""
     try:
-        with open(directory / "server.log", "ab", opener=opener) as log:
+        with open(directory / "server.log", "ab", opener=private_opener) as log:
             launch([str(binaries / "postgres"), "--version"], directory, log.fileno(), nobodys_group=group).wait()
         return binaries
     except PermissionError:

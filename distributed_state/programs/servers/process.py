@@ -31,8 +31,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
+from distributed_state.settings import private_opener
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -170,7 +170,7 @@ class Server(ABC):
 
     def _spawn(self) -> None:
         self._paused = False
-        with open(self.log, "ab", opener=opener) as log:
+        with open(self.log, "ab", opener=private_opener) as log:
             self._process = self._launch(log.fileno())
         guard(self._process.pid)
         atexit.unregister(self.kill)

@@ -23,7 +23,6 @@ from typing import Any, Self
 
 from hiredis import Reader, ReplyError
 
-from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
 from distributed_state.port.commands import packed
 from distributed_state.programs.servers.process import (
@@ -35,7 +34,7 @@ from distributed_state.programs.servers.process import (
     wait_until,
     working_folder,
 )
-from distributed_state.settings import without_password
+from distributed_state.settings import private_opener, without_password
 
 _CHUNK = 65_536
 SERVICE = "mymaster"
@@ -280,7 +279,7 @@ class SentinelServer(RedisServer):
         super().__init__(binary, ("--requirepass", primary.password), directory)
         self._configuration = directory / "sentinel.conf"
         # It holds the password, of which the command line says nothing.
-        with open(self._configuration, "w", encoding="utf-8", opener=opener) as file:
+        with open(self._configuration, "w", encoding="utf-8", opener=private_opener) as file:
             file.write(self._first_configuration(primary, quorum, down_after_ms))
 
     @property
