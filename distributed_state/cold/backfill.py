@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import and_, func, select
 
-from distributed_state.cold import blocks, branches, commits, erasure, quarantine, record_index
+from distributed_state.cold import blocks, branches, erasure, quarantine, record_history, record_index
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.engine import Sql, chunks
 from distributed_state.cold.entries import LARGEST
@@ -47,7 +47,7 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
     if not keep and not is_at(sql, held.partition, after):
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
-    heads = commits.heads(sql, names)
+    heads = record_history.heads(sql, names)
     # Changes of a repair that was broken off before they were in Redis.
     unseen = {name: head for name, head in heads.items() if _is_unseen(held, name, head)}
     undone = {name: head.version for name, head in unseen.items() if _is_passed(held, name, head)}
@@ -61,7 +61,7 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
         plan.lose_items(name, known.get(name, 0))
     alone = held.entries.get("", ())
     left = [*alone, *plan.aside, *plan.beside]
-    lacking = commits.lacking(sql, held.partition, held.epoch, left)
+    lacking = record_history.lacking(sql, held.partition, held.epoch, left)
     carried = plan.carried + [entry for entry in alone if entry.event in lacking]
     plan.done.aside = sum(entry.event in lacking for entry in plan.aside)
     beside = [entry for entry in plan.beside if entry.event in lacking]

@@ -22,7 +22,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, literal, or_, select, true, tuple_
 
-from distributed_state.cold import branches, commits, epochs, record_index
+from distributed_state.cold import branches, epochs, record_history, record_index
 from distributed_state.cold.engine import Sql, chunks
 from distributed_state.cold.entries import LARGEST, Parsed, parse
 from distributed_state.cold.record_index import Head, hashed
@@ -320,7 +320,7 @@ def forked(sql: Sql, source: str, limit: int) -> list[tuple[str, int | None, int
     query = select(r.record, r.created_ms, r.deleted).where(r.namespace == sql.namespace, r.parent == source)
     found = []
     for record, created_ms, deleted in sql.execute(query.order_by(r.key.desc()).limit(limit)):
-        rows = commits.outlines(sql, record, before=2, limit=1)
+        rows = record_history.outlines(sql, record, before=2, limit=1)
         names = {name: value for row in rows for _, name, value in unpack(row.data)}
         version = names.get(PARENT, b"").rpartition(b"@")[2]
         found.append((record, int(version) if version.isdigit() else None, created_ms, deleted))

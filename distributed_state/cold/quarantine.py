@@ -22,7 +22,7 @@ from typing import Any
 
 from sqlalchemy import and_, delete, exc, func, insert, select, update
 
-from distributed_state.cold import blocks, commits, record_index
+from distributed_state.cold import blocks, record_history, record_index
 from distributed_state.cold.engine import Sql, chunks
 from distributed_state.cold.entries import LARGEST, subject
 from distributed_state.cold.record_index import Head
@@ -125,7 +125,7 @@ def set_aside(sql: Sql, head: Head, first: int, reason: str) -> None:
             "epoch": epoch, "offset": entry.offset, "event": entry.event, "version": entry.version,
             "data": entry.data, "time_ms": entry.time_ms, "reason": reason,
         }
-        for epoch, entry in commits.whole(sql, head["key"], head["record"], first - 1)
+        for epoch, entry in record_history.whole(sql, head["key"], head["record"], first - 1)
     ]  # fmt: skip
     if rows:
         sql.execute(insert(quarantine), rows)
@@ -154,7 +154,7 @@ def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[Jo
     # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
     named = {entry.record for entry in entries}
     record_index.lock(sql, named | {record_index.hashed(sql.namespace, each) for each in named})
-    lost = commits.lacking(sql, partition, epoch, entries)
+    lost = record_history.lacking(sql, partition, epoch, entries)
     rows = [
         {
             "namespace": sql.namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,

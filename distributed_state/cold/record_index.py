@@ -22,6 +22,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    func,
     literal,
     select,
     union_all,
@@ -29,7 +30,8 @@ from sqlalchemy import (
 
 from distributed_state.cold.engine import Row, Sql, chunks
 from distributed_state.cold.entries import Parsed, parse
-from distributed_state.cold.tables import TEXT, quarantine, records, tags
+from distributed_state.cold.tables import TEXT, change_blocks, changes, quarantine, records, snapshots, tags
+from distributed_state.errors import NotFound
 from distributed_state.values.journal import JournalEntry, State, pack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, PHASE, TAG
 from distributed_state.values.search import tag_of
@@ -148,6 +150,21 @@ def key_of(sql: Sql, record: str) -> ScalarSelect[int]:
     return (
         select(records.c.key).where(records.c.namespace == sql.namespace, records.c.record == record).scalar_subquery()
     )
+
+
+def oldest(sql: Sql, record: str) -> int:
+    """The first version that can still be read."""
+    versions = (changes.c.version, snapshots.c.version, change_blocks.c.first)
+    key = key_of(sql, record)
+    first = [select(func.min(version)).where(version.table.c.record == key) for version in versions]
+    found = sql.execute(select(*(query.scalar_subquery() for query in first))).one()
+    known = [version for version in found if version is not None]
+    if known:
+        return int(min(known))
+    head = find(sql, record)
+    if head is None:
+        raise NotFound(f"{record} is not in the archive")
+    return int(head["version"])
 
 
 def heads(sql: Sql, changes: Iterable[Parsed], existing: Mapping[str, Head]) -> dict[str, dict[str, Any]]:

@@ -45,7 +45,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import inspect as inspect_database
 
-from distributed_state.cold import commits, record_history, record_index, record_items
+from distributed_state.cold import record_history, record_index, record_items
 from distributed_state.cold.engine import Array, Sql
 from distributed_state.cold.record_items import Layer
 from distributed_state.cold.tables import SERIAL, TEXT, items, records
@@ -493,7 +493,7 @@ def _changed(sql: Sql, one: Due) -> Changed | None:
     pieces: dict[Name, Piece] = {}
     at, size = one.known[1], 0
     while at < one.version and size < _BYTES:
-        found = commits.whole(sql, one.key, one.record, at, one.version + 1, _ENTRIES)
+        found = record_history.whole(sql, one.key, one.record, at, one.version + 1, _ENTRIES)
         if not found:
             return None
         for epoch, entry in found:

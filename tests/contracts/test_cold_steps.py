@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import FromClause, Join, and_, event, join
 
-from distributed_state.cold import commits, listings, purging, tables
+from distributed_state.cold import listings, purging, record_history, tables
 from distributed_state.cold.engine import Sql
 from distributed_state.cold.record_items import Range
 from distributed_state.cold.store import ColdStore
@@ -164,6 +164,6 @@ def test_without_its_order_a_join_looks_at_everything(
         named = join(wanted, tables.records, and_(r.namespace == sql.namespace, r.record == wanted.c.record))
         return named.join(tables.changes, and_(c.record == r.key, c.version == wanted.c.version))
 
-    monkeypatch.setattr(commits, "_changes", inner)
+    monkeypatch.setattr(record_history, "_changes", inner)
     few, many = asked(opened, tmp_path, "lacking")
     assert many > 2 * few

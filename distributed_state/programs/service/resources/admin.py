@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 from starlette.responses import Response
 
-from distributed_state.cold.access_tokens import AccessTokenStore
+from distributed_state.cold.store import AccessTokenStore
 from distributed_state.errors import AccessDenied, InvalidValue, NotFound, Unavailable
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
