@@ -16,14 +16,23 @@ from typing import Any, NotRequired, TypedDict
 
 from sqlalchemy import and_, bindparam, exc, select, update
 
-from distributed_state.cold import erasure, quarantine, record_index, record_items, tables
+from distributed_state.cold import aside, erasure, record_index, record_items, tables
+from distributed_state.cold.aside import Fault, set_aside
 from distributed_state.cold.engine import Row, Sql
-from distributed_state.cold.entries import Parsed, parent_record, parse, phase_text, refuse_long
 from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.erasure import inherit
-from distributed_state.cold.quarantine import Fault, set_aside
 from distributed_state.cold.record_history import snapshot_row, states
-from distributed_state.cold.record_index import hashed, keys, lock, put
+from distributed_state.cold.record_index import (
+    Parsed,
+    hashed,
+    keys,
+    lock,
+    parent_record,
+    parse,
+    phase_text,
+    put,
+    refuse_long,
+)
 from distributed_state.cold.record_items import OlderItem
 from distributed_state.cold.values import Batch
 from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownStep
@@ -59,14 +68,14 @@ def _moved(sql: Sql, batches: Sequence[Batch]) -> list[Batch]:
     moved = [
         batch
         for batch in batches
-        if at.get((batch.partition, batch.epoch)) == (batch.from_offset, quarantine.storable(batch.from_event))
+        if at.get((batch.partition, batch.epoch)) == (batch.from_offset, aside.storable(batch.from_event))
     ]
     if moved:
         change = update(tables.cursors).where(
             c.namespace == sql.namespace, c.partition == bindparam("p"), c.epoch == bindparam("e")
         )
         rows = [
-            {"p": batch.partition, "e": batch.epoch, "o": last.offset, "id": quarantine.storable(last.event)}
+            {"p": batch.partition, "e": batch.epoch, "o": last.offset, "id": aside.storable(last.event)}
             for batch in moved
             for last in batch.entries[-1:]
         ]
@@ -86,7 +95,7 @@ class Intake:
         """Insert all that these batches hold. Raises Stopped where SQL does not take an entry for now."""
         self._insert([item for batch in batches for item in self._parse(batch)], snapshot_every)
         if self._stopped:
-            raise quarantine.Stopped(self._stopped)
+            raise aside.Stopped(self._stopped)
 
     def _parse(self, batch: Batch) -> list[Parsed]:
         parsed = []
@@ -114,12 +123,12 @@ class Intake:
                 self._carry(parsed, every)
             return
         except Exception as error:
-            fault = quarantine.fault_of(self.sql, error)
+            fault = aside.fault_of(self.sql, error)
             if fault is None:
                 raise
             if len(parsed) == 1:
                 (blamed,) = parsed
-                if quarantine.is_collision(self.sql, error) and self._make_way(blamed):
+                if aside.is_collision(self.sql, error) and self._make_way(blamed):
                     self._insert(parsed, every)
                 elif fault is Fault.ROW:
                     self._refuse(blamed.entry, blamed.partition, blamed.epoch, error, blamed)
@@ -173,10 +182,10 @@ class Intake:
         """Put an entry into quarantine."""
         try:
             with self.sql.begin_nested():
-                quarantine.keep_refused(self.sql, entry, partition, epoch, error)
+                aside.keep_refused(self.sql, entry, partition, epoch, error)
             self.quarantined.add(entry.event)
         except Exception as again:
-            if quarantine.fault_of(self.sql, again) is None:
+            if aside.fault_of(self.sql, again) is None:
                 raise
             self._stop(entry, partition, again)
         if item is not None and item.entry.record:
@@ -185,7 +194,7 @@ class Intake:
                     self._use_up(item)
             except Exception as again:
                 # SQL may refuse the record's row itself. Then it keeps the row of the version before.
-                if quarantine.fault_of(self.sql, again) is None:
+                if aside.fault_of(self.sql, again) is None:
                     raise
 
     def _use_up(self, item: Parsed) -> None:
@@ -199,7 +208,7 @@ class Intake:
         """Note that SQL does not take an entry for now."""
         text = f"SQL does not take entry {entry.offset}"
         text += f" ({entry.record[:200]} version {entry.version})" if entry.record else ""
-        why = f"{text}: {quarantine.reason_of(error)}; it is tried again until SQL does"
+        why = f"{text}: {aside.reason_of(error)}; it is tried again until SQL does"
         self._stopped.setdefault(partition, (entry.offset, why))
 
     def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: dict[str, record_index.Head]) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 
 from sqlalchemy import and_, func, select
 
-from distributed_state.cold import blocks, branches, erasure, quarantine, record_history, record_index
+from distributed_state.cold import aside, blocks, erasure, record_history, record_index
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.engine import Sql, chunks
-from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.epochs import clock_us, is_at
 from distributed_state.cold.record_history import states
+from distributed_state.cold.record_index import LARGEST
 from distributed_state.cold.tables import events
 from distributed_state.cold.values import RESOLVED, Archived, Backfilled, Batch, Cursor, Held
 from distributed_state.values import codec, field_ttl, message_ranges
@@ -68,15 +68,15 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
     plan.done.branched = len(beside)
     if not keep:
         for name in sorted(undone):
-            quarantine.undo(sql, name, undone[name], before.get(name))
+            aside.undo(sql, name, undone[name], before.get(name))
         batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=plan.place))
         # First these: behind a record that came whole they would be taken for purged.
-        quarantine.set_aside_lacking(sql, held.partition, held.epoch, plan.aside, RESOLVED)
-        branches.keep(sql, held.partition, held.epoch, beside, _BESIDE)
+        aside.set_aside_lacking(sql, held.partition, held.epoch, plan.aside, RESOLVED)
+        aside.keep(sql, held.partition, held.epoch, beside, _BESIDE)
         erasure.erase(sql, plan.erased)
         intake = Intake(sql)
         intake.take([batch], snapshot_every)
-        quarantine.unresolve(sql, plan.refuse(intake.quarantined))
+        aside.unresolve(sql, plan.refuse(intake.quarantined))
         erasure.hand(sql, plan.borrowed)
         _note(sql, held, plan.notes)
     return plan.done

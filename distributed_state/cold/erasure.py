@@ -30,11 +30,10 @@ from sqlalchemy import (
     update,
 )
 
-from distributed_state.cold import blocks, branches, record_index
+from distributed_state.cold import aside, blocks, record_index
 from distributed_state.cold.engine import Row, Sql, chunks
-from distributed_state.cold.entries import Parsed
 from distributed_state.cold.listings import forks, owned
-from distributed_state.cold.record_index import ERASED, NOWHERE, Head, erased_unknown, forgotten, hashed, lock
+from distributed_state.cold.record_index import ERASED, NOWHERE, Head, Parsed, erased_unknown, forgotten, hashed, lock
 from distributed_state.cold.tables import (
     OF_A_RECORD,
     erasures,
@@ -54,7 +53,7 @@ from distributed_state.values.model import ERASE, FORGET
 
 def request(sql: Sql, record: str, actor: str = "") -> list[Erasure]:
     """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
-    rows = branches.heads(sql, [record]) | lock(sql, [record])
+    rows = aside.heads(sql, [record]) | lock(sql, [record])
     if not rows:
         _note_when(sql, erased_unknown(sql.namespace, record))
     _note(sql, [Erasure(each, row["partition"], None, False, 0, actor) for each, row in rows.items()])
@@ -107,7 +106,7 @@ def erase(sql: Sql, names: Sequence[str]) -> None:
             sql.execute(delete(table).where(sql.among(table.c.record, keys)))
         q = quarantine.c
         sql.execute(delete(quarantine).where(q.namespace == sql.namespace, sql.among(q.record, chunk)))
-        branches.erase(sql, chunk)
+        aside.erase(sql, chunk)
         sql.execute(delete(events).where(events.c.namespace == sql.namespace, sql.among(events.c.subject, chunk)))
         let_go(sql, chunk)
         gone = {name for name, record in hashes.items() if record in rows}
@@ -132,7 +131,7 @@ def complete(sql: Sql, done: Mapping[str, int]) -> None:
         living = lock(sql, chunk)
         gone = [record for record in chunk if record not in living]
         sql.execute(delete(events).where(events.c.namespace == sql.namespace, sql.among(events.c.subject, gone)))
-        branches.erase(sql, gone)
+        aside.erase(sql, gone)
         mine = and_(e.namespace == sql.namespace, e.record == bindparam("r"), e.version == bindparam("v"))
         sql.execute(delete(erasures).where(mine), [{"r": record, "v": done[record]} for record in chunk])
 
@@ -178,7 +177,7 @@ def _locked(sql: Sql, user: str) -> dict[str, Head]:
     wanted = set(owned(sql, user))
     while True:
         held = sql.begin_nested()
-        found = branches.heads(sql, wanted) | lock(sql, wanted)
+        found = aside.heads(sql, wanted) | lock(sql, wanted)
         # A fork of a record that is held is not archived before this is committed, and noted then.
         late = set(owned(sql, user)) - wanted
         if not late:
@@ -307,7 +306,7 @@ def _expand_shared(sql: Sql, sources: Collection[int]) -> None:
     shared = and_(s.namespace == r.namespace, s.source == r.record, s.record != s.source)
     query = select(r.key).join(shares, shared).where(sql.among(r.key, sources)).distinct()
     keys = sql.execute(query).scalars().all()
-    blocks.expand_messages(sql, sql.among(message_blocks.c.record, keys))
+    blocks.expand_some(sql, blocks.MESSAGES, sql.among(message_blocks.c.record, keys))
 
 
 def let_go(sql: Sql, names: Collection[str]) -> None:
@@ -345,7 +344,7 @@ def inherit(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> No
     ]
     if not runs:
         return
-    blocks.expand_messages(sql, message_blocks.c.record.in_({run["p"] for run in runs}))
+    blocks.expand_some(sql, blocks.MESSAGES, message_blocks.c.record.in_({run["p"] for run in runs}))
     m = messages.c
     own = messages.alias("own").c
     query = select(bindparam("r", type_=BigInteger), m.seq, literal_column("0"), m.data)

@@ -22,10 +22,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, literal, or_, select, true, tuple_
 
-from distributed_state.cold import branches, epochs, record_history, record_index
+from distributed_state.cold import aside, epochs, record_history, record_index
 from distributed_state.cold.engine import Sql, chunks
-from distributed_state.cold.entries import LARGEST, Parsed, parse
-from distributed_state.cold.record_index import Head, hashed
+from distributed_state.cold.record_index import LARGEST, Head, Parsed, hashed, parse
 from distributed_state.cold.tables import events, items, layers, records, shares, tags
 from distributed_state.cold.values import Batch, Listed, Mortal, Sought, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
@@ -289,7 +288,7 @@ def owned(sql: Sql, user: str) -> list[str]:
     """All records of a user, deleted ones too, and every record forked from one of them, however far."""
     r = records.c
     # Two statements, because SQLite answers an OR of them by reading the whole namespace.
-    found = branches.owned(sql, user)
+    found = aside.owned(sql, user)
     for condition in (r.owner == user, r.record == f"user:{user}"):
         found.update(sql.execute(select(r.record).where(r.namespace == sql.namespace, condition)).scalars())
     new = found

@@ -1,8 +1,10 @@
-"""Reads records back. Law: a state is its latest snapshot and the fold of the changes after it, in order.
+"""Reads records and their commits back, and says which of some commits SQL has.
 
-One row of `changes` per version: what a new epoch replaced was moved to quarantine when it was archived.
+Law: a state is its latest snapshot and the fold of the changes after it, in order. There is one row of `changes` per
+version: what a new epoch replaced was moved to quarantine when it was archived. A commit is read as it was written; a
+commit is known by its event, never by record and version.
 
-Design: sections 9, 11.
+Design: sections 9, 11, 14.
 """
 
 from __future__ import annotations
@@ -33,9 +35,8 @@ from sqlalchemy import (
 
 from distributed_state.cold import blocks, record_index, record_items
 from distributed_state.cold.engine import Row, Sql, chunks
-from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.epochs import last_event
-from distributed_state.cold.record_index import ERASED, Head, find, following, hashed, key_of, keys, oldest
+from distributed_state.cold.record_index import ERASED, LARGEST, Head, find, following, hashed, key_of, keys, oldest
 from distributed_state.cold.tables import TEXT, change_blocks, changes, events, messages, quarantine, records, snapshots
 from distributed_state.cold.values import RESOLVED, Archived, Commits
 from distributed_state.errors import NotFound

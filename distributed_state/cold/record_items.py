@@ -42,8 +42,7 @@ from sqlalchemy import (
 )
 
 from distributed_state.cold.engine import Row, Sql, chunks
-from distributed_state.cold.entries import LARGEST, Parsed
-from distributed_state.cold.record_index import ERASED, Head, find, keys, oldest
+from distributed_state.cold.record_index import ERASED, LARGEST, Head, Parsed, find, keys, oldest
 from distributed_state.cold.tables import TEXT, items, layers, records
 from distributed_state.errors import NotFound
 

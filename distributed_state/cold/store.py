@@ -1,8 +1,9 @@
 """The archive of one namespace in SQL. Blocking, and safe to call from many threads.
 
-Law: every method is one transaction (a purge: one per chunk), so it happened, or it did not.
+Law: every method is one transaction (maintenance: one a page), so it happened, or it did not. Most methods are
+functions of the files of this folder, which take the transaction first; they are described there.
 
-Design: section 9.
+Design: sections 9, 17.
 """
 
 from __future__ import annotations
@@ -18,21 +19,19 @@ from sqlalchemy.engine import URL
 
 from distributed_state.cold import (
     archive,
+    aside,
     backfill,
-    blocks,
     epochs,
     erasure,
     listings,
+    maintenance,
     opening,
-    purging,
-    quarantine,
     record_history,
     record_index,
     record_items,
-    reencrypt,
 )
 from distributed_state.cold.archive import Imported
-from distributed_state.cold.branches import BranchStore
+from distributed_state.cold.aside import BranchStore
 from distributed_state.cold.engine import Database, Part, Sql, keep_for_ever, reads, reads_long, writes, writes_long
 from distributed_state.cold.epochs import clock_us
 from distributed_state.cold.opening import Known
@@ -50,6 +49,294 @@ from distributed_state.values.journal import Happened
 
 _c = access_tokens.c
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+T = TypeVar("T")
+_CONNECTIONS = """
+select (select count(*) from pg_stat_activity where backend_type = 'client backend'), setting
+from pg_settings where name = 'max_connections'
+"""
+RECENT = 600.0  # seconds for which an epoch that began is news
+MINTED = "epochs minted lately"
+NEWEST = "newest quarantined"
+NONE_MINTED = "none began behind another one lately"
+_COUNTED = {"records": records, "cursors": cursors, "erasures": erasures}
+
+
+class ColdStore(Part):
+    """One namespace of a SQL database. Record texts, ids and users are given as `model.escape` writes them."""
+
+    def __init__(self, database: Database, namespace: str, snapshot_every: int, opened: ExitStack) -> None:
+        super().__init__(database, namespace)
+        self.snapshot_every = snapshot_every
+        self.branches = BranchStore(database, namespace)
+        self.search = SearchStore(database, namespace)
+        self.access_tokens = AccessTokenStore(database, namespace)
+        self._opened = opened
+
+    @classmethod
+    def open(
+        cls,
+        url: str | URL,
+        namespace: str,
+        *,
+        migrate: bool = True,
+        snapshot_every: int = 100,
+        timeout: float = 10.0,
+        alone: bool = False,
+    ) -> ColdStore:
+        """Open a database: `memory`, `sqlite:///path`, `postgresql://...` or another SQLAlchemy URL.
+
+        With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
+        PostgreSQL work behind PgBouncer. `timeout` seconds is what one answer may take. With `alone` no other embedded
+        store has it open meanwhile. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
+        """
+        if snapshot_every < 1:
+            raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")
+        with ExitStack() as stack:
+            if alone:
+                stack.enter_context(opening.file_alone(url))
+            database = Database(url, timeout)
+            stack.callback(database.close)
+            opening.ready(database, migrate)
+            if alone:
+                stack.enter_context(opening.namespace_alone(database, namespace))
+            database.opened = True
+            return cls(database, namespace, snapshot_every, stack.pop_all())
+
+    @classmethod
+    def open_later(
+        cls, url: str | URL, known: Known, *, migrate: bool = True, snapshot_every: int = 100, timeout: float = 10.0
+    ) -> ColdStore:
+        """Open a database that is away: everything raises ColdUnavailable until it is there.
+
+        Then it is looked at as `open` does, and must be the one that is `known`; else everything raises
+        ConfigurationError.
+        """
+        database = Database(url, timeout)
+
+        def prove() -> None:
+            opening.ready(database, migrate)
+            opening.require_known(database, known)
+
+        database.open_later(prove)
+        stack = ExitStack()
+        stack.callback(database.close)
+        return cls(database, known.namespace, snapshot_every, stack)
+
+    @property
+    def away(self) -> str:
+        """Why SQL is thought not to answer, "" if it did when it was last asked. Asks nobody."""
+        return self.database.away
+
+    def register(self, partitions: int) -> tuple[str, int]:
+        """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
+        return opening.register(self.database, self.namespace, partitions)
+
+    # Epochs, and how far each partition is archived
+
+    cursor = reads(epochs.cursor)
+    cursors = reads(epochs.newest)
+    mint = writes(epochs.mint)
+    begin = writes(epochs.begin)
+    begin_repaired = writes(epochs.begin_repaired)
+    never_begun = writes(epochs.never_begun)
+    any_begun = reads(epochs.any_begun)
+    last_begun = reads(epochs.last_begun)
+    last_events = reads(epochs.last_events)
+    is_repaired = reads(epochs.is_repaired)
+    minted_since = reads(epochs.minted_since)
+    clock_us = reads(epochs.clock_us)
+
+    def read_if(
+        self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T], *, long: bool
+    ) -> list[T]:
+        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment.
+
+        With `long` the statements may take as long as those of maintenance.
+        """
+        with self.database.one_read(self.namespace, long=long):
+            return [read()] if there(self.cursor(partition)) else []
+
+    # Archiving
+
+    def archive(self, batches: Sequence[Batch]) -> dict[int, set[str]]:
+        """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.
+
+        An entry that the database refuses for what is in it goes to quarantine, and the others go on: of each partition
+        the events of those are returned.
+        """
+        with self.database.write(self.namespace) as sql:
+            return archive.archive(sql, batches, self.snapshot_every)
+
+    known_names = reads(record_index.known_names)
+    holds = reads(record_history.holds)
+    has_version = reads(record_history.has_version)
+    lacking = reads(record_history.lacking)
+    known = reads(record_history.known_commits)
+    set_aside = writes(aside.set_aside_acknowledged)
+    event_archived = reads(listings.event_archived)
+
+    # Repair of an SQL that is older than Redis
+
+    changed_since = reads(epochs.changed_since)
+    reach = writes(epochs.reach)
+
+    def backfill(self, held: Held, after: Cursor | None, *, keep: bool) -> Backfilled | None:
+        """Bring to SQL what Redis has of these records and SQL lacks, if a partition's cursor still is `after`.
+
+        `keep`: change nothing, only say what would be done. None: the cursor moved.
+        """
+        transaction = self.database.long_read if keep else self.database.long_write
+        with transaction(self.namespace) as sql:
+            return backfill.backfill(sql, held, after, self.snapshot_every, keep=keep)
+
+    def add_events(self, happened: Sequence[Happened], *, keep: bool) -> int:
+        """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
+        with (self.database.read if keep else self.database.write)(self.namespace) as sql:
+            return backfill.add_events(sql, happened, keep=keep)
+
+    # Reading a record
+
+    version = reads(record_index.version)
+    oldest = reads(record_index.oldest)
+    load = reads(record_history.load)
+    applied = reads(record_history.applied)
+    state_at = reads(record_history.state_at)
+    step_back = reads(record_history.step_back)
+    history = reads_long(record_history.entries)
+    outlines = reads_long(record_history.outlines)
+    checkpoints = reads(record_history.checkpoints)
+    messages = reads_long(record_history.messages_of)
+    message_lengths = reads(record_history.message_lengths)
+    since = reads(record_history.since)
+    items = reads(record_items.found)
+    list_items = reads(record_items.page)
+    items_changed_since = reads(record_items.changed_since)
+    older_items = reads_long(record_items.older)
+
+    # Listings and events
+
+    listing = reads(listings.listing)
+    count = reads(listings.count)
+    count_items = reads(listings.count_items)
+    mortal = reads(listings.mortal)
+    forked = reads(listings.forked)
+    owned = reads(listings.owned)
+    audit = reads(listings.audit)
+    event = reads(listings.event_by_id)
+
+    # Erasure
+
+    request = writes(erasure.request)
+    request_owned = writes(erasure.request_owned)
+    pending = reads(erasure.pending)
+
+    def erase(self, names: Sequence[str]) -> None:
+        """Remove every row of these records; the version of each stays under a hash of its text.
+
+        Forks of a record keep what they share, unless it was noted that they go too: then they are noted.
+        """
+        with self.database.long_write(self.namespace) as sql:
+            erasure.erase(sql, names)
+        self.sync()
+
+    def complete(self, done: Mapping[str, int]) -> None:
+        """Forget that these records were to be erased up to these versions: they are gone from Redis."""
+        with self.database.write(self.namespace) as sql:
+            erasure.complete(sql, done)
+        self.sync()
+
+    # Maintenance
+
+    def adopt(self, record: str, **imported: Unpack[Imported]) -> None:
+        """Import a record with its history: `base` and its messages, then the changes after it.
+
+        Raises Conflict if the record exists, or was erased at a version that is not below the first imported one.
+        """
+        with self.database.long_write(self.namespace) as sql:
+            archive.adopt(sql, record, snapshot_every=self.snapshot_every, **imported)
+
+    names = reads(maintenance.names)
+    rewrite = writes_long(maintenance.rewrite)
+    rewrite_events = writes_long(maintenance.rewrite_events)
+    purge = maintenance.purge_all
+    overfull = reads_long(record_history.overfull)
+    compact = maintenance.compact_page
+
+    # The quarantine
+
+    quarantined = reads(aside.quarantined)
+    newest_quarantined = reads(aside.newest_quarantined)
+    count_quarantined = reads(aside.count_quarantined)
+    refusal = reads(aside.refusal)
+
+    # The database
+
+    def check(self) -> dict[str, str]:
+        """Facts about the database, for a doctor."""
+        with self.database.read(self.namespace) as sql:
+            return {"database": self.database.name, "dialect": self.database.dialect} | _facts(sql)
+
+    def connections(self) -> tuple[int, int] | None:
+        """How many connections the server has, and how many it allows; None for a file."""
+        with self.database.read() as sql:
+            return _connections(sql)
+
+    def sync(self) -> bool:
+        """On SQLite: move all that was committed into the database file. False if a reader was in the way."""
+        return self.database.checkpoint()
+
+    def close(self) -> None:
+        """Close every sql."""
+        self._opened.close()
+
+    def abandon(self) -> None:
+        """In a forked child: forget the parent's connections and locks without a word on the wire."""
+        keep_for_ever(self._opened)
+        self._opened = ExitStack()
+        self._opened.callback(self.database.close)
+        self.database.abandon()
+
+
+def _facts(sql: Sql) -> dict[str, str]:
+    """Facts about the server and the namespace's tables, by name."""
+    version = sql.connection.dialect.server_version_info or ()
+    found = {
+        "server version": ".".join(str(part) for part in version),
+        "revision": str(opening.revision(sql)),
+    }
+    found |= {name: str(_count(sql, table)) for name, table in _COUNTED.items()}
+    found["quarantined"] = str(aside.count_quarantined(sql))
+    b = branches.c
+    records_of = select(func.count(b.record.distinct())).where(b.namespace == sql.namespace)
+    minted = epochs.minted_since(sql, RECENT)
+    lately = f"{minted.partitions} partitions began another one within ten minutes, the last {minted.ago:.0f} s ago"
+    found[MINTED] = lately if minted.partitions else NONE_MINTED
+    if newest := aside.newest_quarantined(sql):
+        found[NEWEST] = f"{newest[0][:200]} version {newest[1]}: {newest[2][:500]}"
+    found["branched records"] = str(sql.execute(records_of).scalar_one())
+    if sql.postgresql:
+        used, most = _connections(sql) or (0, 0)
+        found |= {"connections": str(used), "most connections": str(most)}
+    if not sql.postgresql:
+        found["journal mode"] = str(sql.exec_driver_sql("PRAGMA journal_mode").scalar())
+    return found
+
+
+def _count(sql: Sql, table: Table) -> int:
+    """How many rows of this table the namespace has."""
+    query = select(func.count()).select_from(table).where(table.c.namespace == sql.namespace)
+    return int(sql.execute(query).scalar_one())
+
+
+def _connections(sql: Sql) -> tuple[int, int] | None:
+    """How many connections the server has, and how many it allows; None for a file."""
+    if not sql.postgresql:
+        return None
+    used, most = sql.exec_driver_sql(_CONNECTIONS).one()
+    return int(used), int(most)
+
+
+# The tokens by which callers of the service are known. The database's clock says what has expired, not a worker's
 
 
 class AccessTokenStore(Part):
@@ -176,300 +463,3 @@ def _left(token: AccessToken, now: float) -> float | None:
     if token.revoked is not None:
         return 0.0
     return None if token.expires is None else max(0.0, token.expires - now)
-
-
-T = TypeVar("T")
-_CONNECTIONS = """
-select (select count(*) from pg_stat_activity where backend_type = 'client backend'), setting
-from pg_settings where name = 'max_connections'
-"""
-
-
-RECENT = 600.0  # seconds for which an epoch that began is news
-
-
-MINTED = "epochs minted lately"
-
-
-NEWEST = "newest quarantined"
-
-
-NONE_MINTED = "none began behind another one lately"
-
-
-_COUNTED = {"records": records, "cursors": cursors, "erasures": erasures}
-
-
-class ColdStore(Part):
-    """One namespace of a SQL database. Record texts, ids and users are given as `model.escape` writes them."""
-
-    def __init__(self, database: Database, namespace: str, snapshot_every: int, opened: ExitStack) -> None:
-        super().__init__(database, namespace)
-        self.snapshot_every = snapshot_every
-        self.branches = BranchStore(database, namespace)
-        self.search = SearchStore(database, namespace)
-        self.access_tokens = AccessTokenStore(database, namespace)
-        self._opened = opened
-
-    @classmethod
-    def open(
-        cls,
-        url: str | URL,
-        namespace: str,
-        *,
-        migrate: bool = True,
-        snapshot_every: int = 100,
-        timeout: float = 10.0,
-        alone: bool = False,
-    ) -> ColdStore:
-        """Open a database: `memory`, `sqlite:///path`, `postgresql://...` or another SQLAlchemy URL.
-
-        With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
-        PostgreSQL work behind PgBouncer. `timeout` seconds is what one answer may take. With `alone` no other embedded
-        store has it open meanwhile. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
-        """
-        if snapshot_every < 1:
-            raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")
-        with ExitStack() as stack:
-            if alone:
-                stack.enter_context(opening.file_alone(url))
-            database = Database(url, timeout)
-            stack.callback(database.close)
-            opening.ready(database, migrate)
-            if alone:
-                stack.enter_context(opening.namespace_alone(database, namespace))
-            database.opened = True
-            return cls(database, namespace, snapshot_every, stack.pop_all())
-
-    @classmethod
-    def open_later(
-        cls, url: str | URL, known: Known, *, migrate: bool = True, snapshot_every: int = 100, timeout: float = 10.0
-    ) -> ColdStore:
-        """Open a database that is away: everything raises ColdUnavailable until it is there.
-
-        Then it is looked at as `open` does, and must be the one that is `known`; else everything raises
-        ConfigurationError.
-        """
-        database = Database(url, timeout)
-
-        def prove() -> None:
-            opening.ready(database, migrate)
-            opening.require_known(database, known)
-
-        database.open_later(prove)
-        stack = ExitStack()
-        stack.callback(database.close)
-        return cls(database, known.namespace, snapshot_every, stack)
-
-    @property
-    def away(self) -> str:
-        """Why SQL is thought not to answer, "" if it did when it was last asked. Asks nobody."""
-        return self.database.away
-
-    def register(self, partitions: int) -> tuple[str, int]:
-        """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
-        return opening.register(self.database, self.namespace, partitions)
-
-    # Epochs, and how far each partition is archived
-
-    cursor = reads(epochs.cursor)
-    cursors = reads(epochs.newest)
-    mint = writes(epochs.mint)
-    begin = writes(epochs.begin)
-    begin_repaired = writes(epochs.begin_repaired)
-    never_begun = writes(epochs.never_begun)
-    any_begun = reads(epochs.any_begun)
-    last_begun = reads(epochs.last_begun)
-    last_events = reads(epochs.last_events)
-    is_repaired = reads(epochs.is_repaired)
-    minted_since = reads(epochs.minted_since)
-    clock_us = reads(epochs.clock_us)
-
-    def read_if(
-        self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T], *, long: bool
-    ) -> list[T]:
-        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment.
-
-        With `long` the statements may take as long as those of maintenance.
-        """
-        with self.database.one_read(self.namespace, long=long):
-            return [read()] if there(self.cursor(partition)) else []
-
-    # Archiving
-
-    def archive(self, batches: Sequence[Batch]) -> dict[int, set[str]]:
-        """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.
-
-        An entry that the database refuses for what is in it goes to quarantine, and the others go on: of each partition
-        the events of those are returned.
-        """
-        with self.database.write(self.namespace) as sql:
-            return archive.archive(sql, batches, self.snapshot_every)
-
-    known_names = reads(record_index.known_names)
-    holds = reads(record_history.holds)
-    has_version = reads(record_history.has_version)
-    lacking = reads(record_history.lacking)
-    known = reads(record_history.known_commits)
-    set_aside = writes(quarantine.set_aside_acknowledged)
-    event_archived = reads(listings.event_archived)
-
-    # Repair of an SQL that is older than Redis
-
-    changed_since = reads(epochs.changed_since)
-    reach = writes(epochs.reach)
-
-    def backfill(self, held: Held, after: Cursor | None, *, keep: bool) -> Backfilled | None:
-        """Bring to SQL what Redis has of these records and SQL lacks, if a partition's cursor still is `after`.
-
-        `keep`: change nothing, only say what would be done. None: the cursor moved.
-        """
-        transaction = self.database.long_read if keep else self.database.long_write
-        with transaction(self.namespace) as sql:
-            return backfill.backfill(sql, held, after, self.snapshot_every, keep=keep)
-
-    def add_events(self, happened: Sequence[Happened], *, keep: bool) -> int:
-        """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
-        with (self.database.read if keep else self.database.write)(self.namespace) as sql:
-            return backfill.add_events(sql, happened, keep=keep)
-
-    # Reading a record
-
-    version = reads(record_index.version)
-    oldest = reads(record_index.oldest)
-    load = reads(record_history.load)
-    applied = reads(record_history.applied)
-    state_at = reads(record_history.state_at)
-    step_back = reads(record_history.step_back)
-    history = reads_long(record_history.entries)
-    outlines = reads_long(record_history.outlines)
-    checkpoints = reads(record_history.checkpoints)
-    messages = reads_long(record_history.messages_of)
-    message_lengths = reads(record_history.message_lengths)
-    since = reads(record_history.since)
-    items = reads(record_items.found)
-    list_items = reads(record_items.page)
-    items_changed_since = reads(record_items.changed_since)
-    older_items = reads_long(record_items.older)
-
-    # Listings and events
-
-    listing = reads(listings.listing)
-    count = reads(listings.count)
-    count_items = reads(listings.count_items)
-    mortal = reads(listings.mortal)
-    forked = reads(listings.forked)
-    owned = reads(listings.owned)
-    audit = reads(listings.audit)
-    event = reads(listings.event_by_id)
-
-    # Erasure
-
-    request = writes(erasure.request)
-    request_owned = writes(erasure.request_owned)
-    pending = reads(erasure.pending)
-
-    def erase(self, names: Sequence[str]) -> None:
-        """Remove every row of these records; the version of each stays under a hash of its text.
-
-        Forks of a record keep what they share, unless it was noted that they go too: then they are noted.
-        """
-        with self.database.long_write(self.namespace) as sql:
-            erasure.erase(sql, names)
-        self.sync()
-
-    def complete(self, done: Mapping[str, int]) -> None:
-        """Forget that these records were to be erased up to these versions: they are gone from Redis."""
-        with self.database.write(self.namespace) as sql:
-            erasure.complete(sql, done)
-        self.sync()
-
-    # Maintenance
-
-    def adopt(self, record: str, **imported: Unpack[Imported]) -> None:
-        """Import a record with its history: `base` and its messages, then the changes after it.
-
-        Raises Conflict if the record exists, or was erased at a version that is not below the first imported one.
-        """
-        with self.database.long_write(self.namespace) as sql:
-            archive.adopt(sql, record, snapshot_every=self.snapshot_every, **imported)
-
-    names = reads(reencrypt.names)
-    rewrite = writes_long(reencrypt.rewrite)
-    rewrite_events = writes_long(reencrypt.rewrite_events)
-    purge = purging.purge_all
-    overfull = reads_long(record_history.overfull)
-    compact = blocks.compact_page
-
-    # The quarantine
-
-    quarantined = reads(quarantine.quarantined)
-    newest_quarantined = reads(quarantine.newest_quarantined)
-    count_quarantined = reads(quarantine.count_quarantined)
-    refusal = reads(quarantine.refusal)
-
-    # The database
-
-    def check(self) -> dict[str, str]:
-        """Facts about the database, for a doctor."""
-        with self.database.read(self.namespace) as sql:
-            return {"database": self.database.name, "dialect": self.database.dialect} | _facts(sql)
-
-    def connections(self) -> tuple[int, int] | None:
-        """How many connections the server has, and how many it allows; None for a file."""
-        with self.database.read() as sql:
-            return _connections(sql)
-
-    def sync(self) -> bool:
-        """On SQLite: move all that was committed into the database file. False if a reader was in the way."""
-        return self.database.checkpoint()
-
-    def close(self) -> None:
-        """Close every sql."""
-        self._opened.close()
-
-    def abandon(self) -> None:
-        """In a forked child: forget the parent's connections and locks without a word on the wire."""
-        keep_for_ever(self._opened)
-        self._opened = ExitStack()
-        self._opened.callback(self.database.close)
-        self.database.abandon()
-
-
-def _facts(sql: Sql) -> dict[str, str]:
-    """Facts about the server and the namespace's tables, by name."""
-    version = sql.connection.dialect.server_version_info or ()
-    found = {
-        "server version": ".".join(str(part) for part in version),
-        "revision": str(opening.revision(sql)),
-    }
-    found |= {name: str(_count(sql, table)) for name, table in _COUNTED.items()}
-    found["quarantined"] = str(quarantine.count_quarantined(sql))
-    b = branches.c
-    records_of = select(func.count(b.record.distinct())).where(b.namespace == sql.namespace)
-    minted = epochs.minted_since(sql, RECENT)
-    lately = f"{minted.partitions} partitions began another one within ten minutes, the last {minted.ago:.0f} s ago"
-    found[MINTED] = lately if minted.partitions else NONE_MINTED
-    if newest := quarantine.newest_quarantined(sql):
-        found[NEWEST] = f"{newest[0][:200]} version {newest[1]}: {newest[2][:500]}"
-    found["branched records"] = str(sql.execute(records_of).scalar_one())
-    if sql.postgresql:
-        used, most = _connections(sql) or (0, 0)
-        found |= {"connections": str(used), "most connections": str(most)}
-    if not sql.postgresql:
-        found["journal mode"] = str(sql.exec_driver_sql("PRAGMA journal_mode").scalar())
-    return found
-
-
-def _count(sql: Sql, table: Table) -> int:
-    """How many rows of this table the namespace has."""
-    query = select(func.count()).select_from(table).where(table.c.namespace == sql.namespace)
-    return int(sql.execute(query).scalar_one())
-
-
-def _connections(sql: Sql) -> tuple[int, int] | None:
-    """How many connections the server has, and how many it allows; None for a file."""
-    if not sql.postgresql:
-        return None
-    used, most = sql.exec_driver_sql(_CONNECTIONS).one()
-    return int(used), int(most)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from distributed_state.cold.quarantine import Stopped
+from distributed_state.cold.aside import Stopped
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Cursor
 from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, WarmUnavailable

@@ -32,7 +32,7 @@ from functools import partial
 from math import inf
 
 from distributed_state.cold.engine import chunks
-from distributed_state.cold.entries import happened
+from distributed_state.cold.record_index import happened
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Archived, Backfilled, Commits, Cursor, Held
 from distributed_state.port import Port

@@ -8,7 +8,7 @@ Design: section 9.
 from __future__ import annotations
 
 from distributed_state.cold import listings
-from distributed_state.cold.entries import Parsed
+from distributed_state.cold.record_index import Parsed
 from distributed_state.cold.values import Batch, Wanted
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm.answers import PartitionState

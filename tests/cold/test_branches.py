@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.cold.branches import _Line, gaps
+from distributed_state.cold.aside import _Line, gaps
 from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.values import BranchState
 from distributed_state.errors import InvalidValue

@@ -236,7 +236,7 @@ def test_what_was_put_back_is_packed_in_order_again(journal: Journal) -> None:
     compact(journal.store)
     its_own = of_its_blocks(journal)
     with journal.store.database.write() as sql:
-        blocks.expand_changes(sql, its_own)
+        blocks.expand_some(sql, blocks.CHANGES, its_own)
     for _ in range(3):
         compact(journal.store)
         assert journal.store.history("session:a") == before

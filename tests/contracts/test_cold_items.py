@@ -228,7 +228,7 @@ def test_an_entry_with_an_unknown_step_is_not_passed(journal: Journal) -> None:
 
 def test_an_archiver_that_does_not_look_at_steps_passes_them(journal: Journal, monkeypatch: Any) -> None:
     """Without the guard the cursor moves over them."""
-    monkeypatch.setattr("distributed_state.cold.entries.KINDS", KINDS | {b"y"})
+    monkeypatch.setattr("distributed_state.cold.record_index.KINDS", KINDS | {b"y"})
     journal.commit(A, (b"y", b"", b"layer"))
     assert journal.flush() == {0}
 

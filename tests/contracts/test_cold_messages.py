@@ -11,7 +11,7 @@ import pytest
 
 from distributed_state.cold import archive, tables
 from distributed_state.cold.engine import Row, Sql
-from distributed_state.cold.entries import Parsed
+from distributed_state.cold.record_index import Parsed
 from distributed_state.cold.store import ColdStore
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, pack, unpack

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from distributed_state import ConfigurationError
+from distributed_state.cold.aside import Stopped
 from distributed_state.cold.engine import Database
-from distributed_state.cold.quarantine import Stopped
 from distributed_state.cold.store import ColdStore
 from distributed_state.values.journal import State
 from distributed_state.values.model import OWNER, PHASE

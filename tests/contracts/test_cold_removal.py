@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.cold import erasure, purging, record_index, tables
+from distributed_state.cold import erasure, maintenance, record_index, tables
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
@@ -27,7 +27,7 @@ Opener = Callable[..., ColdStore]
 def test_a_purge_of_events_goes_by_time_in_steps(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(purging, "_TOGETHER", 10)
+    monkeypatch.setattr(maintenance, "_TOGETHER", 10)
     for n in range(1, 101):
         journal.tell(b"%d a b" % n, time_ms=1000 + n // 7)
     journal.flush()
@@ -186,7 +186,7 @@ def test_a_purge_beside_an_archiver_loses_nothing(cold: ColdStore, journal: Jour
 
 def test_a_purge_goes_in_chunks(cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is told after each."""
-    monkeypatch.setattr("distributed_state.cold.purging.CHUNK", 10)
+    monkeypatch.setattr("distributed_state.cold.maintenance.CHUNK", 10)
     for n in range(25):
         journal.commit(f"session:{n}", put("k", "1"))
     journal.flush()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import FromClause, Join, and_, event, join
 
-from distributed_state.cold import listings, purging, record_history, tables
+from distributed_state.cold import listings, maintenance, record_history, tables
 from distributed_state.cold.engine import Sql
 from distributed_state.cold.record_items import Range
 from distributed_state.cold.store import ColdStore
@@ -64,7 +64,7 @@ def steps(store: ColdStore, ask: Callable[[], object]) -> int:
 
 def purge(journal: Journal) -> None:
     with journal.store.database.write(journal.store.namespace) as sql:
-        purging.purge(sql, [ASKED], journal.now, keep=10)
+        maintenance.purge(sql, [ASKED], journal.now, keep=10)
 
 
 QUESTIONS: dict[str, Callable[[Journal], object]] = {

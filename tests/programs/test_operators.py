@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from distributed_state import StateStore, WarmUnavailable
-from distributed_state.cold.purging import CHUNK
+from distributed_state.cold.maintenance import CHUNK
 from distributed_state.port.background import finish
 from distributed_state.programs import cli
 from distributed_state.programs.cli import shell, top

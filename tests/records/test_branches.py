@@ -15,8 +15,7 @@ from faces import core, in_thread
 from sqlalchemy import update
 
 from distributed_state import Conflict, Deleted, Encryption, InvalidValue, KeyRing, NotFound
-from distributed_state.cold import branches as cold_branches
-from distributed_state.cold import erasure, tables
+from distributed_state.cold import aside, erasure, tables
 from distributed_state.port.blocking import finish
 from distributed_state.values.encryption import Sealed
 from distributed_state.values.journal import JournalEntry
@@ -361,7 +360,7 @@ async def test_without_the_look_at_what_was_erased_it_would_come_back(
     store = await opener(**QUIET)
     session, lost = await trip(store)
     await session.erase()
-    monkeypatch.setattr(cold_branches, "_living", lambda rows, namespace, record, epoch, entries: entries)
+    monkeypatch.setattr(aside, "_living", lambda rows, namespace, record, epoch, entries: entries)
     assert [each.commits for each in await keep(store, lost)] == [3]
 
 

@@ -559,7 +559,7 @@ async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_
     with pytest.raises(ColdUnavailable, match="b'y'"):
         await asyncio.wait_for(session.history(), 5)
     assert await session.set("a", 4) == 4
-    monkeypatch.setattr("distributed_state.cold.entries.KINDS", KINDS | {b"y"})
+    monkeypatch.setattr("distributed_state.cold.record_index.KINDS", KINDS | {b"y"})
     await store.archive()
     assert cold.version("session:s") == 4
     assert not archiver.diverged

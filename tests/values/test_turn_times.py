@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distributed_state import InvalidValue, TimedRun, TurnTimes
-from distributed_state.cold.entries import parse
+from distributed_state.cold.record_index import parse
 from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.values import turn_times
 from distributed_state.values.journal import KINDS, JournalEntry, fold, pack
