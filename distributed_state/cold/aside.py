@@ -34,7 +34,7 @@ from typing import Any
 from sqlalchemy import and_, delete, exc, func, insert, select, update
 
 from distributed_state.cold import blocks, record_history, record_index, tables
-from distributed_state.cold.engine import Part, Row, Sql, chunks, reads, writes
+from distributed_state.cold.engine import Part, Row, Sql, reads, writes
 from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.record_history import states
 from distributed_state.cold.record_index import (
@@ -125,23 +125,31 @@ def reason_of(error: Exception) -> str:
 def keep_refused(sql: Sql, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
     """Set an entry aside, with the reason."""
     reason = reason_of(error)
-    who = entry.record or entry.event
     text = "%s version %d at offset %d is quarantined: %s"
-    log.error(text, who, entry.version, entry.offset, reason, extra=log_fields(entry.record))
-    row = {"namespace": sql.namespace, "partition": partition, "epoch": epoch, "data": entry.data}
+    of = entry.record or entry.event
+    log.error(text, of, entry.version, entry.offset, reason, extra=log_fields(entry.record))
+    row = _row(sql, entry, partition, epoch, reason)
     # An event that was written alone is kept under what it is about, so that erasing that takes it too.
-    texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
-    numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
-    row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
+    row["record"] = entry.record or subject(entry.data)
+    row |= {name: max(0, min(row[name], LARGEST)) for name in ("offset", "version", "time_ms")}
+    row |= {name: storable(row[name]) for name in ("event", "record", "reason")}
     try:
         with sql.begin_nested():
-            sql.execute(insert(tables.quarantine), row | {each: storable(text) for each, text in texts.items()})
+            sql.execute(insert(tables.quarantine), row)
     except Exception as refused:
         if fault_of(sql, refused) is not Fault.ROW:
             raise
         # A letter that the database's encoding lacks may be why the entry is here at all.
-        plain = {each: storable(text).encode("ascii", "backslashreplace").decode() for each, text in texts.items()}
+        plain = {name: row[name].encode("ascii", "backslashreplace").decode() for name in ("event", "record", "reason")}
         sql.execute(insert(tables.quarantine), row | plain)
+
+
+def _row(sql: Sql, entry: JournalEntry, partition: int, epoch: str, reason: str) -> dict[str, Any]:
+    return {
+        "namespace": sql.namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
+        "event": entry.event, "record": entry.record, "version": entry.version, "reason": reason, "data": entry.data,
+        "time_ms": entry.time_ms,
+    }  # fmt: skip
 
 
 def storable(text: str) -> str:
@@ -152,14 +160,8 @@ def storable(text: str) -> str:
 def set_aside(sql: Sql, head: Head, first: int, reason: str) -> None:
     """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
     blocks.expand(sql, [head["key"]])
-    place = {"namespace": head["namespace"], "partition": head["partition"], "record": head["record"]}
-    rows = [
-        place | {
-            "epoch": epoch, "offset": entry.offset, "event": entry.event, "version": entry.version,
-            "data": entry.data, "time_ms": entry.time_ms, "reason": reason,
-        }
-        for epoch, entry in record_history.whole(sql, head["key"], head["record"], first - 1)
-    ]  # fmt: skip
+    commits = record_history.whole(sql, head["key"], head["record"], first - 1)
+    rows = [_row(sql, entry, head["partition"], epoch, reason) for epoch, entry in commits]
     if rows:
         sql.execute(insert(tables.quarantine), rows)
     _remove_from(sql, head, first)
@@ -188,14 +190,7 @@ def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[Jo
     named = {entry.record for entry in entries}
     record_index.lock(sql, named | {record_index.hashed(sql.namespace, each) for each in named})
     lost = record_history.lacking(sql, partition, epoch, entries)
-    rows = [
-        {
-            "namespace": sql.namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,
-            "event": entry.event, "record": entry.record, "version": entry.version, "reason": reason,
-            "data": entry.data, "time_ms": entry.time_ms,
-        }
-        for entry in entries if entry.event in lost
-    ]  # fmt: skip
+    rows = [_row(sql, entry, partition, epoch, reason) for entry in entries if entry.event in lost]
     if rows:
         sql.execute(insert(tables.quarantine), rows)
     return len(rows)
@@ -210,8 +205,8 @@ def set_aside_acknowledged(sql: Sql, partition: int, epoch: str, entries: Sequen
 def unresolve(sql: Sql, events: Collection[str]) -> None:
     """Note of commits that were to come with a later version that SQL refused that: they are not archived."""
     q = tables.quarantine.c
-    for chunk in chunks(sorted(events), 500):
-        here = and_(q.namespace == sql.namespace, q.event.in_(chunk), q.reason == RESOLVED)
+    if events:
+        here = and_(q.namespace == sql.namespace, sql.among(q.event, sorted(events)), q.reason == RESOLVED)
         sql.execute(update(tables.quarantine).where(here).values(reason=UNRESOLVED))
 
 
@@ -293,11 +288,8 @@ def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], 
 def _doomed(sql: Sql, records: Collection[str]) -> set[str]:
     """Those of the records that are to be erased."""
     e = erasures.c
-    found = set[str]()
-    for chunk in chunks(sorted(records), 500):
-        query = select(e.record).where(e.namespace == sql.namespace, e.record.in_(chunk), e.version == 0)
-        found.update(sql.execute(query).scalars())
-    return found
+    query = select(e.record).where(e.namespace == sql.namespace, e.version == 0)
+    return {record for (record,) in sql.rows(query, e.record, records)}
 
 
 def _living(
@@ -401,10 +393,8 @@ class _Line:
         """The version and the epoch of those of these commits that the record has."""
         c = changes.c
         key = record_index.key_of(self._sql, self._record)
-        found: dict[str, tuple[int, str]] = {}
-        for chunk in chunks(events, 500):
-            rows = select(c.event, c.version, c.epoch).where(c.record == key, c.event.in_(chunk))
-            found.update((event, (version, epoch)) for event, version, epoch in self._sql.execute(rows))
+        query = select(c.event, c.version, c.epoch).where(c.record == key)
+        found = {event: (version, epoch) for event, version, epoch in self._sql.rows(query, c.event, events)}
         if len(found) < len(events):
             for block in blocks.downwards(self._sql, key, LARGEST):
                 found.update((row.event, (row.version, row.epoch)) for row in block if row.event in events)
@@ -568,11 +558,8 @@ def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchS
 def heads(sql: Sql, records: Iterable[str]) -> dict[str, Mapping[Any, Any]]:
     """The partitions of those of the records that have branches, whether or not they have anything else."""
     b = branches.c
-    found: dict[str, Mapping[Any, Any]] = {}
-    for chunk in chunks(sorted(records), 500):
-        query = select(b.record, b.partition).where(b.namespace == sql.namespace, sql.among(b.record, chunk))
-        found.update((record, {"partition": partition}) for record, partition in sql.execute(query.distinct()))
-    return found
+    query = select(b.record, b.partition).where(b.namespace == sql.namespace).distinct()
+    return {record: {"partition": partition} for record, partition in sql.rows(query, b.record, records)}
 
 
 def owned(sql: Sql, user: str) -> set[str]:

@@ -18,7 +18,7 @@ from sqlalchemy import and_, func, select
 
 from distributed_state.cold import aside, blocks, erasure, record_history, record_index
 from distributed_state.cold.archive import Intake
-from distributed_state.cold.engine import Sql, chunks
+from distributed_state.cold.engine import Sql
 from distributed_state.cold.epochs import clock_us, is_at
 from distributed_state.cold.record_history import states
 from distributed_state.cold.record_index import LARGEST
@@ -118,14 +118,13 @@ def _lacking_items(sql: Sql, plan: _Plan) -> list[str]:
 def _named(sql: Sql, records: Collection[str]) -> set[str]:
     """Those of these records of which a repair has said that items may be lost."""
     e = events.c
-    found: set[str] = set()
-    for chunk in chunks(sorted(records), 500):
-        here = and_(e.namespace == sql.namespace, e.type == _REPAIRED, e.subject.in_(chunk))
-        for subject, epoch, data in sql.execute(select(e.subject, e.epoch, e.data).where(here)):
-            # Anybody may emit an event of that type; those of a repair are under an epoch of their own.
-            if epoch.endswith(f".{REPAIR}") and codec.decode(data)["items"]:
-                found.add(subject)
-    return found
+    query = select(e.subject, e.epoch, e.data).where(e.namespace == sql.namespace, e.type == _REPAIRED)
+    return {
+        subject
+        for subject, epoch, data in sql.rows(query, e.subject, records)
+        # Anybody may emit an event of that type; those of a repair are under an epoch of their own.
+        if epoch.endswith(f".{REPAIR}") and codec.decode(data)["items"]
+    }
 
 
 def _has(sql: Sql, record: str, version: int, until_ms: int) -> bool:

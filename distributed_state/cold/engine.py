@@ -38,6 +38,7 @@ from sqlalchemy import (
     FromClause,
     Integer,
     LargeBinary,
+    Select,
     StaticPool,
     Table,
     Text,
@@ -90,6 +91,7 @@ _INSUFFICIENT_PRIVILEGE = "42501"
 _INTERNAL = "XX"  # what these codes begin with: data_corrupted, index_corrupted
 # A transaction that was too long idle, a table that is not there: a dump is being restored.
 _AWAY = ("25006", "25P03", "25P04", "42P01", "3F000")
+_TYPES: dict[type, TypeEngine[Any]] = {str: TEXT, int: BigInteger(), bytes: LargeBinary()}
 _COPIED_AS = ((BigInteger, "int8"), (Integer, "int4"), (Boolean, "bool"), (LargeBinary, "bytea"), (Text, "text"))
 _LOOK_SECONDS = 1.0
 _FORK_SECONDS = 10.0  # seconds for the transactions that are under way
@@ -345,6 +347,11 @@ class Sql:
             return column == any_(_array(wanted, column.type))
         return column.in_(select(func.json_each(json.dumps(list(wanted))).table_valued("value").c.value))
 
+    def rows(self, query: Select[Any], column: Column[Any], wanted: Iterable[Any]) -> Iterable[Any]:
+        """The rows of a query in which a column is one of these. If there are none, the database is not asked."""
+        some = sorted(wanted)
+        return self.execute(query.where(self.among(column, some))) if some else ()
+
     def listed(self, columns: Mapping[str, TypeEngine[Any]], rows: Collection[Row]) -> FromClause:
         """A table of these rows, texts and integers, for a statement that is the same however many they are."""
         if self.postgresql:
@@ -386,14 +393,14 @@ class Sql:
     def remove(
         self, table: Table, rows: Sequence[Mapping[str, Any]], which: Callable[[Any], ColumnElement[bool]]
     ) -> int:
-        """Delete for each of these rows, of texts and integers, what fits it; how many rows of the table that were.
+        """Delete for each of these rows, of texts, integers and bytes, what fits it; how many rows that were.
 
         `which` is given columns that are named as the rows' values are.
         """
         if not rows:
             return 0
         if self.postgresql:
-            types = {name: TEXT if isinstance(value, str) else BigInteger() for name, value in rows[0].items()}
+            types = {name: _TYPES[type(value)] for name, value in rows[0].items()}
             given = self.listed(types, [tuple(row.values()) for row in rows])
             return self.execute(delete(table).where(which(given.c))).rowcount
         marks = SimpleNamespace(**{name: bindparam(name) for name in rows[0]})

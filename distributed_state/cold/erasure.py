@@ -155,21 +155,16 @@ def note_late(sql: Sql, accepted: Iterable[Parsed], existing: Mapping[str, Head]
             made.setdefault(item.parent, []).append((item, item.parent_version))
         elif entry.kind == "rollback" and entry.record not in existing:
             made.setdefault(entry.record, []).append((item, 0))
-    for chunk in chunks(sorted(made), 500):
-        noted = {each.record: each for each in pending(sql, names=chunk) if each.forks}
-        stones = {hashed(sql.namespace, source): source for source in chunk}
-        r = records.c
-        query = select(r.record, r.version).where(r.namespace == sql.namespace, r.record.in_(stones))
-        erased = {stones[stone]: version for stone, version in sql.execute(query)}
-        for source in chunk:
-            for item, version in made[source]:
-                if source in noted or version <= erased.get(source, -1):
-                    by = noted.get(source)
-                    owner, actor = (item.owner, "") if by is None else (by.owner, by.actor)
-                    record = item.entry.record
-                    wanted[record] = Erasure(record, item.partition, owner, True, 0, actor)
-    if wanted:
-        _note(sql, list(wanted.values()))
+    noted = {each.record: each for each in pending(sql, names=sorted(made)) if each.forks} if made else {}
+    gone = record_index.erased(sql, made)
+    for source, forks_ in sorted(made.items()):
+        for item, version in forks_:
+            if source in noted or (source in gone and version <= gone[source]["version"]):
+                by = noted.get(source)
+                owner, actor = (item.owner, "") if by is None else (by.owner, by.actor)
+                record = item.entry.record
+                wanted[record] = Erasure(record, item.partition, owner, True, 0, actor)
+    _note(sql, list(wanted.values()))
 
 
 def _locked(sql: Sql, user: str) -> dict[str, Head]:
@@ -200,9 +195,9 @@ def _note_when(sql: Sql, name: str) -> None:
 
 def _note(sql: Sql, wanted: Sequence[Erasure]) -> None:
     """Note erasures again, over those that are noted. The rows of `records` are locked."""
-    known = {
-        each.record: each for some in chunks(wanted, 500) for each in pending(sql, names=[each.record for each in some])
-    }
+    if not wanted:
+        return
+    known = {each.record: each for each in pending(sql, names=[each.record for each in wanted])}
     rows: dict[str, Row] = {}
     for each in wanted:
         before = known.get(each.record, each)

@@ -23,8 +23,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, literal, or_, select, true, tuple_
 
 from distributed_state.cold import aside, epochs, record_history, record_index
-from distributed_state.cold.engine import Sql, chunks
-from distributed_state.cold.record_index import LARGEST, Head, Parsed, hashed, parse
+from distributed_state.cold.engine import Sql
+from distributed_state.cold.record_index import LARGEST, Head, Parsed, parse
 from distributed_state.cold.tables import events, items, layers, records, shares, tags
 from distributed_state.cold.values import Batch, Listed, Mortal, Sought, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
@@ -211,14 +211,13 @@ def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
     """How the records stand that these entries change, without those that SQL has by now."""
     names = {item.entry.record for item in parsed}
     existing = record_index.rows(sql, names)
-    stones = {hashed(sql.namespace, name): name for name in names - existing.keys()}
-    left = record_index.rows(sql, stones)
-    erased = {stones[stone]: row["version"] for stone, row in left.items()}
+    erased = record_index.erased(sql, names - existing.keys())
     new = []
     for item in parsed:
         row = existing.get(item.entry.record)
         if row is None:
-            is_new = item.entry.version > erased.get(item.entry.record, 0)
+            was = erased.get(item.entry.record)
+            is_new = was is None or item.entry.version > was["version"]
         else:
             life = epochs.ordinal(item.epoch) - epochs.ordinal(row["epoch"])
             is_new = life > 0 or (life == 0 and item.entry.version > row["version"])
@@ -302,14 +301,13 @@ def forks(sql: Sql, sources: Iterable[str]) -> dict[str, int]:
     """The records that were forked from one of these, or share its messages or items, with their partitions."""
     r = records.c
     found: dict[str, int] = {}
-    for chunk in chunks(sorted(sources), 500):
-        queries = [select(r.record, r.partition).where(r.namespace == sql.namespace, sql.among(r.parent, chunk))]
-        for table in (shares, layers):
-            s = table.c
-            sharers = select(r.record, r.partition).join(table, and_(r.namespace == s.namespace, r.record == s.record))
-            queries.append(sharers.where(s.namespace == sql.namespace, sql.among(s.source, chunk)).distinct())
-        for query in queries:
-            found.update((record, partition) for record, partition in sql.execute(query))
+    some = sorted(sources)
+    query = select(r.record, r.partition).where(r.namespace == sql.namespace)
+    found.update(map(tuple, sql.rows(query, r.parent, some)))
+    for table in (shares, layers):
+        s = table.c
+        query = select(r.record, r.partition).join(table, and_(r.namespace == s.namespace, r.record == s.record))
+        found.update(map(tuple, sql.rows(query.where(s.namespace == sql.namespace).distinct(), s.source, some)))
     return found
 
 

@@ -546,8 +546,8 @@ def lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry
         aside = and_(q.namespace == sql.namespace, q.event.in_([entry.event for entry in chunk]))
         held.update(sql.execute(select(q.event).where(aside)).scalars())
     left = [entry for entry in entries if entry.event not in held]
-    erased = _erased(sql, left)
-    left = [entry for entry in left if entry.version > erased.get(entry.record, -1)]
+    erased = record_index.erased(sql, {entry.record for entry in left})
+    left = [each for each in left if each.record not in erased or each.version > erased[each.record]["version"]]
     return {entry.event for entry in left} - _purged(sql, left)
 
 
@@ -570,13 +570,11 @@ def _purged(sql: Sql, entries: Sequence[JournalEntry]) -> set[str]:
     """Those of a version before the oldest that is kept of their record: nothing of them may come back."""
     c = changes.c
     oldest: dict[str, int] = {}
-    for chunk in chunks(sorted({entry.record for entry in entries}), 500):
-        names = {key: record for record, key in record_index.keys(sql, chunk).items()}
-        for version in (c.version, change_blocks.c.first):
-            place = version.table.c.record
-            query = select(place, func.min(version)).where(place.in_(names)).group_by(place)
-            for key, first in sql.execute(query):
-                oldest[names[key]] = min(first, oldest.get(names[key], first))
+    names = {key: record for record, key in record_index.keys(sql, {entry.record for entry in entries}).items()}
+    for version in (c.version, change_blocks.c.first):
+        place = version.table.c.record
+        for key, first in sql.rows(select(place, func.min(version)).group_by(place), place, names):
+            oldest[names[key]] = min(first, oldest.get(names[key], first))
     return {entry.event for entry in entries if entry.version < oldest.get(entry.record, 0)}
 
 
@@ -607,14 +605,3 @@ def _changes(sql: Sql, wanted: FromClause) -> Join:
 def _named(sql: Sql, wanted: FromClause) -> Join:
     # An outer join is done in this order. Of an inner one SQLite takes the list last, for each change that there is.
     return outerjoin(wanted, records, and_(records.c.namespace == sql.namespace, records.c.record == wanted.c.record))
-
-
-def _erased(sql: Sql, entries: Sequence[JournalEntry]) -> dict[str, int]:
-    """Up to which version each of these records was erased, if it was."""
-    hashes = {record_index.hashed(sql.namespace, entry.record): entry.record for entry in entries}
-    r = records.c
-    found: dict[str, int] = {}
-    for chunk in chunks(hashes, 500):
-        query = select(r.record, r.version).where(r.namespace == sql.namespace, r.record.in_(chunk))
-        found.update((hashes[name], version) for name, version in sql.execute(query).all())
-    return found

@@ -20,6 +20,7 @@ from sqlalchemy import (
     CompoundSelect,
     Integer,
     ScalarSelect,
+    Select,
     and_,
     bindparam,
     delete,
@@ -29,7 +30,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold.engine import Row, Sql, chunks
+from distributed_state.cold.engine import Row, Sql
 from distributed_state.cold.tables import LONGEST, TEXT, change_blocks, changes, quarantine, records, snapshots, tags
 from distributed_state.errors import CorruptState, NotFound, UnknownStep
 from distributed_state.values import message_ranges
@@ -44,7 +45,6 @@ from distributed_state.values.model import (
     SEGMENTS,
     TAG,
     escape,
-    unescape,
 )
 from distributed_state.values.search import tag_of
 
@@ -163,11 +163,6 @@ def happened(entry: JournalEntry, partition: int, epoch: str) -> list[Happened]:
     ]
 
 
-def label_text(stored: str) -> str:
-    """A label as it was given; the tables hold it escaped, because text in PostgreSQL cannot hold a NUL."""
-    return unescape(stored)
-
-
 def phase_text(value: bytes) -> str:
     """What is in a `#phase` field, escaped as labels are."""
     return escape(value.decode("utf-8", "surrogatepass"))
@@ -265,6 +260,7 @@ def _within(column: str, text: str | None) -> None:
 
 NOWHERE = -1  # the partition of rows that are about no record
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
+_SAID = {OWNER: "owner", PARENT: "parent", LIFETIME: "lifetime", PHASE: "phase", DELETED: "deleted"}
 ABOUT = ("owner", "parent", "lifetime", "phase")  # what a row says of what is in its record
 LISTED = 10_000  # records of a namespace whose names are listed when a partition starts
 LISTED_MS = (
@@ -292,6 +288,12 @@ def erased_unknown(namespace: str, record: str) -> str:
     return hashed(namespace, f"unknown:{record}")
 
 
+def erased(sql: Sql, names: Collection[str]) -> dict[str, Head]:
+    """What is left of those of these records that were erased, the row with the version up to which it was."""
+    stones = {hashed(sql.namespace, name): name for name in names}
+    return {stones[stone]: row for stone, row in rows(sql, stones).items()}
+
+
 def find(sql: Sql, record: str) -> Head | None:
     """The row of a record, or the one that was left when it was erased."""
     names = [record, hashed(sql.namespace, record)]
@@ -308,25 +310,19 @@ def version(sql: Sql, record: str) -> int | None:
 
 def rows(sql: Sql, wanted: Iterable[str]) -> dict[str, Head]:
     """Rows as they are, by the texts of their records."""
-    found: dict[str, Head] = {}
-    for chunk in chunks(sorted(wanted), 5000):
-        named = sql.among(records.c.record, chunk)
-        query = select(records).where(records.c.namespace == sql.namespace, named)
-        found.update((row["record"], dict(row)) for row in sql.execute(query).mappings())
-    return found
+    return _rows(sql, select(records), wanted)
 
 
 def lock(sql: Sql, wanted: Iterable[str]) -> dict[str, Head]:
     """Read rows and hold them until the transaction ends, always in the same order."""
-    found: dict[str, Head] = {}
-    for chunk in chunks(sorted(wanted), 5000):
-        named = sql.among(records.c.record, chunk)
-        query = select(records).where(records.c.namespace == sql.namespace, named)
-        query = query.order_by(records.c.record).with_for_update()
-        # Plain dicts: of a batch of many records it is what their rows cost most.
-        rows = (dict(zip(_NAMES, row, strict=True)) for row in sql.execute(query))
-        found.update((row["record"], row) for row in rows)
-    return found
+    return _rows(sql, select(records).order_by(records.c.record).with_for_update(), wanted)
+
+
+def _rows(sql: Sql, query: Select[Any], wanted: Iterable[str]) -> dict[str, Head]:
+    found = sql.rows(query.where(records.c.namespace == sql.namespace), records.c.record, wanted)
+    # Plain dicts: of a batch of many records it is what their rows cost most.
+    found = (dict(zip(_NAMES, row, strict=True)) for row in found)
+    return {row["record"]: row for row in found}
 
 
 def following(sql: Sql, after: int, before_ms: int, limit: int) -> Sequence[Any]:
@@ -364,12 +360,9 @@ def _known_names() -> CompoundSelect[Any]:
 
 def keys(sql: Sql, names: Iterable[str]) -> dict[str, int]:
     """The numbers of those of these records that have rows."""
-    found: dict[str, int] = {}
-    for chunk in chunks(sorted(names), 5000):
-        named = sql.among(records.c.record, chunk)
-        query = select(records.c.record, records.c.key).where(records.c.namespace == sql.namespace, named)
-        found.update((record, key) for record, key in sql.execute(query))
-    return found
+    r = records.c
+    query = select(r.record, r.key).where(r.namespace == sql.namespace)
+    return dict(map(tuple, sql.rows(query, r.record, names)))
 
 
 def key_of(sql: Sql, record: str) -> ScalarSelect[int]:
@@ -421,24 +414,16 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
     turned = DELETED in item.touched and item.deleted != head["deleted"]  # who revives says so with each write
     if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
         head["listed_ms"] = at
-    if item.touched:
-        if OWNER in item.touched:
-            head["owner"] = item.owner
-        if DELETED in item.touched:
-            head["deleted"] = item.deleted
-        if PARENT in item.touched:
-            head["parent"] = item.parent
-        if LIFETIME in item.touched:
-            head["lifetime"] = item.lifetime
-        if PHASE in item.touched:
-            head["phase"] = item.phase
+    for field, column in _SAID.items():
+        if field in item.touched:
+            head[column] = getattr(item, column)
 
 
 def about(state: State | None) -> dict[str, Any]:
     """The columns of a row that follow from a record's state."""
     fields = state.fields.items() if state else ()
     said = parse(JournalEntry(0, "", "", 0, 0, "", "", 0, pack((b"s", *each) for each in fields), 0), 0, "")
-    return {name: getattr(said, name) for name in (*ABOUT, "deleted")}
+    return {name: getattr(said, name) for name in _SAID.values()}
 
 
 def put(sql: Sql, rows: Iterable[Mapping[str, Any]], before: Mapping[str, Head] = MappingProxyType({})) -> None:
@@ -468,10 +453,10 @@ _usual = itemgetter("key", *_USUAL)
 _every = itemgetter("key", *_USUAL, *_RARE)
 
 
-def remove(sql: Sql, some: Iterable[int]) -> None:
+def remove(sql: Sql, some: Sequence[int]) -> None:
     """Delete rows."""
-    for chunk in chunks(some, 5000):
-        sql.execute(delete(records).where(sql.among(records.c.key, chunk)))
+    if some:
+        sql.execute(delete(records).where(sql.among(records.c.key, some)))
 
 
 # The tags by which records are found
@@ -509,8 +494,7 @@ def replace_tags(sql: Sql, record: str, fields: Mapping[bytes, bytes]) -> None:
 def tags_held(sql: Sql, names: Iterable[str]) -> dict[str, set[str]]:
     """The tags of these records."""
     found: dict[str, set[str]] = {}
-    for chunk in chunks(sorted(names), 5000):
-        mine = and_(tags.c.namespace == sql.namespace, sql.among(tags.c.record, chunk))
-        for record, tag in sql.execute(select(tags.c.record, tags.c.tag).where(mine)):
-            found.setdefault(record, set()).add(tag)
+    query = select(tags.c.record, tags.c.tag).where(tags.c.namespace == sql.namespace)
+    for record, tag in sql.rows(query, tags.c.record, names):
+        found.setdefault(record, set()).add(tag)
     return found

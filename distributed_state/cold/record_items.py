@@ -430,11 +430,9 @@ def _noted(sql: Sql, names: Collection[str]) -> dict[str, dict[int, list[Layer]]
     """What is noted of these records, by the version since when it is so; of each the lowest layer first."""
     c = layers.c
     found: dict[str, dict[int, list[Layer]]] = {}
-    for chunk in chunks(sorted(names), 500):
-        query = select(c.record, c.version, c.source, c.first, c.last)
-        query = query.where(c.namespace == sql.namespace, sql.among(c.record, chunk))
-        for record, version, *layer in sql.execute(query.order_by(c.record, c.version, c.place)):
-            found.setdefault(record, {}).setdefault(version, []).append(Layer(*layer))
+    query = select(c.record, c.version, c.source, c.first, c.last).where(c.namespace == sql.namespace)
+    for record, version, *layer in sql.rows(query.order_by(c.record, c.version, c.place), c.record, names):
+        found.setdefault(record, {}).setdefault(version, []).append(Layer(*layer))
     return found
 
 

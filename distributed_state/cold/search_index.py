@@ -31,22 +31,25 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    TextClause,
     and_,
-    bindparam,
+    cast,
+    column,
     delete,
     distinct,
     func,
     insert,
+    literal,
+    null,
     select,
-    text,
+    table,
     tuple_,
     update,
 )
 from sqlalchemy import inspect as inspect_database
+from sqlalchemy.types import UserDefinedType
 
 from distributed_state.cold import record_history, record_index, record_items
-from distributed_state.cold.engine import Array, Sql
+from distributed_state.cold.engine import Row, Sql
 from distributed_state.cold.record_items import Layer
 from distributed_state.cold.tables import SERIAL, TEXT, items, records
 from distributed_state.values import message_ranges
@@ -251,17 +254,17 @@ def create(sql: Sql) -> None:
     postgresql = sql.postgresql
     for statement in _POSTGRESQL if postgresql else _SQLITE:
         sql.exec_driver_sql(statement)
-    for table in _CHANGED:
-        sql.exec_driver_sql((_POSTGRESQL_CHANGED if postgresql else _SQLITE_CHANGED).format(table))
+    for name in _CHANGED:
+        sql.exec_driver_sql((_POSTGRESQL_CHANGED if postgresql else _SQLITE_CHANGED).format(name))
 
 
 def drop(sql: Sql) -> None:
     """Take the triggers and the tables away, with all that is in them."""
     postgresql = sql.postgresql
     triggers = [("search_changed", "changes"), ("search_erased", "records"), ("search_imported", "snapshots")]
-    triggers += [(f"search_rewritten_{table}", table) for table in _CHANGED]
-    for trigger, table in triggers:
-        sql.exec_driver_sql(f"DROP TRIGGER IF EXISTS {trigger}" + (f" ON {table}" if postgresql else ""))
+    triggers += [(f"search_rewritten_{name}", name) for name in _CHANGED]
+    for trigger, name in triggers:
+        sql.exec_driver_sql(f"DROP TRIGGER IF EXISTS {trigger}" + (f" ON {name}" if postgresql else ""))
     if postgresql:
         for name in ("changes", "erased", "rewritten", "imported"):
             sql.exec_driver_sql(f"DROP FUNCTION IF EXISTS search_note_{name}()")
@@ -277,6 +280,19 @@ def scrub(sql: Sql) -> None:
         sql.exec_driver_sql("INSERT INTO search_words (search_words) VALUES ('optimize')")
 
 
+class PostgresType(UserDefinedType[str]):
+    """A type of PostgreSQL that SQLAlchemy has no name for; its values are texts."""
+
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_col_spec(self, **_: Any) -> str:
+        """As SQL writes it."""
+        return self.name
+
+
 Name = tuple[str, bytes, bytes]  # kind, collection and name of a document
 _ENTRIES = 50  # read at once
 _BYTES = 2**22  # of changes that are read together
@@ -284,42 +300,9 @@ _PAGE = 200
 _ROWS = 20_000
 _NAMES = ("record", "kind", "collection", "name")
 _COLUMNS = (*_NAMES, "version", "ends_ms", "digest", "text", "value")
-_REMOVE_ONE = delete(documents).where(*(documents.c[name] == bindparam(f"{name}_") for name in _NAMES))
-# PostgreSQL is given a list a column: a statement a row takes it four times as long. It keeps the words of texts alone.
-_LISTED = (
-    "unnest(CAST(:record AS bigint[]), CAST(:kind AS text[]), CAST(:collection AS bytea[]), CAST(:name AS bytea[]){}) "
-    "AS n (record, kind, collection, name{})"
-)
-_TYPES = {
-    "record": BigInteger(), "kind": Text(), "collection": LargeBinary(), "name": LargeBinary(), "version": BigInteger(),
-    "ends_ms": BigInteger(), "digest": LargeBinary(), "text": Text(), "value": LargeBinary(), "vector": Text(),
-}  # fmt: skip
-_SAME = "d.record = n.record AND d.kind = n.kind AND d.collection = n.collection AND d.name = n.name"
-
-
-def _of_lists(statement: str, *names: str) -> TextClause:
-    """A statement with a list for each of these parameters."""
-    return text(statement).bindparams(*(bindparam(name, type_=Array(_TYPES[name])) for name in names))
-
-
-_REMOVE_ALL = _of_lists(f"DELETE FROM search_documents d USING {_LISTED.format('', '')} WHERE {_SAME}", *_NAMES)
-_PUT_ALL = _of_lists(
-    "INSERT INTO search_documents (record, kind, collection, name, version, ends_ms, digest, text, value, words) "
-    "SELECT record, kind, collection, name, version, ends_ms, digest, '', value, "
-    "CASE WHEN :worded THEN to_tsvector(CAST(:language AS regconfig), text) END FROM "
-    + _LISTED.format(
-        ", CAST(:version AS bigint[]), CAST(:ends_ms AS bigint[]), CAST(:digest AS bytea[]), CAST(:text AS text[]), "
-        "CAST(:value AS bytea[])",
-        ", version, ends_ms, digest, text, value",
-    ),
-    *_COLUMNS,
-)
-_VECTORS = _of_lists(
-    "INSERT INTO search_vectors (document, embedding) SELECT d.id, CAST(n.vector AS vector) FROM search_documents d "
-    f"JOIN {_LISTED.format(', CAST(:vector AS text[])', ', vector')} ON {_SAME}",
-    *_NAMES,
-    "vector",
-)
+# What PostgreSQL has beside `documents`: it keeps the words of texts alone.
+_WORDED = table("search_documents", *map(column, (*_COLUMNS, "words")))
+_VECTORS = table("search_vectors", column("document"), column("embedding"))
 # What these change is not said by the step alone: what the record shows is compared as a whole.
 _VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})
 
@@ -625,16 +608,6 @@ def write(sql: Sql, claimer: str, until_ms: int, writes: Sequence[Write], langua
     return {each.due.key for each in done}
 
 
-def _remove(sql: Sql, names: Collection[tuple[int, str, bytes, bytes]]) -> None:
-    if not names:
-        return
-    if sql.postgresql:
-        sql.execute(_REMOVE_ALL, dict(zip(_NAMES, map(list, zip(*names, strict=True)), strict=True)))
-    else:
-        marks = [f"{name}_" for name in _NAMES]
-        sql.execute(_REMOVE_ONE, [dict(zip(marks, name, strict=True)) for name in names])
-
-
 def _change(sql: Sql, writes: Iterable[Write], language: str) -> None:
     # Of several changes of one document in a transaction the last one counts.
     last: dict[tuple[int, str, bytes, bytes], Stored | None] = {}
@@ -642,17 +615,31 @@ def _change(sql: Sql, writes: Iterable[Write], language: str) -> None:
         last.update({(each.due.key, *one.name): one for one in each.put})
         last.update({(each.due.key, *name): None for name in each.remove})
     # Removed and put anew, not written over: so the newest come last in the order of their numbers.
-    _remove(sql, last)
+    sql.remove(documents, [dict(zip(_NAMES, name, strict=True)) for name in last], _same)
     new = {name: one for name, one in last.items() if one is not None}
-    rows = [(*name, one.version, one.ends_ms, one.digest, one.text, one.value, one.vector) for name, one in new.items()]
-    if not rows:
-        return
-    if sql.postgresql:
-        given = dict(zip((*_COLUMNS, "vector"), map(list, zip(*rows, strict=True)), strict=True))
-        worded = all(one.vector is None for one in new.values())
-        given["text"] = [one.text.lower() for one in new.values()]  # the locale C knows the case of ASCII alone
-        sql.execute(_PUT_ALL, given | {"language": language, "worded": worded})
-        if not worded:
-            sql.execute(_VECTORS, given)
-    else:
-        sql.execute(insert(documents), [dict(zip(_COLUMNS, row[:-1], strict=True)) for row in rows])
+    rows = [(*name, one.version, one.ends_ms, one.digest, one.text, one.value) for name, one in new.items()]
+    if not sql.postgresql:
+        sql.add(documents, rows, [documents.c[name] for name in _COLUMNS])
+    elif rows:
+        _put_postgresql(sql, rows, [one.vector for one in new.values()], language)
+
+
+def _same(other: Any) -> ColumnElement[bool]:
+    return and_(*(documents.c[name] == getattr(other, name) for name in _NAMES))
+
+
+def _put_postgresql(sql: Sql, rows: Sequence[Row], vectors: Sequence[str | None], language: str) -> None:
+    """Insert documents, and their vectors if they have any. In statements with a list for each column."""
+    # The locale C knows the case of ASCII alone.
+    lower = [(*place, text.lower(), value) for *place, text, value in rows]
+    given = sql.listed({name: documents.c[name].type for name in _COLUMNS}, lower).c
+    worded = all(vector is None for vector in vectors)
+    words = func.to_tsvector(cast(language, PostgresType("regconfig")), given.text) if worded else null()
+    values = [literal("") if name == "text" else given[name] for name in _COLUMNS]
+    sql.execute(insert(_WORDED).from_select([*_COLUMNS, "words"], select(*values, words)))
+    if not worded:
+        types = {**{name: documents.c[name].type for name in _NAMES}, "vector": Text()}
+        named = sql.listed(types, [(*row[:4], vector) for row, vector in zip(rows, vectors, strict=True)])
+        query = select(documents.c.id, cast(named.c.vector, PostgresType("vector")))
+        query = query.join_from(documents, named, _same(named.c))
+        sql.execute(insert(_VECTORS).from_select(["document", "embedding"], query))

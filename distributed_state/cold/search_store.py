@@ -33,13 +33,12 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.types import UserDefinedType
 
 from distributed_state.cold import search_index
 from distributed_state.cold.engine import Part, Sql, reads, reads_long, writes
 from distributed_state.cold.listings import end
 from distributed_state.cold.record_index import ERASED
-from distributed_state.cold.search_index import documents
+from distributed_state.cold.search_index import PostgresType, documents
 from distributed_state.cold.tables import namespaces, records
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.model import escape
@@ -216,19 +215,6 @@ def _refused() -> Iterator[None]:
 # Asking
 
 
-class _Type(UserDefinedType[str]):
-    """A type of PostgreSQL that SQLAlchemy has no name for; its values are texts."""
-
-    cache_ok = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def get_col_spec(self, **_: Any) -> str:
-        """As SQL writes it."""
-        return self.name
-
-
 class Row(NamedTuple):
     """A document that fits, as it is kept, and how well it does."""
 
@@ -358,7 +344,7 @@ def _by_their_number(query: SearchQuery) -> Select[Any]:
 
 
 def _by_words_postgresql(query: SearchQuery, language: str) -> Select[Any]:
-    config = cast(language, _Type("regconfig"))
+    config = cast(language, PostgresType("regconfig"))
     folded = query.words.lower()  # as the index is
     words = folded.split() if query.match == "any" else [folded]
     # What the language makes of each; none of it is read as a query.
@@ -377,7 +363,7 @@ def _by_meaning(vector: str, dimensions: int, *, exactly: bool = False) -> Selec
     kept = table("search_vectors", column("document"), column("embedding"))
     # As the index of these vectors is written, else it is not used.
     same: ColumnElement[Any] = literal_column(f"(search_vectors.embedding::vector({dimensions}))")
-    distance = same.op("<=>", return_type=Float())(cast(vector, _Type(f"vector({dimensions})")))
+    distance = same.op("<=>", return_type=Float())(cast(vector, PostgresType(f"vector({dimensions})")))
     found = _from(kept.join(documents, kept.c.document == documents.c.id), literal(1.0) - distance)
     found = found.where(text(f"vector_dims(search_vectors.embedding) = {dimensions}"))
     return found.order_by(distance + literal(0.0) if exactly else distance)

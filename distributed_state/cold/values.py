@@ -6,7 +6,7 @@ Design: section 9.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from distributed_state.values.journal import JournalEntry, KeptItems, Loaded, Segment, State
 
@@ -276,16 +276,8 @@ class Backfilled:
 
     def add(self, other: Backfilled) -> None:
         """Count what another one counted."""
-        self.records += other.records
-        self.commits += other.commits
-        self.events += other.events
-        self.aside += other.aside
-        self.branched += other.branched
-        self.lost += other.lost
-        self.lost_items += other.lost_items
-        self.refused += other.refused
-        self.deleted += other.deleted
-        self.stale += other.stale
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @dataclass(frozen=True, slots=True)
