@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.cold import blocks, tables
+from distributed_state.cold import blocks, maintenance, tables
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Compacted, Wanted
 from distributed_state.errors import CorruptState, NotFound
@@ -123,8 +123,8 @@ def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, 
     """Written on, packed again and again up to any time, in blocks of any size, and purged."""
     chance = random.Random(seed)
     monkeypatch.setattr(blocks, "RAW_BYTES", chance.choice((300, 2_000, 65_536)))
-    monkeypatch.setattr(blocks, "_ROWS", chance.choice((3, 10, 1000)))
-    monkeypatch.setattr(blocks, "_LEAST", chance.choice((1, 4)))
+    monkeypatch.setattr(maintenance, "_ROWS", chance.choice((3, 10, 1000)))
+    monkeypatch.setattr(maintenance, "_LEAST", chance.choice((1, 4)))
     packed = 0
     for _ in range(rounds):
         for _ in range(chance.randint(5, 20)):
@@ -144,9 +144,9 @@ def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, 
 
 def test_a_block_that_says_something_else_is_noticed(twins: Twins, monkeypatch: Any) -> None:
     """Without the law of blocks, the comparison above fails."""
-    pack = blocks.pack_changes
-    broken = blocks._CHANGES._replace(pack=lambda some: pack(list(some)[:-1]))
-    monkeypatch.setattr(blocks, "_CHANGES", broken)
+    pack = blocks.CHANGES.pack
+    broken = blocks.CHANGES._replace(pack=lambda some: pack(list(some)[:-1]))
+    monkeypatch.setattr(blocks, "CHANGES", broken)
     for _ in range(20):
         twins.each(lambda journal: journal.commit("session:a", put("k", "1"), messages=1))
     twins.each(lambda journal: journal.flush())
@@ -199,7 +199,7 @@ def test_a_long_conversation_is_packed_in_many_transactions_and_read_in_few_bloc
     for _ in range(6):
         fill(journal, commits=100)
     monkeypatch.setattr(blocks, "RAW_BYTES", 4_000)
-    monkeypatch.setattr(blocks, "_ROWS", 300)
+    monkeypatch.setattr(maintenance, "_ROWS", 300)
     sent = statements(journal.store)
     assert compact(journal.store).changes == 599
     assert len([each for each in sent if each.startswith("DELETE FROM changes")]) >= 2
@@ -316,7 +316,7 @@ def test_a_damaged_block_is_named(journal: Journal) -> None:
 @pytest.mark.memory
 def test_compaction_beside_an_archiver_and_readers_loses_nothing(cold: ColdStore, monkeypatch: Any) -> None:
     """Readers see each history without a gap at every moment."""
-    monkeypatch.setattr(blocks, "_LEAST", 1)
+    monkeypatch.setattr(maintenance, "_LEAST", 1)
     journal = Journal(cold)
     fill(journal)
     stop = threading.Event()

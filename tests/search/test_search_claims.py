@@ -11,8 +11,7 @@ from searching import MARK, places, run_sql, said, searching
 from sqlalchemy import create_engine, text
 
 from distributed_state import ColdUnavailable, ConfigurationError, Encryption, KeyRing, Search
-from distributed_state.cold import search_index
-from distributed_state.cold.search_store import SearchStore
+from distributed_state.cold import search_index, search_store
 from distributed_state.search.querying import follower_of
 from tests.journals import Journal
 
@@ -135,18 +134,18 @@ async def test_an_index_that_was_not_filled_is_none_until_it_is(opener: Any, mon
     plain = await opener(partitions=4, search=False)
     await plain.session("c1").append(said(MARK))
     await plain.archive()
-    fill = SearchStore._fill
+    fill = search_store._fill
 
-    def broken(self: Any, connection: Any) -> None:
+    def broken(sql: Any) -> None:
         raise ColdUnavailable("broken off on purpose")
 
-    monkeypatch.setattr(SearchStore, "_fill", broken)
+    monkeypatch.setattr(search_store, "_fill", broken)
     store = await searching(opener)
     with pytest.raises(ColdUnavailable, match="on purpose"):
         await store.search(MARK)
     assert len(rows_of(opener, "search_indexes")) == 1
     assert tiers(plain).cold.search.settings() is None
-    monkeypatch.setattr(SearchStore, "_fill", fill)
+    monkeypatch.setattr(search_store, "_fill", fill)
     assert await places(store, MARK) == [("c1", 0)]
 
 
@@ -286,7 +285,7 @@ async def test_large_values_are_read_a_few_at_a_time(opener: Any, monkeypatch: A
     read: list[int] = []
 
     def measured(name: str) -> None:
-        real = getattr(SearchStore, name)
+        real = getattr(search_store.SearchStore, name)
 
         def page(*arguments: Any) -> Any:
             found = real(*arguments)
@@ -294,7 +293,7 @@ async def test_large_values_are_read_a_few_at_a_time(opener: Any, monkeypatch: A
             read.append(sum(len(each.data or b"") for each in pieces))
             return found
 
-        monkeypatch.setattr(SearchStore, name, page)
+        monkeypatch.setattr(search_store.SearchStore, name, page)
 
     monkeypatch.setattr(search_index, "_ENTRIES", 2)
     for name in ("whole", "messages", "items_page"):

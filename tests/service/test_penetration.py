@@ -211,8 +211,8 @@ async def test_a_filter_that_nothing_fits_has_the_index_searched_a_few_times(mon
     looked: list[int] = []
 
     def counted(*given: Any) -> search_store.Page:
-        looked.append(given[2].limit)
-        return search_store.Page([], given[2].limit, True)
+        looked.append(given[1].limit)
+        return search_store.Page([], given[1].limit, True)
 
     monkeypatch.setattr(search_store, "search", counted)
     async with opened() as store:
