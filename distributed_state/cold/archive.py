@@ -250,11 +250,7 @@ class Intake:
         self.sql.add(tables.events, rows)
 
     def _snapshot(
-        self,
-        changes: Sequence[Parsed],
-        existing: Mapping[str, record_index.Head],
-        keys: Mapping[str, int],
-        every: int,
+        self, changes: Sequence[Parsed], existing: Mapping[str, record_index.Head], keys: Mapping[str, int], every: int
     ) -> None:
         """Write the state of each record that crossed a multiple of `every`, was given a label or came whole."""
         by_record: dict[str, list[Parsed]] = {}

@@ -14,20 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    exc,
-    exists,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, exc, exists, func, insert, or_, select, update
 
 from distributed_state.cold.engine import Sql
 from distributed_state.cold.record_index import ERASED, LISTED_MS, hashed

@@ -16,19 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    and_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    literal,
-    literal_column,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, and_, bindparam, delete, func, insert, literal, literal_column, or_, select, update
 
 from distributed_state.cold import aside, blocks, record_index
 from distributed_state.cold.engine import Row, Sql, chunks

@@ -160,11 +160,7 @@ def purge(sql: Sql, names: Sequence[str], before_ms: int, keep: int | None = Non
 
 
 def _bases(
-    sql: Sql,
-    living: Mapping[str, int],
-    before_ms: int,
-    held: Mapping[str, int],
-    spare: Mapping[str, int],
+    sql: Sql, living: Mapping[str, int], before_ms: int, held: Mapping[str, int], spare: Mapping[str, int]
 ) -> dict[str, State]:
     """The state of each record at its last change before the first one that is newer than the cutoff.
 
@@ -230,9 +226,7 @@ def _purge_live(sql: Sql, bases: Mapping[str, State], keys: Mapping[str, int]) -
         runs = (and_(b.record == run["r"], b.stop > run["low"], b.start < run["high"]) for run in some)
         blocks.expand_some(sql, blocks.MESSAGES, or_(*runs))
     removed_messages = sql.remove(
-        messages,
-        hidden,
-        lambda run: and_(m.record == run.r, m.version <= run.v, m.seq >= run.low, m.seq < run.high),
+        messages, hidden, lambda run: and_(m.record == run.r, m.version <= run.v, m.seq >= run.low, m.seq < run.high)
     )
     upto = [{"r": keys[record], "v": state.version} for record, state in bases.items()]
     c = change_blocks.c

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from sqlalchemy import Connection, exc, func, insert, inspect, select, text
@@ -46,31 +47,36 @@ _UNLIMITED = text(
 # segmentation fault.
 
 
-def ready(database: Database, migrate_: bool) -> None:
-    """Bring the database to this release's revision if that may be done, else require that it is."""
-    migrate(database) if migrate_ else require_head(database)
+def ready(database: Database, may_migrate: bool) -> None:
+    """Bring the database to this release's revision if that may be done, else require that it is.
 
-
-def require_head(database: Database) -> None:
-    """Raise ConfigurationError unless the database is at this release's revision."""
+    Costs one small query if it is there already.
+    """
     with database.read() as sql:
         found = revision(sql)
-    _refuse_unknown(database, found)
-    if found != HEAD:
+    if found in UNRELEASED:
+        raise ConfigurationError(
+            f"{database.name} has the tables of a version before the first release (revision {found}): run "
+            "`distributed-state export` with that version, then `distributed-state import` with this one, into another "
+            "database"
+        )
+    if found is not None and found not in REVISIONS:
+        raise ConfigurationError(
+            f"{database.name} is at revision {found}, which this release ({HEAD}) does not know: "
+            "install the newer release, or use another database"
+        )
+    if found != HEAD and not may_migrate:
         raise ConfigurationError(
             f"{database.name} is at revision {found}, this release needs {HEAD}: run `distributed-state migrate`"
         )
+    if found != HEAD:
+        migrate(database)
 
 
 def migrate(database: Database) -> None:
-    """Bring the database to this release's revision; costs one small query if it is there already."""
-    with database.read() as sql:
-        found = revision(sql)
-    _refuse_unknown(database, found)
-    if found == HEAD:
-        return
+    """Bring the database to this release's revision."""
     with database.long_write() as sql:
-        if database.dialect == "postgresql":
+        if sql.postgresql:
             # Others may be at it, for as long as it takes them.
             sql.exec_driver_sql("SET LOCAL lock_timeout = 0")
             sql.execute(select(func.pg_advisory_xact_lock(_LOCK)))
@@ -85,20 +91,6 @@ def revision(sql: Sql) -> str | None:
         return None
     found: str | None = sql.execute(text("SELECT version_num FROM alembic_version")).scalar()
     return found
-
-
-def _refuse_unknown(database: Database, found: str | None) -> None:
-    if found in UNRELEASED:
-        raise ConfigurationError(
-            f"{database.name} has the tables of a version before the first release (revision {found}): run "
-            "`distributed-state export` with that version, then `distributed-state import` with this one, into another "
-            "database"
-        )
-    if found is not None and found not in REVISIONS:
-        raise ConfigurationError(
-            f"{database.name} is at revision {found}, which this release ({HEAD}) does not know: "
-            "install the newer release, or use another database"
-        )
 
 
 def _upgrade(connection: Connection) -> None:
@@ -137,32 +129,37 @@ class Known:
 
 def register(database: Database, namespace: str, partitions: int) -> tuple[str, int]:
     """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
-    query = select(namespaces).where(namespaces.c.namespace == namespace)
-    with database.read() as sql:
-        row = sql.execute(query).first()
+    with database.read(namespace) as sql:
+        row = _registered(sql)
     if row is None:
-        new = {"namespace": namespace, "archive_id": chance.token_hex(16), "partitions": partitions}
-        with database.write() as sql:
+        new = {"namespace": namespace, "archive_id": chance.token_hex(16), "partitions": partitions, "layout": LAYOUT}
+        with database.write(namespace) as sql:
             try:
                 with sql.begin_nested():
-                    sql.execute(insert(namespaces), new | {"layout": LAYOUT})
+                    sql.execute(insert(namespaces), new)
             except exc.IntegrityError:
                 pass  # somebody registered it since we looked
-            row = sql.execute(query).one()
-    _refuse_layout(namespace, row.layout)
+            row = _registered(sql)
+        assert row is not None
     return row.archive_id, row.partitions
+
+
+def _registered(sql: Sql) -> Any:
+    """The row of a namespace, None if there is none. Raises ConfigurationError for the layout of another release."""
+    row = sql.execute(select(namespaces).where(namespaces.c.namespace == sql.namespace)).first()
+    if row is not None and row.layout != LAYOUT:
+        raise ConfigurationError(f"namespace {sql.namespace} has layout {row.layout}, this release needs {LAYOUT}")
+    return row
 
 
 def require_known(database: Database, known: Known) -> None:
     """Raise ConfigurationError unless the database has this very namespace. Nothing is written."""
-    query = select(namespaces).where(namespaces.c.namespace == known.namespace)
-    with database.read() as sql:
-        row = sql.execute(query).first()
+    with database.read(known.namespace) as sql:
+        row = _registered(sql)
     if row is None:
         raise ConfigurationError(
             f"{database.name} has no namespace {known.namespace!r}, and Redis has: give the archive that this Redis had"
         )
-    _refuse_layout(known.namespace, row.layout)
     if (row.archive_id, row.partitions) != (known.archive_id, known.partitions):
         raise ConfigurationError(
             f"{database.name}, namespace {known.namespace!r}: archive is {row.archive_id!r}, expected "
@@ -177,18 +174,10 @@ def is_there(url: str, namespace: str, timeout: float) -> bool:
         return False  # connecting would make it
     database = Database(url, timeout)
     try:
-        with database.read() as sql:
-            if revision(sql) is None:
-                return False
-            query = select(namespaces.c.namespace).where(namespaces.c.namespace == namespace)
-            return sql.execute(query).first() is not None
+        with database.read(namespace) as sql:
+            return revision(sql) is not None and _registered(sql) is not None
     finally:
         database.close()
-
-
-def _refuse_layout(namespace: str, layout: int) -> None:
-    if layout != LAYOUT:
-        raise ConfigurationError(f"namespace {namespace} has layout {layout}, this release needs {LAYOUT}")
 
 
 # Alone

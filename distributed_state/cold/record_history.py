@@ -281,11 +281,7 @@ def _source(version: int, data: bytes | None) -> int:
 
 
 def messages_of(
-    sql: Sql,
-    record: str,
-    runs: Sequence[Segment],
-    parent: str | None = None,
-    key: int | None = None,
+    sql: Sql, record: str, runs: Sequence[Segment], parent: str | None = None, key: int | None = None
 ) -> dict[int, bytes]:
     """The messages of these runs by sequence number, wherever along the lineage they are kept.
 
@@ -340,10 +336,7 @@ def since(sql: Sql, record: str, runs: Sequence[Segment], since_ms: int) -> list
         same = and_(c.record == m.record, c.version == m.version)
         # In the order of the key, so that the search ends at the first: what it passes is hidden and not passed again.
         query = select(m.seq).join(changes, same).where(mine, c.time_ms >= since_ms).order_by(m.seq).limit(1)
-        newer = [
-            sql.execute(query).scalar(),
-            blocks.first_since(sql, source, run.start, run.stop, since_ms),
-        ]
+        newer = [sql.execute(query).scalar(), blocks.first_since(sql, source, run.start, run.stop, since_ms)]
         first = min((seq for seq in newer if seq is not None), default=None)
         if first is not None:
             return [Segment(run.source, first, run.stop), *runs[at + 1 :]]
@@ -401,12 +394,7 @@ def outlines(
 
 
 def checkpoints(
-    sql: Sql,
-    record: str,
-    after: int = 0,
-    before: int | None = None,
-    limit: int | None = None,
-    order: str = "asc",
+    sql: Sql, record: str, after: int = 0, before: int | None = None, limit: int | None = None, order: str = "asc"
 ) -> list[tuple[str, int, int]]:
     """The labels of a record with their versions and times: between two versions (exclusive), in this order."""
     c = changes.c

@@ -35,17 +35,7 @@ from distributed_state.cold.tables import LONGEST, TEXT, change_blocks, changes,
 from distributed_state.errors import CorruptState, NotFound, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, State, item_of, pack, unpack
-from distributed_state.values.model import (
-    DELETED,
-    ITEMS,
-    LIFETIME,
-    OWNER,
-    PARENT,
-    PHASE,
-    SEGMENTS,
-    TAG,
-    escape,
-)
+from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, PHASE, SEGMENTS, TAG, escape
 from distributed_state.values.search import tag_of
 
 LARGEST = 2**63 - 1

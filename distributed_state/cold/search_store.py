@@ -238,13 +238,7 @@ class Page(NamedTuple):
 
 
 def search(
-    sql: Sql,
-    query: SearchQuery,
-    now_ms: int,
-    language: str,
-    vector: str | None,
-    dimensions: int,
-    apart: bool,
+    sql: Sql, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, apart: bool
 ) -> Page:
     """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words.
 

@@ -37,12 +37,7 @@ from distributed_state.cold.epochs import clock_us
 from distributed_state.cold.opening import Known
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.tables import access_tokens, branches, cursors, erasures, records
-from distributed_state.cold.values import (
-    Backfilled,
-    Batch,
-    Cursor,
-    Held,
-)
+from distributed_state.cold.values import Backfilled, Batch, Cursor, Held
 from distributed_state.errors import ConfigurationError, InvalidValue, NotFound, Unauthenticated
 from distributed_state.values.access_tokens import AccessToken, FoundToken
 from distributed_state.values.journal import Happened
@@ -300,10 +295,7 @@ class ColdStore(Part):
 def _facts(sql: Sql) -> dict[str, str]:
     """Facts about the server and the namespace's tables, by name."""
     version = sql.connection.dialect.server_version_info or ()
-    found = {
-        "server version": ".".join(str(part) for part in version),
-        "revision": str(opening.revision(sql)),
-    }
+    found = {"server version": ".".join(str(part) for part in version), "revision": str(opening.revision(sql))}
     found |= {name: str(_count(sql, table)) for name, table in _COUNTED.items()}
     found["quarantined"] = str(aside.count_quarantined(sql))
     b = branches.c

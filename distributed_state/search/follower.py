@@ -1,34 +1,41 @@
-"""Brings the index up to the archive. Law: whatever becomes of it, the archiver neither waits nor knows.
+"""How a store is searched, and what brings the index up to the archive.
+
+Law: one archive has one answer about its index; whatever becomes of the index, the archiver neither waits nor knows;
+what is encrypted has no words, unless it was asked for.
 
 In a round: partitions are claimed, the records that have waited longest are read, their documents made - and given
 vectors, by the user's function, while no transaction is under way - and written with how far the records are. No
-transaction waits for a document.
+transaction waits for a document. Whatever a function of the user's raises (`embed`, an index of the user's own), the
+caller gets a StateError.
 
 Design: section 21.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from distributed_state.cold.search_index import Changed, Due, Name, Piece, Write
+import orjson
+
+from distributed_state.cold.search_index import Changed, Due, Name, Piece, Stored, Write
 from distributed_state.cold.search_store import SearchStore
-from distributed_state.errors import StateError
+from distributed_state.errors import ConfigurationError, CorruptState, StateError, Unavailable
 from distributed_state.port import Port
-from distributed_state.search.documents import Translator, document, removed
-from distributed_state.search.setting import Setting, call_user, embedded_singly
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
-from distributed_state.values import chance
-from distributed_state.values.codec import decode_key
+from distributed_state.values import chance, field_ttl
+from distributed_state.values import codec as codecs
+from distributed_state.values.codec import MESSAGE, SEALED, Codec, decode_key
 from distributed_state.values.journal import Segment
-from distributed_state.values.model import log_fields
-from distributed_state.values.search import Indexed, Row
+from distributed_state.values.model import Ref, log_fields, unescape
+from distributed_state.values.search import KINDS, Indexed, Kind, Row, Search, SearchDocument, SearchRemoval
 
 log = logging.getLogger(__name__)
 CLAIM_SECONDS = 60.0
@@ -41,6 +48,274 @@ _REST_SECONDS = 5.0
 _TOGETHER_SECONDS = 1.0
 _REPORT_SECONDS = 0.5
 _WAIT = 0.05
+_LONGEST = 200_000  # bytes of a text that are indexed; PostgreSQL takes a megabyte of what it makes of them
+OFF = (
+    "search: it is off in this namespace: open the store with search=True, or with search=Search(...), "
+    "or run `distributed-state index`"
+)
+_HARMLESS = "text"
+
+
+class Setting:
+    """What a store knows of its index. `lazily`: the first search switches it on."""
+
+    def __init__(self, given: Search | bool | None, *, lazily: bool, migrate: bool) -> None:
+        if given is not None and not isinstance(given, (bool, Search)):
+            raise ConfigurationError(f"search: give True or Search(...), not {given!r:.80}")
+        self._given = Search() if given is True else given or None
+        self._never = given is False
+        self._lazily = lazily and not self._never
+        self._migrate = migrate
+        self.on = False
+        self.stored = ""  # what the database says, once it was looked at
+        self.search = self._given or Search()
+        self._elsewhere = self.search.index is not None
+        if self._given is not None:
+            _require_sense(self._given)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the store was opened with search."""
+        return self._given is not None
+
+    def look_again(self) -> None:
+        """It may have been switched off, or made otherwise."""
+        self.on = False
+
+    async def renew(self, port: Port, search: SearchStore) -> None:
+        """Look whether another process removed it, or made it otherwise."""
+        if self.on and await port.sql(search.settings) != self.stored:
+            self.on = False
+
+    async def follows(self, port: Port, search: SearchStore) -> bool:
+        """Whether there is an index here that this store can follow."""
+        if not self.on and not self._never:
+            await self._look(port, search, create=self._migrate and self.wanted)
+        return self.on and not self._lacking()
+
+    async def require(self, port: Port, search: SearchStore, *, create: bool = False) -> None:
+        """Have an index, or raise ConfigurationError: off, other settings, a function that was not given, no right."""
+        create = create or (self._migrate and (self.wanted or self._lazily))
+        if not self.on and not await self._look(port, search, create=create):
+            raise ConfigurationError(OFF)
+        if lacking := self._lacking():
+            raise ConfigurationError(lacking)
+
+    def _lacking(self) -> str:
+        if self.search.dimensions is not None and self.search.embed is None:
+            return (
+                "search: its index has vectors: open the store with the same search=Search(embed=..., dimensions=...)"
+            )
+        if self._elsewhere and self.search.index is None:
+            return "search: its index is elsewhere: open the store with the same search=Search(index=...)"
+        return ""
+
+    async def _look(self, port: Port, search: SearchStore, *, create: bool) -> bool:
+        found = await port.sql(search.settings)
+        if found is None and create:
+            languages = await port.sql(search.languages)
+            if self.search.language not in languages:
+                raise ConfigurationError(
+                    f"search: no language {self.search.language!r:.80} here: {', '.join(sorted(languages))}"
+                )
+            found = await port.sql(search.switch_on, self._text(), self.search.dimensions)
+        if found is None:
+            return False
+        if self._given is not None and found != self._text():
+            raise ConfigurationError(
+                f"search: the index was made with {found}, not with {self._text()}: open the store as then, "
+                "or remove the index with `distributed-state index --remove` and begin anew"
+            )
+        self._adopt(orjson.loads(found))
+        self.stored, self.on = found, True
+        return True
+
+    def _text(self) -> str:
+        own = self.search
+        values = {"language": own.language, "kinds": sorted(own.kinds), "encrypted": own.encrypted}
+        more = {"dimensions": own.dimensions, "elsewhere": own.index is not None}
+        return orjson.dumps(values | more, option=orjson.OPT_SORT_KEYS).decode()
+
+    def _adopt(self, found: dict[str, Any]) -> None:
+        made_elsewhere = found.pop("elsewhere")
+        self._elsewhere = made_elsewhere or self.search.index is not None
+        found["kinds"] = tuple(kind for kind in KINDS if kind in found["kinds"])
+        self.search = replace(self.search, **found)
+
+
+def _require_sense(search: Search) -> None:
+    if (search.embed is None) != (search.dimensions is None):
+        raise ConfigurationError("search: `embed` and `dimensions` are given together")
+    if search.dimensions is not None and (type(search.dimensions) is not int or not 1 <= search.dimensions <= 16000):
+        raise ConfigurationError(f"search: dimensions is an int from 1 to 16000, not {search.dimensions!r:.80}")
+    if search.embed is not None and search.index is not None:
+        raise ConfigurationError("search: an index of your own makes its vectors itself: leave out `embed`")
+    if not search.kinds or set(search.kinds) - set(KINDS):
+        raise ConfigurationError(f"search: kinds are some of {', '.join(KINDS)}, not {search.kinds!r:.80}")
+    if not isinstance(search.language, str):
+        raise ConfigurationError(f"search: language is a name, not {search.language!r:.80}")
+
+
+# Functions that the user gave: `embed`, an index of the user's own
+
+
+async def call_user(port: Port, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the user's returns, be it a coroutine or not. Raises Unavailable whatever it raises."""
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await port.complete(function(*arguments))
+        found = await port.thread(function, *arguments)
+        return await port.complete(found) if inspect.isawaitable(found) else found
+    except StateError:
+        raise
+    except Exception as error:
+        raise Unavailable(f"search: `{what}` failed with {type(error).__name__}: {str(error)[:200]}") from error
+
+
+async def embedded(port: Port, setting: Setting, texts: list[str]) -> list[str]:
+    """A vector of each text, as SQL writes it."""
+    if not texts:
+        return []
+    assert setting.search.embed is not None
+    answer = await call_user(port, "embed", setting.search.embed, texts)
+    try:
+        vectors = [[float(number) for number in vector] for vector in answer]
+    except Exception as error:  # an object of the user's own may raise anything
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ConfigurationError(f"search: `embed` returned what is no list of vectors ({what})") from error
+    if len(vectors) != len(texts):
+        raise ConfigurationError(f"search: `embed` returned {len(vectors)} vectors for {len(texts)} texts")
+    for vector in vectors:
+        if len(vector) != setting.search.dimensions or not all(map(math.isfinite, vector)):
+            what = f"a vector of {len(vector)} numbers, {setting.search.dimensions} finite ones were announced"
+            raise ConfigurationError(f"search: `embed` returned {what}")
+    return ["[" + ",".join(map(repr, vector)) + "]" for vector in vectors]
+
+
+async def embedded_singly(port: Port, setting: Setting, texts: list[str]) -> list[str | None]:
+    """The same, and None for a text that `embed` refuses: halved until it is alone. Raises if that refuses any text."""
+    try:
+        return [*await embedded(port, setting, texts)]
+    except StateError:
+        # Is it a text of these, or is there no model today? Asked each time: the model may go at any moment.
+        await embedded(port, setting, [_HARMLESS])
+    if len(texts) == 1:
+        try:
+            # Once more: its answer may have been lost, and what is left out stays left out until it is changed.
+            return [*await embedded(port, setting, texts)]
+        except StateError:
+            return [None]
+    middle = len(texts) // 2
+    first = await embedded_singly(port, setting, texts[:middle])
+    return first + await embedded_singly(port, setting, texts[middle:])
+
+
+# Documents
+
+
+class Translator:
+    """Makes documents of what a store keeps."""
+
+    def __init__(self, codec_of: Callable[[str], Codec], kinds: tuple[Kind, ...], *, encrypted: bool) -> None:
+        self._codec_of = codec_of
+        self._kinds = kinds
+        self._encrypted = encrypted
+
+    def stored(self, piece: Piece, version: int) -> Stored | None:
+        """The document, None if it is not to be found."""
+        kind = piece.name[0]
+        data = piece.data
+        if not data or kind not in self._kinds:
+            return None
+        ends, frame = field_ttl.split(data)
+        sealed_as = _sealed_as(piece.name)
+        codec = self._codec_of(piece.source)
+        if not self._encrypted and (frame[:1] == SEALED or codec.covers(sealed_as)):
+            return None
+        try:
+            json_text = codec.open(data, sealed_as)
+            value = codecs.decode(json_text)
+        except CorruptState:
+            return None  # or under a key that is not here: who reads it is told
+        text = text_of(kind, value)
+        if not text:
+            return None
+        # Before a message the same mark says when it was committed.
+        ends_ms = None if kind == "message" or ends == field_ttl.NEVER else int(ends * 1000)
+        digest = hashlib.blake2b(b"%a %b %b" % (ends_ms, text.encode(), json_text), digest_size=12).digest()
+        return Stored(piece.name, version, ends_ms, digest, text, json_text)
+
+
+def _sealed_as(name: Name) -> str:
+    kind, collection, key = name
+    if kind == "message":
+        return MESSAGE
+    return codecs.item_name(collection + b"\0" + key) if kind == "item" else codecs.decode_key(key)
+
+
+def text_of(kind: str, value: Any) -> str:
+    """The words by which a message, a field or an item is found."""
+    return shortened(said(value) if kind == "message" else words_of(value))
+
+
+def words_of(value: Any) -> str:
+    """What a JSON value says: its texts and numbers, a line each, without the names in it."""
+    return "\n".join(_leaves(value))
+
+
+def _leaves(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield str(value)
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+
+
+def said(message: Any) -> str:
+    """The text of a message, without what is called or shown in it."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def shortened(text: str) -> str:
+    """The text as any index takes it: without NUL and lone surrogates, and not longer than any can hold."""
+    return text.replace("\0", " ").encode("utf-8", "replace")[:_LONGEST].decode("utf-8", "ignore").strip()
+
+
+def document(one: Due, stored: Stored) -> SearchDocument:
+    """A document for an index of the user's own."""
+    ref = Ref.parse(one.record)
+    kind, collection, name = stored.name
+    return SearchDocument(
+        scope=ref.scope,
+        id=ref.id,
+        kind=kind,  # type: ignore[arg-type]  # the tables hold no others
+        collection=codecs.decode_key(collection),
+        name=codecs.decode_key(name),
+        version=stored.version,
+        text=stored.text,
+        value=codecs.decode(stored.value),
+        user=None if one.owner is None else unescape(one.owner),
+        ends=None if stored.ends_ms is None else stored.ends_ms / 1000,
+    )
+
+
+def removed(record: str, name: Name | None = None) -> SearchRemoval:
+    """That a record shows something no more, or nothing at all."""
+    ref = Ref.parse(record)
+    if name is None:
+        return SearchRemoval(ref.scope, ref.id)
+    kind, collection, key = name
+    names = (codecs.decode_key(collection), codecs.decode_key(key))
+    return SearchRemoval(ref.scope, ref.id, kind, *names)  # type: ignore[arg-type]  # the tables hold no others
+
+
+# The job
 
 
 class Moved(NamedTuple):
@@ -116,7 +391,7 @@ class Follower(JobWorker):
         """
         await self._port.sql(self._search.scrub)
         await self._setting.renew(self._port, self._search)
-        index = self._setting.index
+        index = self._setting.search.index
         if index is not None and await self._setting.follows(self._port, self._search):
             gone = [removed(text) for text in await self._port.sql(self._search.gone) if text]
             if gone:
@@ -200,7 +475,7 @@ class Round:
         self._search: SearchStore = tiers.cold.search
         self._setting = setting
         self._claimer = claimer
-        self._translator = Translator(tiers.codec_of, setting.kinds, encrypted=setting.encrypted)
+        self._translator = Translator(tiers.codec_of, setting.search.kinds, encrypted=setting.search.encrypted)
         self._writes: list[Write] = []
         self._rows: list[Row] = []  # for an index of the user's own
         self._documents = 0
@@ -227,7 +502,7 @@ class Round:
 
     @property
     def _elsewhere(self) -> bool:
-        return self._setting.index is not None
+        return self._setting.search.index is not None
 
     def _note(self, write: Write) -> None:
         self._writes.append(write)
@@ -303,18 +578,18 @@ class Round:
             await self._apply(rows)
             for each in writes:
                 each.put.clear()
-        elif self._setting.embed is not None:
+        elif self._setting.search.embed is not None:
             await self._give_vectors(writes)
         until_ms = int((self._clock.now() + CLAIM_SECONDS) * 1000)
-        call = partial(self._search.write, self._claimer, until_ms, writes, self._setting.language)
+        call = partial(self._search.write, self._claimer, until_ms, writes, self._setting.search.language)
         done = await self._port.sql(call)
         self.lost = done is None
         self.done += len(done or ())
 
     async def _apply(self, rows: Sequence[Row]) -> None:
-        assert self._setting.index is not None
+        assert self._setting.search.index is not None
         if rows:
-            await call_user(self._port, "index.apply", self._setting.index.apply, list(rows))
+            await call_user(self._port, "index.apply", self._setting.search.index.apply, list(rows))
 
     async def _give_vectors(self, writes: Sequence[Write]) -> None:
         texts = [stored.text for each in writes for stored in each.put]

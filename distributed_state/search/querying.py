@@ -15,9 +15,7 @@ from distributed_state.cold.search_store import Row
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
 from distributed_state.records.access import ITEMS, MESSAGES
 from distributed_state.records.context import StoreContext
-from distributed_state.search.documents import shortened, text_of
-from distributed_state.search.follower import Follower
-from distributed_state.search.setting import Setting, call_user, embedded
+from distributed_state.search.follower import Follower, Setting, call_user, embedded, shortened, text_of
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.model import MAX_ID_BYTES, SCOPES, Ref, escape, unescape
@@ -140,22 +138,22 @@ async def _asking(
     port = tiers.port
 
     async def elsewhere(page: SearchQuery) -> _Page:
-        assert setting.index is not None
-        found = await call_user(port, "index.search", setting.index.search, page)
+        assert setting.search.index is not None
+        found = await call_user(port, "index.search", setting.search.index.search, page)
         if not isinstance(found, Sequence) or not all(isinstance(each, SearchMatch) for each in found):
             raise ConfigurationError(f"search: `index.search` returned {found!r:.80}, not a list of SearchMatch")
         return _Page([(each, 0) for each in found], len(found), len(found) >= page.limit)
 
-    if setting.index is not None:
+    if setting.search.index is not None:
         return elsewhere
     vector = None
-    if setting.embed is not None and query.words:
+    if setting.search.embed is not None and query.words:
         (vector,) = await embedded(port, setting, [query.words])
     await tiers.clock.know()
     now_ms = int(tiers.clock.now() * 1000)
 
     def read(page: SearchQuery) -> _Page | None:
-        how = (setting.language, vector, setting.dimensions or 0, setting.stored, apart)
+        how = (setting.search.language, vector, setting.search.dimensions or 0, setting.stored, apart)
         found = tiers.cold.search.search(page, now_ms, *how)
         if found is None:
             return None

@@ -20,7 +20,7 @@ from distributed_state.events import audit
 from distributed_state.records import branches
 from distributed_state.records.history import as_change
 from distributed_state.search import querying
-from distributed_state.search.setting import OFF
+from distributed_state.search.follower import OFF
 from distributed_state.settings import Settings
 from distributed_state.store import maintenance
 from distributed_state.values.codec import Codec

@@ -30,8 +30,7 @@ from distributed_state.port.connections import Connections, Credentials
 from distributed_state.port.shared import SharedPort
 from distributed_state.records.access import Guard
 from distributed_state.records.context import StoreContext
-from distributed_state.search.follower import Follower
-from distributed_state.search.setting import Setting
+from distributed_state.search.follower import Follower, Setting
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, watch
 from distributed_state.store.doctor import Noting
