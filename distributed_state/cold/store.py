@@ -78,7 +78,7 @@ class ColdStore(Part):
         timeout: float = 10.0,
         alone: bool = False,
     ) -> ColdStore:
-        """Open a database: `memory`, `sqlite:///path`, `postgresql://...` or another SQLAlchemy URL.
+        """Open a database: `memory`, `sqlite:///path` or `postgresql://...`.
 
         With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
         PostgreSQL work behind PgBouncer. `timeout` seconds is what one answer may take. With `alone` no other embedded

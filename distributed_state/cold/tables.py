@@ -82,10 +82,10 @@ cursors = Table(
     Column("offset", BigInteger, nullable=False),
     Column("event", TEXT, nullable=False),
     Column("closed", Boolean, nullable=False),
-    Column(
-        "minted_ms", BigInteger, nullable=True
-    ),  # by this database's clock; NULL: by an older release, or as SQL was repaired
-    Column("begun", Boolean, nullable=True),  # whether Redis was told of it; NULL: by an older release, so it may be
+    # By this database's clock; NULL: by an older release, or as SQL was repaired.
+    Column("minted_ms", BigInteger, nullable=True),
+    # Whether Redis was told of it; NULL: by an older release, so it may be.
+    Column("begun", Boolean, nullable=True),
 )
 
 # How each record stands at its head, and whose it is. Listings walk its indexes by `listed_ms`.

@@ -608,6 +608,7 @@ async def test_a_server_that_evicts_anything(face: str) -> None:
         ({"warm_ttl": 0}, "warm_ttl"),
         ({"archive": "nonsense"}, "archive is not an SQLAlchemy URL"),
         ({"archive": "oracle+nothing://h/d"}, "oracle.* never tried.* SQLite or PostgreSQL"),
+        ({"archive": "postgresql+psycopg2://h/d"}, "psycopg2.* never tried.* SQLite or PostgreSQL"),
         ({"archive": "mysql://u:p@h/d"}, "mysql.* never tried.* SQLite or PostgreSQL"),
         ({"archive": "redis://h:6379/0"}, "archive .*parameter, url="),
         ({"url": "redis://h:0"}, "port"),
