@@ -9,7 +9,7 @@ Design: sections 4, 6.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, TypeVar
 
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.hot.cached_record import MISSING, CachedRecord
@@ -17,11 +17,10 @@ from distributed_state.port.waited import bounded
 from distributed_state.records import backup, branches, fork, history, lifecycle, messages, rollback
 from distributed_state.records import items as item_handle
 from distributed_state.records.access import MOVES, TAGS, VERSION
-from distributed_state.records.context import RecordContext, StoreContext
+from distributed_state.records.context import RecordContext
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.messages import Page
 from distributed_state.records.preconditions import preconditions
-from distributed_state.records.sanitizing import Sanitizing
 from distributed_state.records.transaction import AsyncTransaction, OptimisticRetry, Transaction
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import add
@@ -57,18 +56,8 @@ class AsyncRecord:
     ColdUnavailable.
     """
 
-    def __init__(
-        self,
-        store: StoreContext,
-        ref: Ref,
-        *,
-        user: str | None = None,
-        actor: str = "",
-        fresh: bool = False,
-        lifetime: tuple[int, int] = (0, 0),
-        **options: Unpack[Sanitizing],
-    ) -> None:
-        self._context = RecordContext(store, ref, user=user, actor=actor, fresh=fresh, lifetime=lifetime, **options)
+    def __init__(self, context: RecordContext) -> None:
+        self._context = context
 
     @property
     def ref(self) -> Ref:

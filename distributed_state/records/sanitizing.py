@@ -35,6 +35,14 @@ class Options(Sanitizing, total=False):
     actor: str
 
 
+class ContextOptions(Options, total=False):
+    """What a context takes: the owner, whether the id was generated here, the idle time and the end in ms."""
+
+    user: str | None
+    fresh: bool
+    lifetime: tuple[int, int]
+
+
 class SessionOptions(Options, total=False):
     """What may be said of the handle of a session."""
 

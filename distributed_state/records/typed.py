@@ -16,7 +16,7 @@ from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.lifecycle import creation
 from distributed_state.records.record import AsyncRecord
-from distributed_state.records.sanitizing import Sanitizing
+from distributed_state.records.sanitizing import ContextOptions
 from distributed_state.records.schema import M, Schema, View
 from distributed_state.settings import Settings
 from distributed_state.tiers import commit as write_path
@@ -75,15 +75,11 @@ class TypedContext(RecordContext, Generic[M]):
         store: StoreContext,
         ref: Ref,
         *,
-        schema: Schema[M],
-        user: str | None = None,
-        actor: str = "",
-        fresh: bool = False,
-        lifetime: tuple[int, int] = (0, 0),
-        **options: Unpack[Sanitizing],
+        schema: type[M] | Schema[M],
+        **options: Unpack[ContextOptions],
     ) -> None:
-        super().__init__(store, ref, user=user, actor=actor, fresh=fresh, lifetime=lifetime, **options)
-        self.schema = schema
+        super().__init__(store, ref, **options)
+        self.schema: Schema[M] = Schema.of(schema)
 
     # Reading
 
@@ -373,22 +369,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     handle without schema may do everything.
     """
 
-    def __init__(
-        self,
-        store: StoreContext,
-        ref: Ref,
-        *,
-        schema: type[M] | Schema[M],
-        user: str | None = None,
-        actor: str = "",
-        fresh: bool = False,
-        lifetime: tuple[int, int] = (0, 0),
-        **options: Unpack[Sanitizing],
-    ) -> None:
-        whole: Schema[M] = Schema.of(schema)
-        self._context: TypedContext[M] = TypedContext(
-            store, ref, schema=whole, user=user, actor=actor, fresh=fresh, lifetime=lifetime, **options
-        )
+    _context: TypedContext[M]
 
     # Reading
 

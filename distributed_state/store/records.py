@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
-from distributed_state.records.context import StoreContext
+from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Options, SessionOptions
 from distributed_state.records.schema import Schema
-from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.records.typed import AsyncTypedRecord, TypedContext
 from distributed_state.values import chance, field_ttl
 from distributed_state.values.model import Ref
 
@@ -26,7 +26,6 @@ def session(
 ) -> AsyncSession:
     """A session by its id, or a new one."""
     ref = Ref("session", chance.token_hex(16) if id is None else id)
-    fresh = id is None
     idle = options.pop("idle", None)
     lifetime = options.pop("lifetime", None)
     lives = (
@@ -34,9 +33,12 @@ def session(
         field_ttl.span_ms("lifetime", store.settings.session_lifetime if lifetime is None else lifetime),
     )
     rest: Options = options
+    fresh = id is None
     if schema is not None:
-        return AsyncTypedSession(store, ref, schema=schema, user=user, fresh=fresh, lifetime=lives, **rest)
-    return AsyncSession(store, ref, user=user, fresh=fresh, lifetime=lives, **rest)
+        return AsyncTypedSession(
+            TypedContext(store, ref, schema=schema, user=user, fresh=fresh, lifetime=lives, **rest)
+        )
+    return AsyncSession(RecordContext(store, ref, user=user, fresh=fresh, lifetime=lives, **rest))
 
 
 def record(
@@ -44,5 +46,5 @@ def record(
 ) -> AsyncRecord:
     """Any other record."""
     if schema is not None:
-        return AsyncTypedRecord(store, ref, schema=schema, user=user, **options)
-    return AsyncRecord(store, ref, user=user, **options)
+        return AsyncTypedRecord(TypedContext(store, ref, schema=schema, user=user, **options))
+    return AsyncRecord(RecordContext(store, ref, user=user, **options))
