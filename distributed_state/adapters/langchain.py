@@ -8,16 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_state import (
-    AsyncStateStore,
-    Conflict,
-    Deleted,
-    InvalidValue,
-    StateStore,
-    from_langchain,
-    to_langchain,
-)
-from distributed_state.adapters.stores import Known, lacking, named, open_store
+from distributed_state import AsyncStateStore, InvalidValue, StateStore, from_langchain, to_langchain
+from distributed_state.adapters.stores import Conversation, finish, lacking, named, open_store
 
 try:
     from langchain_core.chat_history import BaseChatMessageHistory
@@ -48,66 +40,38 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
     def __init__(self, session_id: str, store: AsyncStateStore | StateStore, **options: Any) -> None:
         super().__init__()
         self.session_id = named(session_id, "a session's id")
-        self._session = open_store(store).blocking.session(session_id, **options)
-        self._aio = store.aio.session(session_id, **options)
-        self._known = Known()
+        self._session = open_store(store).aio.session(session_id, **options)
+        self._conversation = Conversation(self._session)
 
     # LangChain declares an attribute that may be set; theirs of Redis and SQL cannot be either.
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]
         """Read all messages. Asks the server which version is the newest."""
-        found = self._session.raw_messages(fresh=True)
-        self._known.look(None if found else self._session.version())
-        return _read(found)
+        return finish(self.aget_messages())
 
     async def aget_messages(self) -> list[BaseMessage]:
         """Read all messages, as `messages`."""
-        found = await self._aio.raw_messages(fresh=True)
-        self._known.look(None if found else await self._aio.version())
-        return _read(found)
+        return _read(await self._conversation.read())
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages in one commit: all, next to one another, or none.
 
         A conversation that was deleted begins again, but not for an object that knew it before: that gets Deleted.
         """
-        if not messages:
-            return
-        said, deletion = [*map(_written, messages)], self._known.deletion()
-        try:
-            self._session.write(append=said)
-        except Deleted as error:
-            if deletion not in (None, error.version):
-                raise
-            try:
-                self._session.write(append=said, revive=True, expect_version=error.version)
-            except Conflict:  # somebody else began it just now
-                self._session.write(append=said)
-        self._known.wrote()
+        finish(self.aadd_messages(messages))
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages in one commit, as `add_messages`."""
-        if not messages:
-            return
-        said, deletion = [*map(_written, messages)], self._known.deletion()
-        try:
-            await self._aio.write(append=said)
-        except Deleted as error:
-            if deletion not in (None, error.version):
-                raise
-            try:
-                await self._aio.write(append=said, revive=True, expect_version=error.version)
-            except Conflict:  # somebody else began it just now
-                await self._aio.write(append=said)
-        self._known.wrote()
+        if messages:
+            await self._conversation.append([*map(_written, messages)])
 
     def clear(self) -> None:
         """Remove all messages in one commit. Fields and history stay; `store.erase(session_id)` is for good."""
-        self._session.replace_messages([])
+        finish(self.aclear())
 
     async def aclear(self) -> None:
         """Remove all messages, as `clear`."""
-        await self._aio.replace_messages([])
+        await self._session.replace_messages([])
 
 
 def _written(message: BaseMessage) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from distributed_state import AsyncLease, AsyncStateStore, Conflict, Deleted, StateStore
-from distributed_state.adapters.stores import Known, lacking, named, open_store
+from distributed_state import AsyncLease, AsyncStateStore, Conflict, StateStore
+from distributed_state.adapters.stores import Conversation, lacking, named, open_store
 
 try:
     from agents.items import TResponseInputItem
@@ -80,16 +80,14 @@ class DistributedSession(SessionABC):
             SessionSettings() if session_settings is None else session_settings
         )
         self._session = open_store(store).aio.session(session_id, **options)
-        self._known = Known()
+        self._conversation = Conversation(self._session)
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Read the newest `limit` items in their order, by default `session_settings.limit` or all; 0 gives []."""
         wanted = resolve_session_limit(limit, self.session_settings)
         if wanted is not None and wanted <= 0:
             return []
-        found = await self._session.raw_messages(last=wanted, fresh=True)
-        self._known.look(None if found else await self._session.version())
-        return [_item(stored) for stored in found]
+        return [_item(stored) for stored in await self._conversation.read(wanted)]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items in one commit: all of them, next to one another, or none.
@@ -97,20 +95,7 @@ class DistributedSession(SessionABC):
         A session that was deleted begins again, but not for a run that knew it before: that gets Deleted.
         """
         if items:
-            await _settled(self._add(_stored(items)))
-
-    async def _add(self, messages: list[dict[str, Any]]) -> None:
-        deletion = self._known.deletion()
-        try:
-            await self._session.write(append=messages)
-        except Deleted as error:
-            if deletion not in (None, error.version):
-                raise
-            try:
-                await self._session.write(append=messages, revive=True, expect_version=error.version)
-            except Conflict:  # somebody else began it just now
-                await self._session.write(append=messages)
-        self._known.wrote()
+            await _settled(self._conversation.append(_stored(items)))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove the newest item and return it, None if there is none. Of several who ask each gets another."""
@@ -134,19 +119,8 @@ class DistributedSession(SessionABC):
         """As the SDK asks for it: replace the items in one commit. A subclass may store them otherwise: not its."""
         if type(self) is not DistributedSession:
             return False
-        await _settled(self._replace_all(_stored(items)))
+        await _settled(self._conversation.replace(_stored(items)))
         return True
-
-    async def _replace_all(self, messages: list[dict[str, Any]]) -> None:
-        deletion = self._known.deletion()
-        try:
-            await self._session.replace_messages(messages)
-        except Deleted as error:
-            if deletion not in (None, error.version):
-                raise
-            await self._session.write(revive=True)
-            await self._session.replace_messages(messages)  # also what somebody else began it with
-        self._known.wrote()
 
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None

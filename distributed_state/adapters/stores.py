@@ -1,13 +1,34 @@
-"""What the adapters of all frameworks share: the store that they are given, and when a conversation may begin again.
+"""What the adapters of all frameworks share: the store they are given, and how a deleted conversation begins again.
 
-A user who gives something else than a store is told what to give, without a secret.
+Law: an adapter's work is written once, for asyncio. Its blocking methods run that to its end (`finish`), in any thread
+and within any event loop.
+
+Design: section 22.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
-from distributed_state import AsyncStateStore, ConfigurationError, InvalidValue, StateStore
+from distributed_state import (
+    AsyncItems,
+    AsyncSession,
+    AsyncStateStore,
+    ConfigurationError,
+    Conflict,
+    Deleted,
+    InvalidValue,
+    Item,
+    StateStore,
+)
+from distributed_state.port.background import finish as finish
+from distributed_state.port.bodies import loop
+
+T = TypeVar("T")
+_PAGE = 1000
 
 
 def open_store(given: Any) -> StateStore | AsyncStateStore:
@@ -36,25 +57,105 @@ def lacking(extra: str, error: ImportError) -> ImportError:
     return ImportError(f"{error}: pip install 'distributed-state[{extra}]'", name=error.name, path=error.path)
 
 
-class Known:
-    """An object's knowledge of its conversation: none, that it exists, or at which version it did not.
+async def together(calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of these calls: of a task they leave in one exchange, of blocking code one after the other."""
+    if loop() is None:
+        return [await each() for each in calls]
+    return await asyncio.gather(*(each() for each in calls))
+
+
+async def every(items: AsyncItems, **wanted: Any) -> list[Item]:
+    """All items of a collection that are wanted, as `list` takes it, page by page."""
+    page = await items.list(**wanted, limit=_PAGE)
+    found = [*page.items]
+    while page.next is not None:
+        page = await items.list(**{**wanted, "after": page.next}, limit=_PAGE)
+        found += page.items
+    return found
+
+
+class Opening(Generic[T]):
+    """A store that is about to be opened for one adapter: for `with` and for `async with`."""
+
+    def __init__(
+        self, make: Callable[[Any], T], url: str | None, archive: str | None, settings: Mapping[str, Any]
+    ) -> None:
+        self._make = make
+        self._asked: dict[str, Any] = {"url": url, "archive": archive, **settings}
+        self._store: Any = None
+
+    def __enter__(self) -> T:
+        self._store = StateStore.open(**self._asked)
+        try:
+            return self._make(self._store)
+        except BaseException:  # nobody else would close it
+            self._store.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._store.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> T:
+        self._store = AsyncStateStore.open(**self._asked)
+        made = self._make(self._store)
+        await self._store.__aenter__()
+        return made
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._store.__aexit__(kind, error, trace)
+
+
+class Conversation:
+    """A session, and what an object of a framework knows of it: none, that it exists, or at which version it did not.
 
     A run reads its conversation, works, and then adds what was said. Had the conversation been deleted meanwhile, what
     was erased would come back with that. So an object that knew it before the deletion may not begin it again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
         self._looked = False
         self._empty_at: int | None = None
 
-    def look(self, empty_at: int | None) -> None:
-        """Note what a read found: something, or nothing at this version of the record, which may be a deletion."""
-        self._looked, self._empty_at = True, empty_at
+    async def read(self, last: int | None = None) -> list[dict[str, Any]]:
+        """The last messages, or all, as the server has them."""
+        found = await self._session.raw_messages(last=last, fresh=True)
+        # Something, or nothing at this version of the record, which may be a deletion.
+        self._looked, self._empty_at = True, None if found else await self._session.version()
+        return found
 
-    def wrote(self) -> None:
-        """Note that something was written: an object that has not looked knows the conversation from then on."""
+    async def append(self, messages: list[dict[str, Any]]) -> None:
+        """Add messages in one commit; a conversation that was deleted begins again, or Deleted is raised."""
+        add = self._session.write
+        may_begin = self._may_begin()
+        try:
+            await add(append=messages)
+        except Deleted as error:
+            if not may_begin(error):
+                raise
+            try:
+                await add(append=messages, revive=True, expect_version=error.version)
+            except Conflict:  # somebody else began it just now
+                await add(append=messages)
         self._looked = True
 
-    def deletion(self) -> int | None:
-        """The only deletion after which it may begin again; None: after any. Asked for before what is written."""
-        return (-1 if self._empty_at is None else self._empty_at) if self._looked else None
+    async def replace(self, messages: list[dict[str, Any]]) -> None:
+        """Put messages in place of all, also of those that somebody else began it with. Raises Deleted as `append`."""
+        may_begin = self._may_begin()
+        try:
+            await self._session.replace_messages(messages)
+        except Deleted as error:
+            if not may_begin(error):
+                raise
+            await self._session.write(revive=True)
+            await self._session.replace_messages(messages)
+        self._looked = True
+
+    def _may_begin(self) -> Callable[[Deleted], bool]:
+        """Whether the object may begin it after a deletion, by what it knows now: before what it writes."""
+        looked, empty_at = self._looked, self._empty_at
+        return lambda deletion: not looked or deletion.version == empty_at

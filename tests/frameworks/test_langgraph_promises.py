@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import StateGraph
 from langgraph.store.base import GetOp, PutOp
 
-from distributed_state import Conflict, Deleted, StateStore
+from distributed_state import AsyncItems, AsyncStateStore, Conflict, Deleted, StateStore
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 
 
@@ -238,19 +238,19 @@ def test_a_copy_onto_a_thread_has_its_runs(saver: Any) -> None:
     assert [each.metadata["run_id"] for each in saver.list(config_of("b"))] == ["r2"]
 
 
-def test_a_copy_is_of_one_version_though_the_thread_goes_on(saver: Any, store: StateStore) -> None:
+def test_a_copy_is_of_one_version_though_the_thread_goes_on(saver: Any) -> None:
     first = put(saver, config_of("a"))
     put(saver, config_of("b"))
-    read = type(store.session("x").items("y")).list
+    read = AsyncItems.list
     went_on: list[Any] = []
 
-    def and_go_on(self: Any, **asked: Any) -> Any:
+    async def and_go_on(self: Any, **asked: Any) -> Any:
         if not went_on:
             went_on.append(put(saver, first))
-        return read(self, **asked)
+        return await read(self, **asked)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(store.session("x").items("y")), "list", and_go_on)
+        patch.setattr(AsyncItems, "list", and_go_on)
         saver.copy_thread("a", "b")
     ids = {each.config["configurable"]["checkpoint_id"] for each in saver.list(config_of("b"))}
     assert first["configurable"]["checkpoint_id"] in ids
@@ -330,8 +330,12 @@ def test_a_batch_of_puts_is_one_commit_a_namespace(store: StateStore, scripts: A
 
 def later(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Put the server's clock forward, as the store's says it."""
-    read = StateStore.time
-    patch.setattr(StateStore, "time", lambda self: read(self) + seconds)
+    read = AsyncStateStore.time
+
+    async def put_forward(self: AsyncStateStore) -> float:
+        return await read(self) + seconds
+
+    patch.setattr(AsyncStateStore, "time", put_forward)
 
 
 def test_what_is_past_its_time_is_so_by_the_servers_clock(

@@ -1,20 +1,21 @@
-"""The two databases of Agno over a store. Law: the work is written once, in `records`, for a store that can be awaited.
+"""The two databases of Agno over a store. Law: the work is written once, in `records`, for asyncio.
 
-Each of their methods is made here: one of ours steps or awaits the work, and one of another family goes to `others`.
+Each of their methods is made here: one of ours awaits the work or runs it to its end, and one of another family goes to
+`others`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
 from agno.db.base import AsyncBaseDb, BaseDb
 
-from distributed_state import AsyncStateStore, Items, Record, StateStore
+from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.agno.records import Records
-from distributed_state.adapters.stores import open_store
+from distributed_state.adapters.stores import finish, open_store
 
 # What Agno has in its base class for the families that are ours, and we do not have: it refuses there, as it should.
 _BASE = {"to_dict", "from_dict", "close", "cancel_pending_run", "reassign_session_owner"}
@@ -95,10 +96,7 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
         super().__init__(**names)
         self.others = others
         self._work = Records(
-            AwaitedStore(open_store(store).blocking),
-            self.session_table_name,
-            self.runs_table_name,
-            self.memory_table_name,
+            open_store(store).aio, self.session_table_name, self.runs_table_name, self.memory_table_name
         )
 
     def table_exists(self, table_name: str) -> bool:
@@ -121,67 +119,3 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # it is made above
         """Tell whether something can be stored under this name."""
         ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
         return table_name in ours or (self.others is not None and bool(await self.others.table_exists(table_name)))
-
-
-# A blocking store as code with `await` sees it: whatever is awaited is there already, so nothing ever waits.
-
-
-def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run what awaits only such a store to its end, on whatever thread and within whatever loop this is."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return done.value
-    coroutine.close()
-    raise RuntimeError("what works on a blocking store has nothing to wait for")
-
-
-class Awaited:
-    """A record, or items of one, whose methods can be awaited."""
-
-    def __init__(self, record: Record | Items) -> None:
-        self.record: Any = record
-
-    def items(self, collection: str) -> Awaited:
-        """As the record's."""
-        return Awaited(self.record.items(collection))
-
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        return _awaited(getattr(self.record, name))
-
-
-class AwaitedStore:
-    """A store whose methods can be awaited, but for those that return a record without I/O."""
-
-    def __init__(self, store: StateStore) -> None:
-        self._store = store
-
-    def session(self, id: str, *, user: str | None = None) -> Awaited:
-        """As the store's."""
-        return Awaited(self._store.session(id, user=user))
-
-    def task(self, id: str, *, user: str | None = None) -> Awaited:
-        """As the store's."""
-        return Awaited(self._store.task(id, user=user))
-
-    def user(self, id: str) -> Awaited:
-        """As the store's."""
-        return Awaited(self._store.user(id))
-
-    def app(self, id: str) -> Awaited:
-        """As the store's."""
-        return Awaited(self._store.app(id))
-
-    async def get_many(self, handles: Iterable[Awaited], *, fresh: bool = False) -> list[dict[str, Any]]:
-        """As the store's."""
-        return self._store.get_many([each.record for each in handles], fresh=fresh)
-
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        return _awaited(getattr(self._store, name))
-
-
-def _awaited(method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    async def call(*args: Any, **more: Any) -> Any:
-        return method(*args, **more)
-
-    return call

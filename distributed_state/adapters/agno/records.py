@@ -23,7 +23,17 @@ from agno.db.utils import deserialize_run, deserialize_session, filter_context_r
 from agno.run.base import RunStatus
 from agno.session import AgentSession, TeamSession, WorkflowSession
 
-from distributed_state import ABSENT, PRESENT, Conflict, Deleted, DeleteItem, PutItem
+from distributed_state import (
+    ABSENT,
+    PRESENT,
+    AsyncRecord,
+    AsyncSession,
+    AsyncStateStore,
+    Conflict,
+    Deleted,
+    DeleteItem,
+    PutItem,
+)
 from distributed_state.adapters.agno.layout import (
     DATA,
     HAS_DATA,
@@ -51,22 +61,22 @@ _COMPONENTS = {"agent": ("agent_id",), "team": ("team_id",), "workflow": ("workf
 
 
 class Records:
-    """All that Agno's databases keep here. The store is one of asyncio, or a blocking one that can be awaited."""
+    """All that Agno's databases keep here."""
 
-    def __init__(self, store: Any, sessions: str, runs: str, memories: str) -> None:
+    def __init__(self, store: AsyncStateStore, sessions: str, runs: str, memories: str) -> None:
         # The names of Agno's tables
         self._store = store
         self._sessions = sessions
         self._runs = runs
         self._memories = memories
 
-    def _session(self, id: str, user_id: str | None = None) -> Any:
+    def _session(self, id: str, user_id: str | None = None) -> AsyncSession:
         return self._store.session(joined(self._sessions, id), user=user_id)
 
-    def _pointer(self, run_id: str, user_id: str | None = None) -> Any:
+    def _pointer(self, run_id: str, user_id: str | None = None) -> AsyncRecord:
         return self._store.task(joined(self._runs, run_id), user=user_id)
 
-    def _of_user(self, user_id: str | None) -> Any:
+    def _of_user(self, user_id: str | None) -> AsyncRecord:
         return self._store.user(user_id) if user_id else self._store.app(self._memories)
 
     # Sessions
@@ -163,7 +173,7 @@ class Records:
         return given
 
     async def _save(
-        self, record: Any, fields: dict[str, Any], known: dict[str, Any] | None
+        self, record: AsyncSession, fields: dict[str, Any], known: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, bool]:
         """The content of the session after this, None if it belongs to somebody else; and whether this created it."""
         was_read = known is not None
@@ -501,7 +511,7 @@ def _page(
 
 
 async def _every(
-    store: Any, scope: str, prefix: str, *, user: str | None = None, tags: Mapping[str, str] | None = None
+    store: AsyncStateStore, scope: str, prefix: str, *, user: str | None = None, tags: Mapping[str, str] | None = None
 ) -> list[str]:
     """The ids of all records of a scope that begin so, the oldest first; of one owner, or with tags."""
     found: dict[str, Any] = {}
@@ -516,7 +526,7 @@ async def _every(
     return [info.id for info in sorted(named, key=lambda info: (info.created, info.id))]
 
 
-async def _walk(store: Any, found: dict[str, Any], *, as_far_as_new: bool = False, **wanted: Any) -> None:
+async def _walk(store: AsyncStateStore, found: dict[str, Any], *, as_far_as_new: bool = False, **wanted: Any) -> None:
     after = None
     while True:
         page = await store.sessions(**wanted, fresh=True, limit=_PAGE, after=after)
@@ -527,7 +537,7 @@ async def _walk(store: Any, found: dict[str, Any], *, as_far_as_new: bool = Fals
         after = page[-1].cursor
 
 
-async def _in_pieces(store: Any, records: Sequence[Any]) -> list[dict[str, Any]]:
+async def _in_pieces(store: AsyncStateStore, records: Sequence[AsyncRecord]) -> list[dict[str, Any]]:
     """The fields of many records, some in each round trip: one answer for all would hold up others'."""
     found: list[dict[str, Any]] = []
     for at in range(0, len(records), _RECORDS_AT_ONCE):

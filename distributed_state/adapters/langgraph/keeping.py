@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 
 from distributed_state import ABSENT, Conflict, Deleted, DeleteItem, InvalidValue, NotFound, PutItem
-from distributed_state.adapters.langgraph.faces import Steps
 from distributed_state.adapters.langgraph.frames import (
     BLOBS,
     CHECKPOINTS,
@@ -28,32 +27,32 @@ _AT_ONCE = 500
 _ATTEMPTS = 20
 
 
-def delete(thread: Thread) -> Steps[None]:
+async def delete(thread: Thread) -> None:
     """Erase a thread. One that is not there yet leaves a tombstone, which refuses runs that are about to begin it."""
     thread.recent.forget(thread.id)
-    if not (yield thread.record.erase()):
-        found = yield thread.record.view(fresh=True)
+    if not (await thread.record.erase()):
+        found = await thread.record.view(fresh=True)
         if found.version == 0:
             with suppress(Conflict):  # a run just began it
-                yield thread.record.create()
+                await thread.record.create()
         if found.version == 0 or found.exists:
-            yield thread.record.erase()
+            await thread.record.erase()
     thread.recent.forget(thread.id)
 
 
-def delete_runs(thread: Thread, runs: Collection[str]) -> Steps[None]:
+async def delete_runs(thread: Thread, runs: Collection[str]) -> None:
     """Remove the checkpoints of runs."""
 
     def kept(saved: Sequence[Saved], head: str | None) -> set[tuple[str, str]]:
         return {(each.namespace, each.id) for each in saved if each.run not in runs}
 
-    yield from _remove_all_but(thread, kept)
+    await _remove_all_but(thread, kept)
 
 
-def prune(thread: Thread, strategy: str) -> Steps[None]:
+async def prune(thread: Thread, strategy: str) -> None:
     """Keep the newest checkpoint of each namespace, or nothing."""
     if strategy == "delete":
-        yield from delete(thread)
+        await delete(thread)
         return
     if strategy != "keep_latest":
         raise InvalidValue(f"strategy is 'keep_latest' or 'delete', not {strategy!r:.80}")
@@ -67,7 +66,7 @@ def prune(thread: Thread, strategy: str) -> Steps[None]:
                 found |= _chain(thread, newest, {each.id: each for each in saved if each.namespace == newest.namespace})
         return found
 
-    yield from _remove_all_but(thread, kept)
+    await _remove_all_but(thread, kept)
 
 
 def _newest(saved: Iterable[Saved], head: str | None) -> list[Saved]:
@@ -110,18 +109,18 @@ def _chain(thread: Thread, newest: Saved, saved: dict[str, Saved]) -> set[tuple[
     return kept
 
 
-def _remove_all_but(
+async def _remove_all_but(
     thread: Thread, choose: Callable[[Sequence[Saved], str | None], set[tuple[str, str]]]
-) -> Steps[None]:
+) -> None:
     """Remove the checkpoints that are not chosen, with their writes, and values that no other one shows.
 
     Each commit expects that the newest checkpoint still is the one that it was: what goes on from another one meanwhile
     may show a value that seemed to be nobody's. Then it begins again.
     """
     for _ in range(_ATTEMPTS):
-        fields = yield from thread.look()
+        fields = await thread.look()
         head: str | None = fields.get(AT)
-        saved = yield from everything(thread)
+        saved = await everything(thread)
         chosen = choose(saved, head)
         kept = [each for each in saved if (each.namespace, each.id) in chosen]
         gone = [each for each in saved if (each.namespace, each.id) not in chosen]
@@ -129,21 +128,21 @@ def _remove_all_but(
             return
         try:
             if head is not None and ("", head) not in chosen:
-                head = yield from _move_head(thread, fields, kept)
-            steps = yield from _steps(thread, gone, kept)
+                head = await _move_head(thread, fields, kept)
+            steps = await _steps(thread, gone, kept)
             for begin in range(0, len(steps), _AT_ONCE):
                 expect = {AT: ABSENT if head is None else head}
-                yield thread.record.write(items=steps[begin : begin + _AT_ONCE], expect=expect)
+                await thread.record.write(items=steps[begin : begin + _AT_ONCE], expect=expect)
         except Conflict:
             continue
         return
     raise Conflict(f"thread {thread.id!r:.80}: others save faster than checkpoints can be removed")
 
 
-def _steps(thread: Thread, gone: Sequence[Saved], kept: Sequence[Saved]) -> Steps[list[DeleteItem]]:
+async def _steps(thread: Thread, gone: Sequence[Saved], kept: Sequence[Saved]) -> list[DeleteItem]:
     """What removes checkpoints: first themselves, then what is theirs alone."""
     steps = [DeleteItem(collection=CHECKPOINTS, key=checkpoint_key(each.namespace, each.id)) for each in gone]
-    for (namespace, name), writes in (yield from pending_writes(thread, gone)).items():
+    for (namespace, name), writes in (await pending_writes(thread, gone)).items():
         for write in writes:
             key = write_key(namespace, name, write.task_id, write.index)
             steps.append(DeleteItem(collection=WRITES, key=key))
@@ -161,48 +160,48 @@ def _blobs(thread: Thread, saved: Saved) -> list[str]:
     return [blob_key(saved.namespace, channel, versions.get(channel)) for channel in apart]
 
 
-def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[Saved]) -> Steps[str | None]:
+async def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[Saved]) -> str | None:
     """Have the thread's record name another checkpoint, or none, as its newest; which one."""
     newest = max((each for each in kept if not each.namespace), key=lambda each: each.id, default=None)
     setting: dict[str, Any] = {} if newest is None else {AT: newest.id, flag(newest.id): 1}
     if newest is not None and len(frame := newest.pack()) <= HEAD_BYTES:
         setting[HEAD] = frame
     over = [name for name in fields if name in (AT, HEAD) or name.startswith("w:")]
-    yield thread.record.write(
+    await thread.record.write(
         set=setting, delete=[name for name in over if name not in setting], expect={AT: fields[AT]}
     )
     thread.known.read(newest.id if newest else None, setting, fields.get(AGAIN))
     return newest.id if newest else None
 
 
-def copy(source: Thread, target: Thread, target_id: str) -> Steps[None]:
+async def copy(source: Thread, target: Thread, target_id: str) -> None:
     """Show another thread what this one has. To an id that was not used that is a fork; else all is copied.
 
     All of one version of the source, which may go on meanwhile.
     """
     target.recent.forget(target.id)
     try:
-        yield source.record.fork(target_id)
+        await source.record.fork(target_id)
         return
     except NotFound:
         return
     except (Conflict, Deleted) as error:
-        shown = yield source.record.view(fresh=True)
+        shown = await source.record.view(fresh=True)
         if not shown.exists:
             return
         if isinstance(error, Deleted):
             with suppress(Conflict):
-                yield target.record.create({AGAIN: error.version})
+                await target.record.create({AGAIN: error.version})
     for collection in (BLOBS, WRITES, CHECKPOINTS):
-        yield from _copy_items(source, target, collection, shown.version)
+        await _copy_items(source, target, collection, shown.version)
     for _ in range(_ATTEMPTS):
-        there = yield target.record.view(fresh=True)
+        there = await target.record.view(fresh=True)
         is_newer = AT in shown and (AT not in there or there[AT] < shown[AT])
         runs = {RUN: shown.tags[RUN]} if RUN in shown.tags else {}
         if not is_newer and not runs:
             return
         with suppress(Conflict):
-            yield target.record.write(
+            await target.record.write(
                 set={name: value for name, value in shown.items() if name != AGAIN} if is_newer else {},
                 delete=[HEAD] if is_newer and HEAD not in shown else [],
                 tag=runs,
@@ -212,12 +211,12 @@ def copy(source: Thread, target: Thread, target_id: str) -> Steps[None]:
     raise Conflict(f"thread {target.id!r:.80}: others save faster than it can be copied to")
 
 
-def _copy_items(source: Thread, target: Thread, collection: str, version: int) -> Steps[None]:
+async def _copy_items(source: Thread, target: Thread, collection: str, version: int) -> None:
     after: str | None = None
     while True:
-        page = yield source.record.items(collection).list(after=after, limit=_AT_ONCE, version=version)
+        page = await source.record.items(collection).list(after=after, limit=_AT_ONCE, version=version)
         if page.items:
-            yield target.record.write(
+            await target.record.write(
                 items=[PutItem(collection=collection, key=item.key, value=item.value) for item in page.items]
             )
         if page.next is None:

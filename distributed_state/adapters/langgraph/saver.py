@@ -1,8 +1,9 @@
-"""LangGraph's saver on a store: `DistributedStateSaver(store)`. Law: a method is one procedure, on either face.
+"""LangGraph's saver on a store: `DistributedStateSaver(store)`. Law: a blocking method runs the asyncio one to its end.
 
-What a method does is in `threads`, `listing` and `keeping`; here its arguments are read as LangGraph means them. Where
-a saver has owners, no thread begins without one. What is saved under a turn carries the turn's lease, and the server
-compares it.
+LangGraph calls a saver's blocking methods and its asyncio ones, on one object, the first also from coroutines of a
+running loop. What a method does is in `threads`, `listing` and `keeping`; here its arguments are read as LangGraph
+means them. Where a saver has owners, no thread begins without one. What is saved under a turn carries the turn's lease,
+and the server compares it.
 
 Design: section 22.
 """
@@ -10,8 +11,9 @@ Design: section 22.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
@@ -25,14 +27,15 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from distributed_state import AsyncStateStore, InvalidValue, Locked, StateStore
+from distributed_state import AsyncSession, AsyncStateStore, InvalidValue, Locked, StateStore
 from distributed_state.adapters.langgraph import keeping, listing
-from distributed_state.adapters.langgraph.faces import Faces, Opening, Steps, run, run_async
 from distributed_state.adapters.langgraph.recent import Addressed, Recent
 from distributed_state.adapters.langgraph.threads import Thread, id_of, namespace_of, thread_of
+from distributed_state.adapters.stores import Opening, finish, open_store
 
 _held: ContextVar[frozenset[str]] = ContextVar("distributed_state_langgraph_turns", default=frozenset())
 RunnableConfig = Any  # langchain_core's TypedDict, of which only "configurable" is read
+_HANDLES = 1000
 
 
 class DistributedStateSaver(BaseCheckpointSaver[str]):
@@ -74,8 +77,10 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self.exclusive = exclusive
         self.prefix = prefix
         self.user = user
-        self._lives = (idle, lifetime)
-        self._faces = Faces(store)
+        self._lives: Any = {"idle": idle, "lifetime": lifetime}
+        self._store = open_store(store)
+        # Handles hold nothing of a call, and are used side by side: making one is a tenth of a read.
+        self._record = lru_cache(_HANDLES)(self._session)
         self._recent = Recent()
 
     @classmethod
@@ -103,20 +108,18 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         what this run left. The lease is renewed while the process lives; if it is lost all the same, what the run still
         saves is refused (Fenced). With `exclusive=True` nothing is saved to a thread that is not held (Locked).
         """
-        return Turn(self._faces, self._record, thread_of(config), config, ttl, wait)
+        options = {**self._lives, "user": owner_of(config, self.user)}
+        return Turn(self._store, self.prefix + thread_of(config), options, ttl, wait)
 
     # Reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Read a checkpoint, or without an id the newest, as the server has it now."""
-        return run(self._get(self._thread(config, "blocking"), config))
+        return finish(self.aget_tuple(config))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The same on asyncio."""
-        return await run_async(self._get(self._thread(config, "aio"), config))
-
-    def _get(self, thread: Thread, config: RunnableConfig) -> Steps[CheckpointTuple | None]:
-        return thread.get(namespace_of(config), id_of(config))
+        return await self._thread(config).get(namespace_of(config), id_of(config))
 
     def list(
         self,
@@ -127,10 +130,10 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Read checkpoints page by page, newest first; without a config those of all threads, one after another."""
-        for thread in self._threads(config, "blocking"):
+        for thread in finish(self._threads(config)):
             asked = listing.Asked(config, filter, before, limit)
             while not asked.done:
-                yield from run(listing.page(thread, asked))
+                yield from finish(listing.page(thread, asked))
             if limit is not None:
                 limit -= asked.count
 
@@ -143,10 +146,10 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """The same on asyncio."""
-        for thread in await self._threads_async(config):
+        for thread in await self._threads(config):
             asked = listing.Asked(config, filter, before, limit)
             while not asked.done:
-                for found in await run_async(listing.page(thread, asked)):
+                for found in await listing.page(thread, asked):
                     yield found
             if limit is not None:
                 limit -= asked.count
@@ -155,18 +158,13 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Read what was written to delta channels since they were stored whole, along the parents of a checkpoint."""
-        return run(self._delta(self._thread(config, "blocking"), config, channels))
+        return finish(self.aget_delta_channel_history(config=config, channels=channels))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """The same on asyncio."""
-        return await run_async(self._delta(self._thread(config, "aio"), config, channels))
-
-    def _delta(
-        self, thread: Thread, config: RunnableConfig, channels: Sequence[str]
-    ) -> Steps[Mapping[str, DeltaChannelHistory]]:
-        return listing.delta_history(thread, namespace_of(config), id_of(config), channels)
+        return await listing.delta_history(self._thread(config), namespace_of(config), id_of(config), channels)
 
     # Saving
 
@@ -178,8 +176,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint in one commit; return the config that names it. Raises Conflict: see the class."""
-        thread = self._thread(config, "blocking")
-        return run(self._put(thread, config, checkpoint, metadata, new_versions))
+        return finish(self.aput(config, checkpoint, metadata, new_versions))
 
     async def aput(
         self,
@@ -189,17 +186,9 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """The same on asyncio."""
-        thread = self._thread(config, "aio")
-        return await run_async(self._put(thread, config, checkpoint, metadata, new_versions))
-
-    def _put(
-        self, thread: Thread, config: RunnableConfig, checkpoint: Any, metadata: Any, new_versions: ChannelVersions
-    ) -> Steps[RunnableConfig]:
-        if self.exclusive:
-            demand_held(self._record_id(thread.id))
-        demand_owner(thread, config, self.user)
+        thread = self._saving(config)
         namespace = namespace_of(config)
-        yield from thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
+        await thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
         named = {"thread_id": thread.id, "checkpoint_ns": namespace, "checkpoint_id": Addressed(checkpoint["id"])}
         return {"configurable": named}
 
@@ -207,22 +196,21 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save what a task wrote, in one commit: what is there already stays, special writes excepted."""
-        run(self._put_writes(self._thread(config, "blocking"), config, writes, task_id, task_path))
+        finish(self.aput_writes(config, writes, task_id, task_path))
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """The same on asyncio."""
-        await run_async(self._put_writes(self._thread(config, "aio"), config, writes, task_id, task_path))
-
-    def _put_writes(
-        self, thread: Thread, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, path: str
-    ) -> Steps[None]:
-        if self.exclusive:
-            demand_held(self._record_id(thread.id))
-        demand_owner(thread, config, self.user)
         checkpoint_id = config["configurable"]["checkpoint_id"]
-        return thread.put_writes(config, namespace_of(config), checkpoint_id, writes, task_id, path)
+        await self._saving(config).put_writes(config, namespace_of(config), checkpoint_id, writes, task_id, task_path)
+
+    def _saving(self, config: RunnableConfig) -> Thread:
+        thread = self._thread(config)
+        if self.exclusive:
+            demand_held(self.prefix + thread.id)
+        demand_owner(thread, config, self.user)
+        return thread
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return a channel's next version: a number that grows, and a random part."""
@@ -233,71 +221,56 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Erase a thread in every tier: checkpoints, writes and history. Runs that have begun are refused (Deleted)."""
-        run(keeping.delete(self._named(thread_id, "blocking")))
+        finish(self.adelete_thread(thread_id))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """The same on asyncio."""
-        await run_async(keeping.delete(self._named(thread_id, "aio")))
+        await keeping.delete(self._named(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints and writes of these runs, in whichever threads they are."""
-        for thread in self._threads(None, "blocking", run_ids):
-            run(keeping.delete_runs(thread, frozenset(run_ids)))
+        finish(self.adelete_for_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """The same on asyncio."""
-        for thread in await self._threads_async(None, run_ids):
-            await run_async(keeping.delete_runs(thread, frozenset(run_ids)))
+        for thread in await self._threads(None, run_ids):
+            await keeping.delete_runs(thread, frozenset(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread: to a new id by reference, without copying; else what is there stays, too."""
-        run(self._copy("blocking", source_thread_id, target_thread_id))
+        finish(self.acopy_thread(source_thread_id, target_thread_id))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """The same on asyncio."""
-        await run_async(self._copy("aio", source_thread_id, target_thread_id))
-
-    def _copy(self, face: str, source: str, target: str) -> Steps[None]:
-        into = self._named(target, face)
-        return keeping.copy(self._named(source, face), into, self._record_id(into.id))
+        into = self._named(target_thread_id)
+        await keeping.copy(self._named(source_thread_id), into, self.prefix + into.id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep of each namespace the newest checkpoint, and what its delta channels need; or "delete" all."""
-        for thread_id in thread_ids:
-            run(keeping.prune(self._named(thread_id, "blocking"), strategy))
+        finish(self.aprune(thread_ids, strategy=strategy))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """The same on asyncio."""
         for thread_id in thread_ids:
-            await run_async(keeping.prune(self._named(thread_id, "aio"), strategy))
+            await keeping.prune(self._named(thread_id), strategy)
 
     # Threads
 
-    def _record_id(self, thread_id: str) -> str:
-        return self.prefix + thread_id
+    def _session(self, thread_id: str, owner: str | None) -> AsyncSession:
+        session: AsyncSession = self._store.aio.session(self.prefix + thread_id, user=owner, **self._lives)
+        return session
 
-    def _record(self, face: str, thread_id: str, config: RunnableConfig | None = None) -> Any:
-        """The session of a thread."""
-        return self._faces.session(face, self._record_id(thread_id), owner_of(config, self.user), *self._lives)
+    def _named(self, thread_id: str, config: RunnableConfig | None = None) -> Thread:
+        id = str(thread_id)
+        return Thread(self._record(id, owner_of(config, self.user)), id, self.serde, self._recent)
 
-    def _named(self, thread_id: str, face: str, config: RunnableConfig | None = None) -> Thread:
-        return Thread(self._record(face, str(thread_id), config), str(thread_id), self.serde, self._recent)
+    def _thread(self, config: RunnableConfig) -> Thread:
+        return self._named(thread_of(config), config)
 
-    def _thread(self, config: RunnableConfig, face: str) -> Thread:
-        return self._named(thread_of(config), face, config)
-
-    def _threads(self, config: RunnableConfig | None, face: str, runs: Sequence[str] | None = None) -> Iterator[Thread]:
+    async def _threads(self, config: RunnableConfig | None, runs: Sequence[str] | None = None) -> Sequence[Thread]:
         if config is not None and "thread_id" in config.get("configurable", {}):
-            return iter([self._thread(config, face)])
-        return (self._named(each, face) for each in run(listing.thread_ids(self._faces.of(face), self.prefix, runs)))
-
-    async def _threads_async(
-        self, config: RunnableConfig | None, runs: Sequence[str] | None = None
-    ) -> Sequence[Thread]:
-        if config is not None and "thread_id" in config.get("configurable", {}):
-            return [self._thread(config, "aio")]
-        found = await run_async(listing.thread_ids(self._faces.of("aio"), self.prefix, runs))
-        return [self._named(each, "aio") for each in found]
+            return [self._thread(config)]
+        return [self._named(each) for each in await listing.thread_ids(self._store.aio, self.prefix, runs)]
 
 
 # Owners
@@ -330,26 +303,21 @@ class Turn:
     """The time in which one run holds its thread, on either face."""
 
     def __init__(
-        self, faces: Faces, record: Callable[..., Any], thread_id: str, config: Any, ttl: float, wait: float
+        self, store: AsyncStateStore | StateStore, record_id: str, options: Mapping[str, Any], ttl: float, wait: float
     ) -> None:
-        self._faces = faces
-        self._record = record
-        self._thread = thread_id
-        self._config = config
+        self._store = store
+        self._id = record_id
+        self._options = options
         self._times = {"ttl": ttl, "wait": wait}
         self._before: frozenset[str] = frozenset()
 
-    def _lock(self, face: str) -> Any:
-        self._handle = self._record(face, self._thread, self._config)
-        return self._handle.lock(**self._times)
-
     def _begin(self, lease: Any) -> Any:
         self._before = _held.get()
-        _held.set(self._before | {self._handle.id})
+        _held.set(self._before | {self._id})
         return lease
 
     def __enter__(self) -> Any:
-        self._lease = self._lock("blocking")
+        self._lease: Any = self._store.blocking.session(self._id, **self._options).lock(**self._times)
         return self._begin(self._lease.__enter__())
 
     def __exit__(
@@ -359,7 +327,7 @@ class Turn:
         self._lease.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Any:
-        self._lease = self._lock("aio")
+        self._lease = self._store.aio.session(self._id, **self._options).lock(**self._times)
         return self._begin(await self._lease.__aenter__())
 
     async def __aexit__(

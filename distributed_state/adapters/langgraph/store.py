@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from langgraph.store.base import (
@@ -33,15 +34,18 @@ from langgraph.store.base import (
 )
 
 from distributed_state import (
+    AsyncItems,
+    AsyncRecord,
     AsyncStateStore,
     ConfigurationError,
     Conflict,
     DeleteItem,
     InvalidValue,
+    ItemPage,
     PutItem,
     StateStore,
 )
-from distributed_state.adapters.langgraph.faces import Faces, Opening, Steps, run, run_async, sent
+from distributed_state.adapters.stores import Opening, every, finish, open_store, together
 
 ITEMS, NAMESPACES = "items", "namespaces"
 _TIMES = "#langgraph"
@@ -72,7 +76,7 @@ class DistributedStateStore(BaseStore):
     """
 
     supports_ttl = True
-    __slots__ = ("_faces", "_memories", "ttl_config")
+    __slots__ = ("_memories", "ttl_config")
 
     def __init__(
         self,
@@ -81,8 +85,7 @@ class DistributedStateStore(BaseStore):
         prefix: str = "langgraph-store/",
         ttl: TTLConfig | None = None,
     ) -> None:
-        self._faces = Faces(store)
-        self._memories = Memories(prefix)
+        self._memories = Memories(open_store(store).aio, prefix)
         self.ttl_config = ttl
 
     @classmethod
@@ -103,21 +106,10 @@ class DistributedStateStore(BaseStore):
 
         All writes leave in one exchange, a commit a namespace; values that are read by their keys in one a namespace.
         """
-        return run(self._batch(self._faces.of("blocking"), list(ops)))
+        return finish(self.abatch(ops))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """The same on asyncio, where reads of several namespaces leave in one exchange, too."""
-        return await run_async(self._batch(self._faces.of("aio"), list(ops)))
-
-    def sweep_ttl(self) -> int:
-        """Delete what is past its time; return how many items that were."""
-        return run(self._memories.sweep(self._faces.of("blocking")))
-
-    async def asweep_ttl(self) -> int:
-        """The same on asyncio."""
-        return await run_async(self._memories.sweep(self._faces.of("aio")))
-
-    def _batch(self, store: Any, ops: list[Op]) -> Steps[list[Result]]:
         ops = [_plain(op) for op in ops]
         for op in ops:
             validate_op_namespace(op)
@@ -125,7 +117,7 @@ class DistributedStateStore(BaseStore):
         for op in ops:
             if isinstance(op, GetOp):
                 wanted.setdefault(op.namespace, set()).add(op.key)
-        found = (yield from self._memories.find(store, wanted)) if wanted else {}
+        found = (await self._memories.find(wanted)) if wanted else {}
         used: dict[tuple[Namespace, str], Memory] = {}
         results: list[Result] = []
         changes: dict[tuple[Namespace, str], tuple[Mapping[str, Any] | None, float | None, bool]] = {}
@@ -136,36 +128,44 @@ class DistributedStateStore(BaseStore):
                     used[op.namespace, op.key] = memory
                 results.append(_item(op.namespace, op.key, memory))
             elif isinstance(op, SearchOp):
-                results.append((yield from self._search(store, op, used)))
+                results.append(await self._search(op, used))
             elif isinstance(op, ListNamespacesOp):
-                results.append((yield from self._list_namespaces(store, op)))
+                results.append(await self._list_namespaces(op))
             elif isinstance(op, PutOp):
                 changes.pop((op.namespace, op.key), None)
                 changes[op.namespace, op.key] = (op.value, op.ttl, op.index is not False)
                 results.append(None)
             else:
                 raise ValueError(f"Unknown operation type: {type(op)}")
-        yield from self._memories.refresh(store, {name: each for name, each in used.items() if name not in changes})
+        await self._memories.refresh({name: each for name, each in used.items() if name not in changes})
         if changes:
-            yield from self._memories.write(store, changes)
+            await self._memories.write(changes)
         return results
 
-    def _search(self, store: Any, op: SearchOp, used: dict[tuple[Namespace, str], Memory]) -> Steps[list[SearchItem]]:
+    def sweep_ttl(self) -> int:
+        """Delete what is past its time; return how many items that were."""
+        return finish(self.asweep_ttl())
+
+    async def asweep_ttl(self) -> int:
+        """The same on asyncio."""
+        return await self._memories.sweep()
+
+    async def _search(self, op: SearchOp, used: dict[tuple[Namespace, str], Memory]) -> list[SearchItem]:
         prefix = op.namespace_prefix
         if op.query and op.query.strip():
             # As with LangGraph's own stores: where nothing is indexed, a query chooses nothing.
             with suppress(ConfigurationError):
-                return (yield from self._memories.matching(store, prefix, op.query, op.filter, op.limit, op.offset))
+                return await self._memories.matching(prefix, op.query, op.filter, op.limit, op.offset)
         rows = [
             row
-            for row in (yield from self._memories.below(store, prefix))
+            for row in (await self._memories.below(prefix))
             if all(_compare(row[2].value.get(name), wanted) for name, wanted in (op.filter or {}).items())
         ][op.offset : op.offset + op.limit]
         if op.refresh_ttl:
             used |= {(namespace, key): memory for namespace, key, memory in rows}
         return [SearchItem(**memory.shown(namespace, key)) for namespace, key, memory in rows]
 
-    def _list_namespaces(self, store: Any, op: ListNamespacesOp) -> Steps[list[Namespace]]:
+    async def _list_namespaces(self, op: ListNamespacesOp) -> list[Namespace]:
         conditions = op.match_conditions or ()
         firm: Namespace = ()
         for condition in conditions:
@@ -173,13 +173,13 @@ class DistributedStateStore(BaseStore):
                 firm = max(firm, tuple(condition.path), key=len)
         chosen = sorted(
             namespace
-            for namespace in (yield from self._memories.namespaces(store, firm))
+            for namespace in (await self._memories.namespaces(firm))
             if all(_matches(each.path, namespace, suffix=each.match_type == "suffix") for each in conditions)
         )
         found: dict[Namespace, None] = {}
         for begin in range(0, len(chosen), _LOOKED):
             left = [each for each in chosen[begin : begin + _LOOKED] if each[: op.max_depth] not in found]
-            holding = yield from self._memories.holding(store, left)
+            holding = await self._memories.holding(left)
             found |= {namespace[: op.max_depth]: None for namespace in holding}
             if len(found) >= op.offset + op.limit:
                 break
@@ -267,31 +267,34 @@ def labels_of(text: str) -> Namespace:
 
 
 class Memories:
-    """Namespaces of a store, by handles of either face; what is remembered is shared by both."""
+    """The namespaces of a store, and which of them, and of their values, this process knows."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, store: AsyncStateStore, prefix: str) -> None:
+        self._store = store
         self.prefix = prefix
         self._listed: OrderedDict[Namespace, None] = OrderedDict()
         self._created: OrderedDict[tuple[Namespace, str], float] = OrderedDict()
 
-    def record(self, store: Any, namespace: Namespace) -> Any:
+    def record(self, namespace: Namespace) -> AsyncRecord:
         """The record of a namespace."""
-        return store.app(self.prefix + text_of(namespace))
+        return self._store.app(self.prefix + text_of(namespace))
 
-    def directory(self, store: Any) -> Any:
+    def directory(self) -> AsyncItems:
         """The items that name all namespaces."""
-        return store.app(self.prefix).items(NAMESPACES)
+        return self._store.app(self.prefix).items(NAMESPACES)
 
     # Reading
 
-    def find(self, store: Any, wanted: Mapping[Namespace, Iterable[str]]) -> Steps[dict[tuple[Namespace, str], Memory]]:
+    async def find(self, wanted: Mapping[Namespace, Iterable[str]]) -> dict[tuple[Namespace, str], Memory]:
         """Values by namespace and key, those that there are: of a namespace in one exchange, on asyncio of all."""
         many = [(namespace, sorted(keys)) for namespace, keys in wanted.items() if keys]
         pages = [
             (namespace, keys[begin : begin + _PAGE]) for namespace, keys in many for begin in range(0, len(keys), _PAGE)
         ]
-        found = yield [self.record(store, namespace).items(ITEMS).find_many(keys) for namespace, keys in pages]
-        now = yield store.time()
+        found = await together(
+            partial(self.record(namespace).items(ITEMS).find_many, keys) for namespace, keys in pages
+        )
+        now = await self._store.time()
         memories = {}
         for (namespace, _), items in zip(pages, found, strict=True):
             for key, item in items.items():
@@ -301,27 +304,18 @@ class Memories:
                     self._note(namespace, key, memory.created)
         return memories
 
-    def namespaces(self, store: Any, prefix: Namespace) -> Steps[list[Namespace]]:
+    async def namespaces(self, prefix: Namespace) -> list[Namespace]:
         """All namespaces that begin so, in their order."""
-        found: list[Namespace] = []
-        after: str | None = None
-        while True:
-            page = yield self.directory(store).list(prefix=text_of(prefix), after=after, limit=_PAGE)
-            found += [labels_of(item.key) for item in page.items]
-            if page.next is None:
-                return found
-            after = page.next
+        return [labels_of(item.key) for item in await every(self.directory(), prefix=text_of(prefix))]
 
-    def holding(self, store: Any, namespaces: Iterable[Namespace]) -> Steps[list[Namespace]]:
+    async def holding(self, namespaces: Iterable[Namespace]) -> list[Namespace]:
         """Those of these namespaces that hold something, in their order. A round trip each, on asyncio for fifty."""
         found: list[Namespace] = []
-        now = yield store.time()
+        now = await self._store.time()
         left: list[tuple[Namespace, str | None]] = [(namespace, None) for namespace in namespaces]
         while left:
             asked, left = left[:_AT_ONCE], left[_AT_ONCE:]
-            pages = yield [
-                self.record(store, namespace).items(ITEMS).list(after=after, limit=_SOME) for namespace, after in asked
-            ]
+            pages = await self._pages(asked, _SOME)
             for (namespace, _), page in zip(asked, pages, strict=True):
                 if not all(Memory.unpack(item).expired(now) for item in page.items):
                     found.append(namespace)
@@ -329,17 +323,15 @@ class Memories:
                     left.append((namespace, page.next))
         return sorted(found)
 
-    def below(self, store: Any, prefix: Namespace) -> Steps[list[tuple[Namespace, str, Memory]]]:
+    async def below(self, prefix: Namespace) -> list[tuple[Namespace, str, Memory]]:
         """All values in namespaces that begin so, what changed last first."""
         found: list[tuple[Namespace, str, Memory]] = []
-        now = yield store.time()
-        names = yield from self.namespaces(store, prefix)
+        now = await self._store.time()
+        names = await self.namespaces(prefix)
         left: list[tuple[Namespace, str | None]] = [(namespace, None) for namespace in names]
         while left:
             asked, left = left[:_AT_ONCE], left[_AT_ONCE:]
-            pages = yield [
-                self.record(store, namespace).items(ITEMS).list(after=after, limit=_PAGE) for namespace, after in asked
-            ]
+            pages = await self._pages(asked, _PAGE)
             for (namespace, _), page in zip(asked, pages, strict=True):
                 memories = [(namespace, item.key, Memory.unpack(item)) for item in page.items]
                 found += [each for each in memories if not each[2].expired(now)]
@@ -347,30 +339,35 @@ class Memories:
                     left.append((namespace, page.next))
         return sorted(found, key=lambda each: each[2].updated, reverse=True)
 
-    def matching(
-        self, store: Any, prefix: Namespace, query: str, filter: Mapping[str, Any] | None, limit: int, offset: int
-    ) -> Steps[list[SearchItem]]:
+    async def _pages(self, asked: Iterable[tuple[Namespace, str | None]], limit: int) -> list[ItemPage]:
+        return await together(
+            partial(self.record(namespace).items(ITEMS).list, after=after, limit=limit) for namespace, after in asked
+        )
+
+    async def matching(
+        self, prefix: Namespace, query: str, filter: Mapping[str, Any] | None, limit: int, offset: int
+    ) -> list[SearchItem]:
         """What the store's search finds in namespaces that begin so, the most relevant first."""
-        hits = yield store.search(
+        hits = await self._store.search(
             query, scope="app", prefix=self.prefix + text_of(prefix), kinds=("item",), collection=ITEMS,
             filter=_stored(filter or {}) or None, match="any", limit=limit, offset=offset, fresh=True,
         )  # fmt: skip
-        now = yield store.time()
+        now = await self._store.time()
         found = []
         for hit in hits:
             memory = Memory.unpack(hit)
             if memory.indexed and not memory.expired(now):
                 namespace = labels_of(hit.id.removeprefix(self.prefix))
-                found.append(SearchItem(**memory.shown(namespace, hit.key), score=hit.score))
+                found.append(SearchItem(**memory.shown(namespace, str(hit.key)), score=hit.score))
         return found
 
     # Changing
 
-    def refresh(self, store: Any, used: Mapping[tuple[Namespace, str], Memory]) -> Steps[None]:
+    async def refresh(self, used: Mapping[tuple[Namespace, str], Memory]) -> None:
         """Note that values were used now, those that stay for a time only; a value that changed meanwhile is left."""
         if all(memory.ttl is None for memory in used.values()):
             return
-        now: float = yield store.time()
+        now: float = await self._store.time()
         records: dict[Namespace, list[PutItem | DeleteItem]] = {}
         for (namespace, key), memory in used.items():
             if memory.aged(now):
@@ -379,22 +376,22 @@ class Memories:
                     PutItem(collection=ITEMS, key=key, value=again, equals=memory.stored)
                 )
         try:
-            for batch in self._batches(store, records):
-                yield sent(batch)
+            for batch in self._batches(records):
+                await batch.__aexit__(None, None, None)
         except Conflict:  # the others that stood in its commit; what was put by then is another one by now
             for namespace, steps in records.items():
                 for step in steps:
                     with suppress(Conflict):
-                        yield self.record(store, namespace).write(items=[step])
+                        await self.record(namespace).write(items=[step])
 
-    def _batches(self, store: Any, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> list[Any]:
+    def _batches(self, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> list[Any]:
         """What changes values, to be sent: one exchange, a commit a namespace, as far as those are a thousand."""
         batches = []
         while records:
-            batch = store.batch()
+            batch = self._store.batch()
             for namespace, steps in records.items():
                 try:
-                    changes = batch.on(self.record(store, namespace))
+                    changes = batch.on(self.record(namespace))
                     for step in steps[:_PAGE]:
                         if isinstance(step, PutItem):
                             changes.put_item(step.collection, step.key, step.value, equals=step.equals)
@@ -406,16 +403,16 @@ class Memories:
             records = {namespace: steps[_PAGE:] for namespace, steps in records.items() if steps[_PAGE:]}
         return batches
 
-    def write(
-        self, store: Any, changes: Mapping[tuple[Namespace, str], tuple[Mapping[str, Any] | None, float | None, bool]]
-    ) -> Steps[None]:
+    async def write(
+        self, changes: Mapping[tuple[Namespace, str], tuple[Mapping[str, Any] | None, float | None, bool]]
+    ) -> None:
         """Put and delete values, all of them in one exchange; each namespace in one commit."""
         unknown: dict[Namespace, set[str]] = {}
         for (namespace, key), (value, _, _) in changes.items():
             if value is not None and (namespace, key) not in self._created:
                 unknown.setdefault(namespace, set()).add(key)
-        yield from self.find(store, unknown)  # which notes when they were made
-        now: float = yield store.time()
+        await self.find(unknown)  # which notes when they were made
+        now: float = await self._store.time()
         records: dict[Namespace, list[PutItem | DeleteItem]] = {}
         for (namespace, key), (value, ttl, indexed) in changes.items():
             if value is None:
@@ -427,18 +424,16 @@ class Memories:
                 packed = Memory(dict(value), created, now, ttl, now, indexed).pack()
                 step = PutItem(collection=ITEMS, key=key, value=packed)
             records.setdefault(namespace, []).append(step)
-        batches = self._batches(store, records)  # what cannot be stored is refused here, and names no namespace
-        yield from self._list(
-            store, {namespace for (namespace, _), (value, _, _) in changes.items() if value is not None}
-        )
+        batches = self._batches(records)  # what cannot be stored is refused here, and names no namespace
+        await self._list({namespace for (namespace, _), (value, _, _) in changes.items() if value is not None})
         for batch in batches:
-            yield sent(batch)
+            await batch.__aexit__(None, None, None)
 
-    def _list(self, store: Any, namespaces: Iterable[Namespace]) -> Steps[None]:
+    async def _list(self, namespaces: Iterable[Namespace]) -> None:
         """Have the directory name these, those that this process does not know to be in it."""
         new = [namespace for namespace in namespaces if namespace not in self._listed]
         if new:
-            yield self.directory(store).put_missing({text_of(namespace): 1 for namespace in new})
+            await self.directory().put_missing({text_of(namespace): 1 for namespace in new})
             self._listed.update(dict.fromkeys(new))
             while len(self._listed) > _KNOWN:
                 self._listed.popitem(last=False)
@@ -448,19 +443,19 @@ class Memories:
         while len(self._created) > _KNOWN:
             self._created.popitem(last=False)
 
-    def sweep(self, store: Any) -> Steps[int]:
+    async def sweep(self) -> int:
         """Delete what is past its time; how many that were."""
         swept = 0
-        now = yield store.time()
-        for namespace in (yield from self.namespaces(store, ())):
-            items = self.record(store, namespace).items(ITEMS)
+        now = await self._store.time()
+        for namespace in await self.namespaces(()):
+            items = self.record(namespace).items(ITEMS)
             after: str | None = None
             while True:
-                page = yield items.list(after=after, limit=_PAGE)
+                page = await items.list(after=after, limit=_PAGE)
                 for item in page.items:
                     if Memory.unpack(item).expired(now):
                         with suppress(Conflict):
-                            yield items.delete(item.key, equals=item)
+                            await items.delete(item.key, equals=item)
                             swept += 1
                 if page.next is None:
                     break

@@ -28,8 +28,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from distributed_state import ABSENT, Conflict, CorruptState, Deleted, InvalidValue, PutItem
-from distributed_state.adapters.langgraph.faces import Steps
+from distributed_state import ABSENT, AsyncSession, Conflict, CorruptState, Deleted, InvalidValue, PutItem
 from distributed_state.adapters.langgraph.frames import (
     BLOBS,
     CHECKPOINTS,
@@ -49,6 +48,7 @@ from distributed_state.adapters.langgraph.frames import (
     writes_prefix,
 )
 from distributed_state.adapters.langgraph.recent import Addressed, Latest, Recent, RecentThread, Values
+from distributed_state.adapters.stores import every
 
 AT, HEAD = "at", "head"
 AGAIN = "again"  # the version of the deletion after which the thread began again
@@ -63,9 +63,9 @@ def flag(checkpoint_id: str) -> str:
 
 
 class Thread:
-    """One thread, by a handle of its record of either face."""
+    """One thread, by a handle of its record."""
 
-    def __init__(self, record: Any, thread_id: str, serde: SerializerProtocol, recent: Recent) -> None:
+    def __init__(self, record: AsyncSession, thread_id: str, serde: SerializerProtocol, recent: Recent) -> None:
         self.record = record
         self.id = thread_id
         self.serde = serde
@@ -76,89 +76,82 @@ class Thread:
 
     # Reading
 
-    def find(self, namespace: str, checkpoint_id: str) -> Steps[Saved | None]:
+    async def find(self, namespace: str, checkpoint_id: str) -> Saved | None:
         """A checkpoint by its id."""
-        data = yield self.record.items(CHECKPOINTS).get(checkpoint_key(namespace, checkpoint_id))
+        data = await self.record.items(CHECKPOINTS).get(checkpoint_key(namespace, checkpoint_id))
         return None if data is None else Saved.unpack(data)
 
-    def look(self) -> Steps[Any]:
+    async def look(self) -> Any:
         """The record as the server has it now, a mapping of its fields with its version."""
-        fields = yield self.record.view(fresh=True)
+        fields = await self.record.view(fresh=True)
         self.known.read(fields.get(AT), fields, fields.get(AGAIN))
         self.version, self.begun_after = fields.version, fields.get(AGAIN)
         return fields
 
-    def newest(self, namespace: str) -> Steps[tuple[Saved | None, bool]]:
+    async def newest(self, namespace: str) -> tuple[Saved | None, bool]:
         """The newest checkpoint of a namespace, as the server has it now, and whether it may have pending writes."""
         if namespace:
-            return (yield from self._newest_within(namespace)), True
+            return (await self._newest_within(namespace)), True
         for _ in range(_ATTEMPTS):
-            fields = yield from self.look()
+            fields = await self.look()
             head = fields.get(AT)
             if head is None:
                 return None, False
-            saved = Saved.unpack(fields[HEAD]) if HEAD in fields else (yield from self.find("", head))
+            saved = Saved.unpack(fields[HEAD]) if HEAD in fields else (await self.find("", head))
             if saved is not None:
                 return saved, flag(head) in fields
             # It was removed in between; then another one is the newest, or none.
         raise CorruptState(f"thread {self.id!r:.80}: its newest checkpoint {head} is not there", field=AT)
 
-    def _newest_within(self, namespace: str) -> Steps[Saved | None]:
+    async def _newest_within(self, namespace: str) -> Saved | None:
         """The newest checkpoint of a namespace other than the root's. What was removed may fill a page."""
         before: str | None = None
         size = 1
         while True:
-            page = yield self.record.items(CHECKPOINTS).list(
+            page = await self.record.items(CHECKPOINTS).list(
                 prefix=within(namespace), before=before, limit=size, reverse=True
             )
             if page.items or page.next is None:
                 return Saved.unpack(page.items[0].value) if page.items else None
             before, size = page.next, PAGE
 
-    def get(self, namespace: str, checkpoint_id: str | None) -> Steps[CheckpointTuple | None]:
+    async def get(self, namespace: str, checkpoint_id: str | None) -> CheckpointTuple | None:
         """A checkpoint with its values and pending writes; without an id the newest."""
         try:
-            return (yield from self._get(namespace, checkpoint_id))
+            return await self._get(namespace, checkpoint_id)
         except CorruptState as error:
             if error.field != BLOBS:
                 raise
             # Pruning removes a checkpoint before its values: if they are gone, so is that by now.
-            return (yield from self._get(namespace, checkpoint_id))
+            return await self._get(namespace, checkpoint_id)
 
-    def _get(self, namespace: str, checkpoint_id: str | None) -> Steps[CheckpointTuple | None]:
+    async def _get(self, namespace: str, checkpoint_id: str | None) -> CheckpointTuple | None:
         if checkpoint_id is None:
-            saved, written = yield from self.newest(namespace)
+            saved, written = await self.newest(namespace)
         else:
             if not namespace:
-                yield from self.look()  # before it: it may be found in a thread that is deleted just now
-            saved, written = (yield from self.find(namespace, checkpoint_id)), True
+                await self.look()  # before it: it may be found in a thread that is deleted just now
+            saved, written = (await self.find(namespace, checkpoint_id)), True
         if not namespace:
             empty_at = self.version if saved is None and checkpoint_id is None else None
             self.recent.look(self.id, self.begun_after, empty_at)
         if saved is None:
             return None
-        writes = (yield from self.writes(namespace, saved.id)) if written else []
+        writes = (await self.writes(namespace, saved.id)) if written else []
         shown = Latest(saved.id) if checkpoint_id is None and not namespace else Addressed(saved.id)
-        found = yield from self.tuples([(saved, writes)], shown)
+        found = await self.tuples([(saved, writes)], shown)
         self.recent.keep_values(self.id, namespace, saved.id, (found[0].checkpoint["channel_versions"], saved.values))
         return found[0]
 
-    def writes(self, namespace: str, checkpoint_id: str) -> Steps[list[SavedWrite]]:
+    async def writes(self, namespace: str, checkpoint_id: str) -> list[SavedWrite]:
         """A checkpoint's pending writes, in the order in which a run applies them."""
-        found: list[SavedWrite] = []
-        after: str | None = None
-        while True:
-            page = yield self.record.items(WRITES).list(
-                prefix=writes_prefix(namespace, checkpoint_id), after=after, limit=PAGE
-            )
-            found += [SavedWrite.unpack(item.value) for item in page.items]
-            if page.next is None:
-                return sorted(found, key=lambda each: writes_sort_key(each.path, each.task_id, each.index))
-            after = page.next
+        items = await every(self.record.items(WRITES), prefix=writes_prefix(namespace, checkpoint_id))
+        found = [SavedWrite.unpack(item.value) for item in items]
+        return sorted(found, key=lambda each: writes_sort_key(each.path, each.task_id, each.index))
 
-    def tuples(
+    async def tuples(
         self, chosen: Sequence[tuple[Saved, Sequence[SavedWrite]]], shown: str | None = None
-    ) -> Steps[list[CheckpointTuple]]:
+    ) -> list[CheckpointTuple]:
         """Checkpoints as LangGraph has them, with their values; values in items of their own come in one exchange."""
         loads = self.serde.loads_typed
         checkpoints = [loads(saved.checkpoint) for saved, _ in chosen]
@@ -167,7 +160,7 @@ class Thread:
             for channel in _apart(saved):
                 key = blob_key(saved.namespace, channel, checkpoint["channel_versions"].get(channel))
                 wanted[saved.id, saved.namespace, channel] = key
-        values = yield from self.blobs(sorted(set(wanted.values())))
+        values = await self.blobs(sorted(set(wanted.values())))
         found = []
         for (saved, writes), checkpoint in zip(chosen, checkpoints, strict=True):
             stored = {channel: value for channel, value in saved.values.items() if value is not None}
@@ -188,12 +181,12 @@ class Thread:
             )
         return found
 
-    def blobs(self, keys: Sequence[str]) -> Steps[dict[str, Typed]]:
+    async def blobs(self, keys: Sequence[str]) -> dict[str, Typed]:
         """Values that are items of their own, by their keys."""
         found = {key: value for key in keys if (value := self.recent.blob(self.id, key)) is not None}
         lacking = [key for key in keys if key not in found]
         for begin in range(0, len(lacking), PAGE):
-            stored = yield self.record.items(BLOBS).get_many(lacking[begin : begin + PAGE])
+            stored = await self.record.items(BLOBS).get_many(lacking[begin : begin + PAGE])
             for key, data in stored.items():
                 found[key] = unpack_blob(data)
                 self.recent.keep_blob(self.id, key, found[key])
@@ -206,7 +199,7 @@ class Thread:
 
     # Saving
 
-    def put(
+    async def put(
         self,
         config: Mapping[str, Any],
         namespace: str,
@@ -214,22 +207,22 @@ class Thread:
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> Steps[None]:
+    ) -> None:
         """Save a checkpoint. Raises Conflict where a run went on from the newest one, and it is not that any more."""
-        saved, blobs = yield from self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
+        saved, blobs = await self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
         items = [PutItem(collection=BLOBS, key=key, value=pack_blob(value)) for key, value in blobs.items()]
         items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))
         tag = None if saved.run is None else run_tag(saved.run)
         if namespace:
-            yield from self._demand_of_this_life(root_of(config, metadata))
-            yield from self._commit({}, [], items, None, tag)
+            await self._demand_of_this_life(root_of(config, metadata))
+            await self._commit({}, [], items, None, tag)
         else:
-            yield from self._advance(saved, parent, items, tag)
+            await self._advance(saved, parent, items, tag)
         for key, value in blobs.items():
             self.recent.keep_blob(self.id, key, value)
         self.recent.keep_values(self.id, namespace, saved.id, (checkpoint["channel_versions"], saved.values))
 
-    def _frame(
+    async def _frame(
         self,
         config: Mapping[str, Any],
         namespace: str,
@@ -237,7 +230,7 @@ class Thread:
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> Steps[tuple[Saved, dict[str, Typed]]]:
+    ) -> tuple[Saved, dict[str, Typed]]:
         """The checkpoint as it is stored, and by their keys the values that are stored beside it."""
         given: dict[str, Any] = dict(checkpoint)
         values, versions = given.pop("channel_values"), checkpoint["channel_versions"]
@@ -245,7 +238,7 @@ class Thread:
         carried: dict[str, Typed | None] = {}
         inherited = versions.keys() - new_versions.keys()
         if inherited:
-            before = (yield from self._values_of(namespace, parent)) if parent is not None else None
+            before = (await self._values_of(namespace, parent)) if parent is not None else None
             for channel in inherited:
                 if before is not None and before[0].get(channel) == versions[channel]:
                     if channel in before[1]:
@@ -267,16 +260,16 @@ class Thread:
         }
         return saved, blobs
 
-    def _values_of(self, namespace: str, checkpoint_id: str) -> Steps[Values | None]:
+    async def _values_of(self, namespace: str, checkpoint_id: str) -> Values | None:
         """The versions of a checkpoint's channels, and where their values are."""
         known = self.recent.values(self.id, namespace, checkpoint_id)
         if known is None:
-            saved = yield from self.find(namespace, checkpoint_id)
+            saved = await self.find(namespace, checkpoint_id)
             if saved is not None:
                 known = (self.serde.loads_typed(saved.checkpoint)["channel_versions"], saved.values)
         return known
 
-    def _advance(self, saved: Saved, parent: str | None, items: list[PutItem], tag: str | None) -> Steps[None]:
+    async def _advance(self, saved: Saved, parent: str | None, items: list[PutItem], tag: str | None) -> None:
         """Save a checkpoint of the root namespace; if it is the newest then, say so in the same commit."""
         # What this run found, not what this process knows: of two that found nothing one begins the thread.
         continues = self.recent.begins(self.id) if parent is None else self.known.continues(parent)
@@ -285,7 +278,7 @@ class Thread:
         may_begin = parent is None
         for _ in range(_ATTEMPTS):
             if not continues:
-                yield from self._demand_living(parent)
+                await self._demand_living(parent)
             # A child of the newest is the newest, also if it was made by a machine whose clock is behind.
             newest = expected is None or expected == parent or saved.id >= expected
             fields: dict[str, Any] = {AT: saved.id} if newest else {}
@@ -295,9 +288,9 @@ class Thread:
             elif newest:
                 gone.append(HEAD)
             try:
-                yield from self._commit(fields, gone, items, expected, tag, may_begin=may_begin)
+                await self._commit(fields, gone, items, expected, tag, may_begin=may_begin)
             except Conflict as error:
-                found = yield from self._refused(error, saved.id, parent if continues else Addressed())
+                found = await self._refused(error, saved.id, parent if continues else Addressed())
                 expected = found
                 continue
             self.recent.begun(self.id)
@@ -318,11 +311,11 @@ class Thread:
         own, before = flag(checkpoint_id), flag(parent) if parent else None
         return sorted(name for name in tuple(flags) if name < own or name == before)
 
-    def _refused(self, error: Conflict, own: str, parent: str | None) -> Steps[str | None]:
+    async def _refused(self, error: Conflict, own: str, parent: str | None) -> str | None:
         """Which checkpoint is the newest, where another was expected. Raises Conflict for a run that is behind."""
-        head: str | None = (yield from self.look()).get(AT)
+        head: str | None = (await self.look()).get(AT)
         if not isinstance(parent, Addressed) and head not in (parent, own):
-            yield from self._demand_living(parent)
+            await self._demand_living(parent)
         if not isinstance(parent, Addressed) and head not in (parent, own):  # its own: it is saved once more
             self.recent.begun(self.id)
             raise Conflict(
@@ -332,7 +325,7 @@ class Thread:
             ) from error
         return head
 
-    def _commit(
+    async def _commit(
         self,
         fields: Mapping[str, Any],
         gone: Sequence[str],
@@ -341,16 +334,16 @@ class Thread:
         tag: str | None,
         *,
         may_begin: bool = False,
-    ) -> Steps[None]:
+    ) -> None:
         added = {} if tag is None or tag in self.known.tags else {RUN: tag}
         change: dict[str, Any] = {"items": items, "tag": added}
         if fields or gone:
             expect = {AT: ABSENT if expected is None else expected}
             change |= {"set": fields, "delete": gone, "expect": expect}
-        yield from self._write(change, may_begin=may_begin)
+        await self._write(change, may_begin=may_begin)
         self.known.tags.update(added.values())
 
-    def _write(self, change: Mapping[str, Any], *, may_begin: bool = False) -> Steps[None]:
+    async def _write(self, change: Mapping[str, Any], *, may_begin: bool = False) -> None:
         """Change the record; one that was deleted begins again first, if this is of a run that found it deleted.
 
         `may_begin`: also for a caller that has not looked at the thread, but begins one. Raises Deleted.
@@ -362,12 +355,12 @@ class Thread:
             if seen is not None:
                 expect[AGAIN] = ABSENT if expected is None else expected
             try:
-                yield self.record.write(**{**change, "expect": expect})
+                await self.record.write(**{**change, "expect": expect})
                 return
             except Conflict as error:
                 if seen is None:
                     raise
-                begun_after = (yield from self.look()).get(AGAIN)
+                begun_after = (await self.look()).get(AGAIN)
                 if begun_after == expected:
                     raise
                 if begun_after != seen.empty_at:
@@ -379,29 +372,29 @@ class Thread:
                     raise self._deleted() from error
                 version = error.version
             with suppress(Conflict):  # somebody else just did
-                yield self.record.create({AGAIN: version})
+                await self.record.create({AGAIN: version})
             if seen is not None:
                 seen.begun_after = version
-            yield from self.look()
+            await self.look()
         raise Conflict(f"thread {self.id!r:.80}: is deleted all the time")
 
     def _deleted(self) -> Deleted:
         return Deleted(f"thread {self.id!r:.80} was deleted after this run, or this config, began: nothing was saved")
 
-    def _demand_living(self, checkpoint_id: str | None) -> Steps[None]:
+    async def _demand_living(self, checkpoint_id: str | None) -> None:
         """Raise Deleted for what goes on from a checkpoint that went when the thread was deleted and began again."""
         known = self.known
         if checkpoint_id is None or known.begun_after is None or checkpoint_id in known.own:
             return
-        if (yield from self.find("", checkpoint_id)) is None:
+        if (await self.find("", checkpoint_id)) is None:
             raise self._deleted()
 
-    def _demand_of_this_life(self, root: str | None) -> Steps[None]:
+    async def _demand_of_this_life(self, root: str | None) -> None:
         """The same for what is saved beside a checkpoint of the root namespace. In a run that may be on its way yet."""
         if self.recent.seen(self.id) is None or isinstance(root, Latest | Addressed):
-            yield from self._demand_living(root)
+            await self._demand_living(root)
 
-    def put_writes(
+    async def put_writes(
         self,
         config: Mapping[str, Any],
         namespace: str,
@@ -409,7 +402,7 @@ class Thread:
         writes: Sequence[tuple[str, Any]],
         task_id: str,
         path: str,
-    ) -> Steps[None]:
+    ) -> None:
         """Save what a task wrote; special writes replace what is there, others do not."""
         items: dict[int, PutItem] = {}
         for at, (channel, value) in enumerate(writes):
@@ -422,9 +415,9 @@ class Thread:
         if not items:
             return
         # Its checkpoint may come later: LangGraph saves both in the background.
-        yield from self._demand_of_this_life(root_of(config, {}) if namespace else checkpoint_id)
+        await self._demand_of_this_life(root_of(config, {}) if namespace else checkpoint_id)
         fields = {} if namespace else {flag(checkpoint_id): 1}
-        yield from self._write({"set": fields, "items": list(items.values())})
+        await self._write({"set": fields, "items": list(items.values())})
         self.known.flags.update(fields)
 
 
