@@ -179,7 +179,7 @@ class BaseAgent(Hooks):
         With `since` an agent runs the hooks of what it missed before anything new. After a crash the hooks of events
         since the position was saved run again. Raises ConfigurationError while the agent does not run.
         """
-        return self._hosted().position
+        return self._context.running_host.position
 
     # Background work
 
@@ -207,12 +207,6 @@ class BaseAgent(Hooks):
         host = self._context.host
         if host is not None:
             host.stop()
-
-    async def _wait(self, seconds: float | None) -> bool:
-        return await self._hosted().wait(self.name, seconds)
-
-    def _hosted(self) -> AgentHost:
-        return self._context.running_host
 
     # Commands
 

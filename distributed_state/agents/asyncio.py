@@ -64,7 +64,7 @@ class AsyncAgent(BaseAgent):
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
-        return await self._wait(seconds)
+        return await self._context.running_host.wait(self.name, seconds)
 
     async def run(self) -> None:
         """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT comes: see AsyncHost.run."""
@@ -77,7 +77,7 @@ class AsyncAgent(BaseAgent):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._hosted().close(error)
+        await self._context.running_host.close(error)
 
     async def run_command(
         self,
@@ -110,11 +110,11 @@ class AsyncAgent(BaseAgent):
 
     async def status(self) -> Status:
         """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
-        return await self._hosted().status(self.name)
+        return await self._context.running_host.status(self.name)
 
     async def reload(self) -> None:
         """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        await self._hosted().reload(self.name)
+        await self._context.running_host.reload(self.name)
 
 
 log = logging.getLogger(__name__)

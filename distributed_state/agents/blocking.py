@@ -57,7 +57,7 @@ class Agent(BaseAgent):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
-        return finish(self._wait(seconds))
+        return finish(self._context.running_host.wait(self.name, seconds))
 
     def run(self) -> None:
         """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT comes: see Host.run."""
@@ -70,7 +70,7 @@ class Agent(BaseAgent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._hosted().close(error))
+        finish(self._context.running_host.close(error))
 
     def run_command(
         self,
@@ -103,11 +103,11 @@ class Agent(BaseAgent):
 
     def status(self) -> Status:
         """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
-        return finish(self._hosted().status(self.name))
+        return finish(self._context.running_host.status(self.name))
 
     def reload(self) -> None:
         """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        finish(self._hosted().reload(self.name))
+        finish(self._context.running_host.reload(self.name))
 
 
 class Host:

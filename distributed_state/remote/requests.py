@@ -52,7 +52,7 @@ from distributed_state.errors import (
     Unauthenticated,
     Unavailable,
 )
-from distributed_state.port import bodies
+from distributed_state.port import bodies, retrying
 from distributed_state.port.bodies import Body, leaving
 from distributed_state.port.http import Http, HttpAnswer, HttpPlace, Unanswered
 from distributed_state.remote import values
@@ -557,12 +557,8 @@ class RecordPlace:
         return await (self.until_no_conflict(once) if free else once())
 
     async def until_no_conflict(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Try again while others are faster, and let them go first, longer each time. Raises Conflict in the end."""
-        for attempt in range(_ATTEMPTS - 1):
-            with suppress(Conflict):
-                return await once()
-            await self.requests.http.sleep(chance.source.random() * min(0.1, 0.002 * 2**attempt))
-        return await once()
+        """Try again while others are faster. Raises Conflict in the end."""
+        return await retrying.until_no_conflict(once, _ATTEMPTS, self.requests.http.sleep)
 
     async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """Have something done that takes no key, under the lease that is held here."""

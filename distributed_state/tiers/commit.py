@@ -19,8 +19,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
 from distributed_state.errors import (
     Backpressure,
     ColdUnavailable,
@@ -33,7 +31,7 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.port import Call
+from distributed_state.port import Call, retrying
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.durability import Applied, admit, ensure_durability, ensure_many
 from distributed_state.tiers.items import prove
@@ -335,18 +333,8 @@ async def swap(
 
 
 async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T:
-    """Try again while somebody else is faster, with jitter, up to `conflict_retries` times."""
-    try:
-        return await once()
-    except Conflict:
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Conflict),
-            stop=stop_after_attempt(tiers.settings.conflict_retries),
-            wait=wait_random_exponential(multiplier=0.001, max=0.1),
-            sleep=tiers.port.sleep,
-            reraise=True,
-        )
-        return await retrying(once)
+    """Try again while somebody else is faster, up to `conflict_retries` times."""
+    return await retrying.until_no_conflict(once, tiers.settings.conflict_retries, tiers.port.sleep)
 
 
 async def resolve(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> Committed | None:

@@ -66,7 +66,7 @@ async def threads(
     if not apps and owners is None:
         raise InvalidValue("ADK has no listing of apps: name yours by --app")
     chosen = list(apps) or sorted({app for app, _ in owners or ()})
-    return Threads(store.aio, service, into(store), chosen, [each for each in owners or () if each[0] in chosen])
+    return Threads(service, into(store), chosen, [each for each in owners or () if each[0] in chosen])
 
 
 class Threads:
@@ -74,13 +74,11 @@ class Threads:
 
     def __init__(
         self,
-        store: AsyncStateStore,
         source: BaseSessionService,
         target: DistributedSessionService,
         apps: Sequence[str],
         owners: Sequence[tuple[str, str]],
     ) -> None:
-        self._store = store
         self._source = source
         self._target = target
         self._apps = apps

@@ -1,0 +1,32 @@
+"""Runs a change again while somebody else is faster. Law: each attempt begins with what is there now.
+
+Design: section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from distributed_state.errors import Conflict
+
+T = TypeVar("T")
+
+
+async def until_no_conflict(
+    once: Callable[[], Awaitable[T]], attempts: int, sleep: Callable[[float], Awaitable[Any]]
+) -> T:
+    """Return what `once` returns in the end; after each Conflict wait, longer each time, with jitter."""
+    try:
+        return await once()
+    except Conflict:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Conflict),
+            stop=stop_after_attempt(attempts),
+            wait=wait_random_exponential(multiplier=0.001, max=0.1),
+            sleep=sleep,
+            reraise=True,
+        )
+        return await retrying(once)
