@@ -8,15 +8,17 @@ Design: section 27.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import orjson
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Wanted
 from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.events import audit
+from distributed_state.port.blocking import finish
 from distributed_state.records import branches
 from distributed_state.records.history import as_change
 from distributed_state.search import querying
@@ -25,9 +27,9 @@ from distributed_state.settings import Settings
 from distributed_state.store import maintenance
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
-from distributed_state.values.model import Ref, escape
+from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, Change, Event, SessionInfo
-from distributed_state.values.search import KINDS, SearchHit, tag_texts
+from distributed_state.values.search import KINDS, SearchHit
 
 _CLOCKS_MS = 600_000  # that SQL's clock may be ahead of Redis', by which all is dated
 
@@ -54,50 +56,20 @@ class ArchiveAlone:
         self._op_window = settings.op_window
         self._error = error
 
-    def sessions(
-        self,
-        *,
-        user: str | None,
-        prefix: str | None,
-        tags: Mapping[str, Sequence[str]],
-        limit: int,
-        after: str | None,
-        scope: str,
-        fresh: bool,
-        phase: str | None = None,
-        changed_since: float | None = None,
-        changed_before: float | None = None,
-        larger_than: int | None = None,
-    ) -> list[SessionInfo]:
+    def sessions(self, *, fresh: bool, **wanted: Any) -> list[SessionInfo]:
         """One page of records. Raises WarmUnavailable if what is not archived is wanted."""
         if fresh:
             raise self._error
-        Ref(scope, "any")
-        owner = None if user is None else escape(Ref("user", user).id)
-        sought = tuple(tag_texts(tags, "tags"))
-        begin = None if prefix is None else escape(prefix)
-        wanted = Wanted(scope, limit, owner=owner, prefix=begin, tags=sought, after=after)
-        wanted = maintenance.narrowed(wanted, phase, changed_since, changed_before, larger_than)
-        return [maintenance.shown(row) for row in self._cold.listing(wanted, [])]
+        return [maintenance.shown(row) for row in self._cold.listing(maintenance.wanted(**wanted), [])]
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
         """The branches of the next records that have any."""
         return [branches.shown(each) for each in self._cold.branches.page(after or "", limit)]
 
-    def audit(
-        self,
-        *,
-        conversation: str | None,
-        subject: str | None,
-        type: str | None,
-        since: float | None,
-        until: float | None,
-        limit: int,
-        after: str | None,
-    ) -> list[Event]:
+    def audit(self, *, conversation: str | None, subject: str | None, **wanted: Any) -> list[Event]:
         """What happened, oldest first."""
         _, text = audit.about(conversation, subject)
-        rows = self._cold.audit(audit.sought(text, type, since, until, limit, after))
+        rows = self._cold.audit(audit.sought(text, **wanted))
         return [audit.event_of(self._codec_of(row.subject), row) for row in rows]
 
     def record_branches(self, ref: Ref) -> list[Branch]:
@@ -128,38 +100,19 @@ class ArchiveAlone:
 
     def compact(self, *, older_than: float, progress: Callable[[int], None]) -> dict[str, int]:
         """Pack old history into blocks."""
-        maintenance.require_age(older_than, self._op_window)
-        before_ms = self._before_ms(older_than)
-        records = changes = messages = 0
-        after: int | None = 0
-        while after is not None:
-            done, after = self._cold.compact(before_ms, after=after)
-            records, changes, messages = records + done.records, changes + done.changes, messages + done.messages
-            progress(records)
-        return {"records": records, "changes": changes, "messages": messages}
 
-    def purge(
-        self,
-        *,
-        older_than: float | None,
-        keep_changes: int | None,
-        messages_older_than: float | None,
-        keep_messages: int | None,
-        events_older_than: float | None,
-        branches_older_than: float | None,
-    ) -> dict[str, int]:
+        async def call(method: Callable[[], Any]) -> Any:
+            return method()
+
+        maintenance.require_age(older_than, self._op_window)
+        return finish(maintenance.pack(self._cold, call, self._before_ms(older_than), progress))
+
+    def purge(self, **wanted: Any) -> dict[str, int]:
         """Remove what is old. Raises WarmUnavailable for what changes conversations: which messages they show."""
-        ages = {"older_than": older_than, "events": events_older_than, "branches": branches_older_than}
-        messages = {"messages_older_than": messages_older_than, "keep_messages": keep_messages}
-        maintenance.require_sense(ages | messages, {"keep_changes": keep_changes})
-        if any(each is not None for each in messages.values()):
+        retention = maintenance.Retention(**wanted)
+        if retention.of_messages:
             raise WarmUnavailable(f"which messages conversations show is changed in Redis: {self._error}")
-        before = {name: None if age is None else self._before_ms(age) for name, age in ages.items()}
-        done = self._cold.purge(
-            before["older_than"] or 0, keep=keep_changes,
-            events_before_ms=before["events"], branches_before_ms=before["branches"],
-        )  # fmt: skip
-        return maintenance.counted(done, 0)
+        return asdict(retention.purge(self._cold, self._before_ms)) | {"left_out": 0}
 
     def _before_ms(self, age: float) -> int:
         """What is older than that; rather too little, as what is dated by Redis is compared with SQL's clock."""

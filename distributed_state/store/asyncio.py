@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast, overload
 
-from distributed_state.cold.values import Wanted
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
@@ -32,21 +31,20 @@ from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, importing, maintenance, records
-from distributed_state.store import maintenance as repairing
 from distributed_state.store.doctor import Finding
 from distributed_state.store.fleet import AsyncFleet
 from distributed_state.store.importing import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, face_of, opened_remotely, resolve
-from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast, upcast_many
+from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast
 from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
-from distributed_state.values.model import MAX_ID_BYTES, Ref, escape, is_storable
+from distributed_state.values.model import Ref, escape, is_storable
 from distributed_state.values.results import Branch, SessionInfo
-from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit, tag_texts
+from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
 
 
 @bounded()
@@ -460,19 +458,13 @@ class AsyncStateStore(AsyncFleet):
         What is not archived yet is not listed, unless `fresh`: then the journals in Redis are read, too, up to their
         end, and laid over the page. That costs what is not archived, which is little as long as SQL is there.
         """
-        if type(limit) is not int or not 1 <= limit <= 1000:
-            raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
-        Ref(scope, "any")
-        owner = None if user is None else escape(Ref("user", user).id)
-        if prefix is not None and (not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES):
-            raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters or None, not {prefix!r:.80}")
+        wanted = maintenance.wanted(
+            scope=scope, limit=limit, user=user, prefix=prefix, tags=tags, after=after, phase=phase,
+            changed_since=changed_since, changed_before=changed_before, larger_than=larger_than,
+        )  # fmt: skip
         # Who learns whose tags they are has read them.
         for field in (None, *([TAGS] if tags else []), *([MOVES] if phase is not None else [])):
-            self._context.allow("read", field=field, user=owner, scope=scope, prefix=prefix)
-        begin = None if prefix is None else escape(prefix)
-        sought = tuple(tag_texts(tags or {}, "tags"))
-        wanted = Wanted(scope, limit, owner=owner, prefix=begin, tags=sought, after=after)
-        wanted = maintenance.narrowed(wanted, phase, changed_since, changed_before, larger_than)
+            self._context.allow("read", field=field, user=wanted.owner, scope=scope, prefix=prefix)
         return await maintenance.listing(self._context.tiers(), wanted, fresh=fresh)
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
@@ -543,7 +535,7 @@ class AsyncStateStore(AsyncFleet):
         `dry_run` only counts; `progress` is called with the counts after each partition.
         """
         self._context.allow("admin")
-        return await repairing.repair(self._context.tiers(), dry_run, progress)
+        return await maintenance.repair(self._context.tiers(), dry_run, progress)
 
     async def compact(
         self, *, older_than: float = 86_400.0, progress: Callable[[int], None] | None = None
@@ -582,15 +574,11 @@ class AsyncStateStore(AsyncFleet):
         Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
         """
         self._context.allow("admin")
-        return await maintenance.purge(
-            self._context,
-            older_than,
-            keep_changes,
-            messages_older_than,
-            keep_messages,
-            events_older_than,
-            branches_older_than,
-        )
+        wanted = maintenance.Retention(
+            older_than=older_than, messages_older_than=messages_older_than, events_older_than=events_older_than,
+            branches_older_than=branches_older_than, keep_changes=keep_changes, keep_messages=keep_messages,
+        )  # fmt: skip
+        return await maintenance.purge(self._context, wanted)
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
@@ -621,7 +609,7 @@ class AsyncStateStore(AsyncFleet):
         meanwhile is left to the next run. All records of the scope are taken to be of this schema.
         """
         self._context.allow("admin", scope=scope)
-        return await upcast_many(self._context, schema, scope, user, dry_run, limit, progress)
+        return await maintenance.upcast_many(self._context, schema, scope, user, dry_run, limit, progress)
 
     async def archive(self) -> int:
         """Archive everything written so far, by any replica; return how many commits this replica archived for it.

@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from distributed_state.cold.values import Listed, Purged, Wanted
+from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Compacted, Listed, Purged, Wanted
 from distributed_state.conversation import window
 from distributed_state.errors import ConfigurationError, CorruptState, Deleted, InvalidValue, StateError, Unavailable
 from distributed_state.records.context import RecordContext, StoreContext
@@ -31,8 +32,18 @@ from distributed_state.tiers.unarchived import unarchived
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.journal import Segment
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import ITEMS, Ref, checked_phase, escape, is_value, log_fields, unescape
+from distributed_state.values.model import (
+    ITEMS,
+    MAX_ID_BYTES,
+    Ref,
+    checked_phase,
+    escape,
+    is_value,
+    log_fields,
+    unescape,
+)
 from distributed_state.values.results import SessionInfo
+from distributed_state.values.search import tag_texts
 from distributed_state.warm.scripts import REWRITE
 from distributed_state.warm.stream import StreamEvent
 
@@ -46,17 +57,37 @@ async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[
     return [shown(row) for row in await tiers.port.sql(tiers.cold.listing, wanted, late)]
 
 
-def narrowed(
-    wanted: Wanted, phase: Any, changed_since: Any, changed_before: Any, larger_than: Any
-) -> Wanted:  # fmt: skip
-    """The listing with these conditions too. Raises InvalidValue."""
+def wanted(
+    *,
+    scope: str,
+    limit: int,
+    user: str | None,
+    prefix: str | None,
+    tags: Mapping[str, str | Iterable[str]] | None,
+    after: str | None,
+    phase: str | None = None,
+    changed_since: float | None = None,
+    changed_before: float | None = None,
+    larger_than: int | None = None,
+) -> Wanted:
+    """The page of a listing that a caller of `store.sessions` asks for. Raises InvalidValue."""
+    if type(limit) is not int or not 1 <= limit <= 1000:
+        raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
+    Ref(scope, "any")
+    if prefix is not None and (not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES):
+        raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters or None, not {prefix!r:.80}")
     for name, value in ("changed_since", changed_since), ("changed_before", changed_before):
         if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1e12):
             raise InvalidValue(f"{name} is in seconds since 1970 or None, not {value!r:.80}")
     if larger_than is not None and (type(larger_than) is not int or not 0 <= larger_than < 2**62):
         raise InvalidValue(f"larger_than is an int from 0 on or None, not {larger_than!r:.80}")
-    return replace(
-        wanted,
+    return Wanted(
+        scope,
+        limit,
+        owner=None if user is None else escape(Ref("user", user).id),
+        prefix=None if prefix is None else escape(prefix),
+        tags=tuple(tag_texts(tags or {}, "tags")),
+        after=after,
         phase=None if phase is None else escape(checked_phase(phase)),
         changed_from_ms=None if changed_since is None else math.ceil(changed_since * 1000),
         changed_to_ms=None if changed_before is None else math.ceil(changed_before * 1000),
@@ -86,15 +117,20 @@ async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], Non
     """Pack old history in SQL into blocks."""
     require_age(older_than, tiers.settings.op_window)
     await tiers.clock.know()
-    before_ms = _before_ms(tiers, older_than)
-    records = changes = messages = 0
+    return await pack(tiers.cold, tiers.port.sql, _before_ms(tiers, older_than), progress or (lambda records: None))
+
+
+async def pack(
+    cold: ColdStore, sql: Callable[..., Awaitable[Any]], before_ms: int, progress: Callable[[int], None]
+) -> dict[str, int]:
+    """Pack what was written before a time, some records at a time; `sql` calls a method of the archive."""
+    total = Compacted(0, 0, 0)
     after: int | None = 0
     while after is not None:
-        done, after = await tiers.port.sql(partial(tiers.cold.compact, before_ms, after=after))
-        records, changes, messages = records + done.records, changes + done.changes, messages + done.messages
-        if progress:
-            progress(records)
-    return {"records": records, "changes": changes, "messages": messages}
+        done, after = await sql(partial(cold.compact, before_ms, after=after))
+        total += done
+        progress(total.records)
+    return asdict(total)
 
 
 def _before_ms(tiers: Tiers, age: float) -> int:
@@ -112,64 +148,55 @@ def require_age(older_than: Any, shortest: float) -> None:
         raise InvalidValue(f"older_than is a number of seconds from {shortest:g} (op_window) on, not {older_than!r}")
 
 
-async def purge(
-    store: StoreContext,
-    older_than: float | None,
-    keep_changes: int | None,
-    messages_older_than: float | None,
-    keep_messages: int | None,
-    events_older_than: float | None,
-    branches_older_than: float | None,
-) -> dict[str, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What a purge removes, by age in seconds and by number: see `store.purge`. Raises InvalidValue."""
+
+    older_than: float | None
+    messages_older_than: float | None
+    events_older_than: float | None
+    branches_older_than: float | None
+    keep_changes: int | None
+    keep_messages: int | None
+
+    def __post_init__(self) -> None:
+        given = asdict(self)
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name.startswith("keep"):
+                if type(value) is not int or value < 1:
+                    raise InvalidValue(f"{name} is an int from 1 on, not {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise InvalidValue(f"{name} is a number of seconds from 0 on, not {value!r}")
+        if all(value is None for value in given.values()):
+            raise InvalidValue(f"purge takes at least one of {', '.join(given)}")
+
+    @property
+    def of_messages(self) -> bool:
+        """Whether conversations are to show fewer messages."""
+        return self.keep_messages is not None or self.messages_older_than is not None
+
+    def purge(self, cold: ColdStore, before_ms: Callable[[float], int]) -> Purged:
+        """Remove it from SQL; `before_ms` gives the time in ms of an age."""
+        ages = self.older_than, self.events_older_than, self.branches_older_than
+        older, events, branches = (None if age is None else before_ms(age) for age in ages)
+        return cold.purge(
+            older or 0, keep=self.keep_changes, events_before_ms=events, branches_before_ms=branches
+        )  # fmt: skip
+
+
+async def purge(store: StoreContext, wanted: Retention) -> dict[str, int]:
     """Remove old history and old events from SQL."""
-    ages = {
-        "older_than": older_than,
-        "messages_older_than": messages_older_than,
-        "events_older_than": events_older_than,
-        "branches_older_than": branches_older_than,
-    }
-    counts = {"keep_changes": keep_changes, "keep_messages": keep_messages}
-    require_sense(ages, counts)
     tiers = store.tiers()
     await tiers.archiver.drain()
     await tiers.clock.know()
-    before = {name: None if age is None else _before_ms(tiers, age) for name, age in ages.items()}
     left_out = 0
-    if keep_messages is not None or messages_older_than is not None:
-        left_out = await _leave_out(store, keep_messages, before["messages_older_than"])
+    if wanted.of_messages:
+        age = wanted.messages_older_than
+        left_out = await _leave_out(store, wanted.keep_messages, None if age is None else _before_ms(tiers, age))
         await tiers.archiver.drain()
-    purging = partial(
-        tiers.cold.purge,
-        before["older_than"] or 0,
-        keep=keep_changes,
-        events_before_ms=before["events_older_than"],
-        branches_before_ms=before["branches_older_than"],
-    )
-    done = await tiers.port.sql(purging)
-    return counted(done, left_out)
-
-
-def counted(done: Purged, left_out: int) -> dict[str, int]:
-    """What a purge did, as its caller is told."""
-    return {
-        "records": done.records,
-        "changes": done.changes,
-        "messages": done.messages,
-        "events": done.events,
-        "left_out": left_out,
-    }
-
-
-def require_sense(ages: Mapping[str, Any], counts: Mapping[str, Any]) -> None:
-    """Raise InvalidValue unless these say what is to be purged."""
-    for name, age in ages.items():
-        if age is not None and (isinstance(age, bool) or not isinstance(age, (int, float)) or not age >= 0):
-            raise InvalidValue(f"{name} is a number of seconds from 0 on, not {age!r}")
-    for name, count in counts.items():
-        if count is not None and (type(count) is not int or count < 1):
-            raise InvalidValue(f"{name} is an int from 1 on, not {count!r}")
-    if all(each is None for each in (*ages.values(), *counts.values())):
-        raise InvalidValue(f"purge takes at least one of {', '.join([*ages, *counts])}")
+    return asdict(await tiers.port.sql(wanted.purge, tiers.cold, partial(_before_ms, tiers))) | {"left_out": left_out}
 
 
 async def _leave_out(store: StoreContext, keep: int | None, before_ms: int | None) -> int:
