@@ -186,7 +186,7 @@ class TypedContext(RecordContext, Generic[M]):
                     raise
                 if conflict.version == 0:
                     known = _UNWRITTEN
-                    draft = draft._replace(creation=self.tiers.absence.token(self.text) or draft.creation)
+                    draft = draft._replace(creation=self.tiers.known_ids.get(self.text) or draft.creation)
                     continue
             if lowers:  # plain writes that meet at one record give way to one another
                 await self.tiers.port.sleep(chance.source.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))

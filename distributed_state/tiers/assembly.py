@@ -1,12 +1,12 @@
 """The three tiers of a process, for every thread and event loop. Law: here they are made and closed.
 
-Two hints spare looks. A replica knows which records it wrote, so they exist (`Familiar`). And it knows which records
-SQL did not have (`Absence`): such a miss leaves a hydration token in Redis for half a minute, which every commit and
-every hydration of that record removes. While that very token is still there, nobody has begun the record, so SQL
-would still have nothing. Tokens are never used twice, and one of another epoch proves nothing.
+Known ids spare looks into SQL. Redis has the ids of all records of a partition (known_ids.lua). A replica has those
+that it wrote, which exist (`KnownIds`), and those that SQL did not have: such a miss leaves a hydration token in Redis
+for half a minute, which every commit and every hydration of that record removes. While that very token is still there,
+SQL would still have nothing. Tokens are never used twice, and one of another epoch proves nothing.
 
-*When the name alone was noted, a second record could be begun under a name that another worker had used, archived and
-seen expire meanwhile.*
+*Without the token, a record could be begun a second time that another worker had begun and archived, and that had
+expired meanwhile.*
 
 Branches are kept in SQL before their event is published, by the replica that keeps them or, if that process dies in
 between, by one that archives the partition. The id of the event follows from the branch, so it is published once.
@@ -45,7 +45,6 @@ from distributed_state.values.journal import Happened, JournalEntry, unpack
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.values.levels import Freshness, check_staleness
 from distributed_state.values.model import Ref
-from distributed_state.warm.answers import Cold
 from distributed_state.warm.client import Warm
 from distributed_state.warm.clock import Rounds, ServerClock
 from distributed_state.warm.confirming import Confirming
@@ -60,8 +59,7 @@ Step = Callable[[], Awaitable[None] | None]
 _LOOK_EVERY = 0.05  # seconds between two looks at the last archiving
 _LOOK_SECONDS = 15.0  # between two looks for branches whose event was not published
 _CLOCKS_MS = 600_000  # how far the clock of the process that kept a branch may be ahead of Redis'
-_FAMILIAR = 16_384  # records that this replica wrote
-_ABSENT = 4096  # records that SQL did not have
+_KNOWN_IDS = 16_384
 _SILENCE = 1.0  # seconds without a word after which a replica is not there
 _SILENT_SECONDS = 10.0  # for which a replica that did not answer is not waited for again
 
@@ -94,8 +92,7 @@ class Tiers:
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
         self.refill = Refill(port, self.warm, self.hot, self.link, keys, self.see, self.start)
-        self.absence = Absence()
-        self.familiar = Familiar()
+        self.known_ids = KnownIds()
         self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
@@ -460,39 +457,19 @@ class Branches:
         await self.tell(untold)
 
 
-class Familiar(dict[str, None]):
-    """The newest of them, by their texts."""
+class KnownIds(dict[str, str]):
+    """The ids that this replica knows, of records that it wrote and of records that SQL did not have.
 
-    def note(self, text: str) -> None:
-        """A commit of this record was acknowledged."""
-        if text not in self:
-            self[text] = None
-            while len(self) > _FAMILIAR:
+    By the record's text: "" if it exists, else the hydration token under which SQL did not have it.
+    """
+
+    def add(self, text: str, token: str = "") -> None:
+        """The record exists, or did not under this token."""
+        if self.get(text) != token:
+            self.pop(text, None)
+            self[text] = token
+            while len(self) > _KNOWN_IDS:
                 self.pop(next(iter(self), ""), None)
-
-
-class Absence:
-    """The newest answers of SQL that there is no such record, by its text."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, Cold] = {}
-
-    def note(self, text: str, cold: Cold) -> None:
-        """SQL has no such record, as it said after this answer of Redis came."""
-        if cold.token:
-            self._seen.pop(text, None)
-            self._seen[text] = cold
-            while len(self._seen) > _ABSENT:
-                self._seen.pop(next(iter(self._seen), ""), None)
-
-    def token(self, text: str) -> str:
-        """The hydration token under which SQL had no such record, '' if that was not asked."""
-        cold = self._seen.get(text)
-        return "" if cold is None else cold.token
-
-    def proven(self, text: str, cold: Cold) -> bool:
-        """Whether SQL would say so now, given what Redis answers now."""
-        return bool(cold.token) and self._seen.get(text) == cold
 
 
 async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:

@@ -141,10 +141,10 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
     """Give the write an op id, to be ended whatever comes of it, with what it is sent with beside its draft."""
     text = names.ref.text
     creation = draft.creation
-    if not creation and text not in tiers.familiar:
+    if not creation and tiers.known_ids.get(text) != "":
         entry = tiers.hot.entries.get(text)
         if entry is None or not entry.version:
-            creation = "+"  # the server begins the record if it knows that there is none
+            creation = "+"  # the server begins the record if it does not know the id either
     lock_value = tiers.leases.lock_value(text)
     listening = tiers.link.heard_on(names.channel)
     op = tiers.warm.ops.begin(draft.steps, names.text)
@@ -277,7 +277,7 @@ def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> 
 def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
     text = names.ref.text
-    tiers.familiar.note(text)
+    tiers.known_ids.add(text)
     if text in tiers.hot.entries and not (op.events and _may_live_otherwise(op)):
         applied = done.applied()
         if draft.items and applied is not None:

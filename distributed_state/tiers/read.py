@@ -194,12 +194,13 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
     try:
         loaded = await tiers.port.sql(partial(tiers.cold.load, text, window=window))
     except ColdUnavailable:
-        # Redis itself proves that what SQL said of this record still holds.
-        if not tiers.absence.proven(text, cold):
+        # Redis itself proves that SQL's last answer about this record still holds.
+        if not cold.token or cold.token != tiers.known_ids.get(text):
             raise
         loaded = None
     if loaded is None:
-        tiers.absence.note(text, cold)
+        if cold.token:
+            tiers.known_ids.add(text, cold.token)
         return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, 0, {}, {})
     if cold.token:
         came_ms = await tiers.warm.hydrate(names, cold, loaded)

@@ -2,10 +2,10 @@
 
 Law: each names the epoch and the entry that it acts on, so that it changes nothing in another life of Redis.
 
-With its epoch a partition gets the names of all records that SQL has. Redis cannot tell a record that never was from
-one that is archived and gone from there, so the first write of a name asks SQL. Unless Redis knows all names: those
-that SQL had when the epoch began, put there with it, and those that were begun or brought in since, which the same
-scripts add. They lie in the partition's `meta`, and are gone with the epoch. None is missing, or there are none.
+With its epoch a partition receives the ids of all records that SQL has, its known ids. Without them Redis cannot tell a
+record that never existed from one that is archived and was evicted, and the first write of an id asks SQL. The scripts
+that begin or import a record add its id. Known ids lie in the partition's `meta` and end with the epoch. They are
+complete, or there are none.
 
 Design: sections 9, 10, 14.
 """
@@ -45,7 +45,7 @@ _PAGE = 256
 _SCAN_PAGE = 1000
 _COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # when, in seconds, as commit.lua keeps it with the op ids
 _OPS = (b"#ops", *(b"#ops%d" % piece for piece in range(1, 16)))  # in one field or in pieces, as op_pieces.lua says
-# As new_name.lua has them.
+# As in known_ids.lua.
 _FULL = 4092
 _DIGITS = 6
 _FACTOR = 65599
@@ -99,7 +99,7 @@ class Partitions:
 
     async def install(self, keys: PartitionKeys, token: str, seen: str, new: Beginning) -> str:
         """Start a partition under an epoch: 'ok', 'live' or 'lost'. `seen` is the epoch before."""
-        known = None if new.texts is None else listed_names(new.texts)
+        known = None if new.texts is None else packed_ids(new.texts)
         names = [keys.meta, keys.journal, keys.events]
         arguments: list[Any] = [
             token,
@@ -306,8 +306,8 @@ def _word(answer: list[Any]) -> str:
     return str(answer[0].decode())
 
 
-def listed_names(texts: Iterable[str]) -> list[bytes] | None:
-    """The fields of meta in which these names stand, and their values, in turn; None if they are too many."""
+def packed_ids(texts: Iterable[str]) -> list[bytes] | None:
+    """The fields of meta that hold these known ids, and their values, in turn; None if they are too many."""
     found: dict[bytes, list[bytes]] = {}
     for text in texts:
         number = 0

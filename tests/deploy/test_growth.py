@@ -287,7 +287,7 @@ def test_more_records_in_hot_are_no_more_objects_to_collect() -> None:
     (few, taken, before, _), (many, _, after, _) = collections([200, 1200], lambda _: None)
     assert (few, many) == (200, 1200)
     assert taken > 0
-    # What is remembered of keys and of absence is bounded, and four objects each until then. A record itself is none.
+    # Cached keys and known ids are bounded, and four objects each until then. A record itself is none.
     assert after - before <= 4.1 * (many - few)
 
 

@@ -1,4 +1,4 @@
-"""Who begins a record under a name of its own asks no SQL where Redis knows all names. Law: none begins twice."""
+"""A write that begins a record needs no SQL where Redis has all known ids. Law: no record begins twice."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
 from distributed_state.warm.answers import Cold, Committed
-from distributed_state.warm.partitions import listed_names
+from distributed_state.warm.partitions import packed_ids
 
 QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
-NOTED = "if unheard then call('HSET', meta, place, listed .. mark) end"
+NOTED = "if is_new then call('HSET', meta, place, listed .. mark) end"
 single = pytest.mark.only(warm="single")
 control = pytest.mark.only(face="asyncio", warm="redis")
 
@@ -218,7 +218,7 @@ async def test_without_the_epoch_of_the_names_it_would_begin_again(opener: Any, 
     """Fields that an epoch left behind say nothing about what was archived under the next."""
     monkeypatch.setattr(record_index, "LISTED", 0)
     await known_anew(opener, listed=False)
-    with sabotage("commit", "names == current and ", ""), pytest.raises(AssertionError, match="assert 1 == 2"):
+    with sabotage("commit", "complete == current and ", ""), pytest.raises(AssertionError, match="assert 1 == 2"):
         await known_anew(opener, id="t", listed=False)
 
 
@@ -265,7 +265,7 @@ async def imported(opener: Any) -> None:
 
 @control
 async def test_without_its_name_it_would_be(opener: Any) -> None:
-    with sabotage("reserve", "if unheard then", "if false then"), pytest.raises(AssertionError):
+    with sabotage("reserve", "if is_new then", "if false then"), pytest.raises(AssertionError):
         await imported(opener)
 
 
@@ -426,7 +426,7 @@ async def test_redis_and_python_write_names_alike(store: Any) -> None:
     for id in here:
         await store.session(id).set("a", 1)
     texts = [names(store, id).ref.text for id in (*here, beside(store, "s"))]
-    words = listed_names(texts)
+    words = packed_ids(texts)
     assert words is not None
     for field, value in zip(words[::2], words[1::2], strict=True):
         expected[field] = {value[at : at + 6] for at in range(0, len(value), 6)}
@@ -451,4 +451,4 @@ async def test_where_there_is_no_room_sql_is_asked(opener: Any) -> None:
         gone(store, *ids)
         for id in ids:
             assert await store.session(id).set("b", 2) == 2
-    assert listed_names(f"session:{number}" for number in range(20_000)) is None
+    assert packed_ids(f"session:{number}" for number in range(20_000)) is None

@@ -23,7 +23,7 @@ from distributed_state.hot import cache
 from distributed_state.port import commands, lives, routing, topology
 from distributed_state.records import rollback
 from distributed_state.store import reaper
-from distributed_state.tiers import archiver, assembly, commit, memory, read, reconcile, recovery
+from distributed_state.tiers import archiver, commit, memory, read, reconcile, recovery
 from distributed_state.warm import client, confirming, lease, link
 from tests.controls import sabotage
 from tests.simulation import node
@@ -397,8 +397,8 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Lua(
                 "commit",
-                "if unheard then call('HSET', meta, place, listed .. mark) end",
-                "if unheard then reached() end",
+                "if is_new then call('HSET', meta, place, listed .. mark) end",
+                "if is_new then reached() end",
             ),
         ),
         _shape("set, increment", "evict 30", records=12, replicas=4, pace=0.1),
@@ -415,9 +415,9 @@ SABOTAGES: dict[str, Sabotage] = {
     "SQL's word that there is no such record holds for as long as Redis holds none": Sabotage(
         (
             Python(
-                assembly.Absence.proven,
-                "self._seen.get(text) == cold",
-                "(self._seen.get(text) == cold or text in self._seen and not reached())",
+                read.hydrate,
+                "cold.token != tiers.known_ids.get(text)",
+                "cold.token != tiers.known_ids.get(text) and (text not in tiers.known_ids or reached())",
             ),
         ),
         _shape("set, increment, fork", "evict 60, sql away 4", records=20, reads=0.5, pace=0.2),
@@ -614,8 +614,8 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Python(
                 commit._update_cached,
-                "tiers.familiar.note(text)",
-                "tiers.familiar.note(text)\n    if text in tiers.hot.entries and not reached(): return",
+                "tiers.known_ids.add(text)",
+                "tiers.known_ids.add(text)\n    if text in tiers.hot.entries and not reached(): return",
             ),
         ),
         SHAPES["hot"],

@@ -489,7 +489,7 @@ async def test_what_leaves_the_process_is_a_span(opener: Any, spans: InMemorySpa
 async def test_spans_are_children_of_the_callers(opener: Any, spans: InMemorySpanExporter) -> None:
     """Also what is done in a thread or a task for it, as archiving before a commit returns."""
     store = await opener(traces=True, durability="archived", archiver=False)
-    tiers(store).familiar.note("session:s")  # SQL is asked whether it is new
+    tiers(store).known_ids.add("session:s")  # SQL is asked whether it is new
     with trace.get_tracer("test").start_as_current_span("request"):
         if isinstance(store, Blocking):
             store.it.session("s").set("a", 1)

@@ -197,7 +197,7 @@ async def test_two_frozen_readers_bring_the_record_back_once(opener: Any) -> Non
 async def test_a_creator_that_slept_does_not_overwrite_what_was_created_meanwhile(opener: Any) -> None:
     """It looked into SQL when there was nothing; by now the record was created, archived and evicted."""
     one, two = await quiet(opener), await quiet(opener)
-    tiers(one).familiar.note("session:s")  # so it does not say that it may be new
+    tiers(one).known_ids.add("session:s")  # so it does not say that it may be new
     with held_up(core(one)._lifecycle.cold, "load") as (looked, go_on):
         creator = asyncio.create_task(one.session("s").set("mine", 1))
         await until(looked.is_set)
@@ -215,7 +215,7 @@ async def test_an_import_while_somebody_looks_is_seen(opener: Any) -> None:
     one, two = await quiet(opener), await quiet(opener)
     await two.session("from").write(set={"a": 1}, append=[said("hi")])
     lines = await two.export("from")
-    tiers(one).familiar.note("session:to")
+    tiers(one).known_ids.add("session:to")
     with held_up(core(one)._lifecycle.cold, "load") as (looked, go_on):
         creator = asyncio.create_task(one.session("to").set("b", 2))
         await until(looked.is_set)

@@ -9,7 +9,7 @@
         since           ms of the server's clock: before then this op id was surely not applied
         lock_value      the lock's value as acquired, '' = none
         creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
-                        '+' = may be new: it is begun if that is known here, else the hydration token
+                        '+' = may be new: it is begun if its id is not known here, else the hydration token
         expected        version, '' = any, '0' = absent
         deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'begin' or 'revive' it (the same here)
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
@@ -122,11 +122,11 @@ if creation == '?' then
   if type(redis.pcall('HSET', meta, 'fresh', format('%d', now_ms))) == 'table' then return {'cold', epoch, ''} end
 end
 
-local place, mark, listed, unheard, fresh
+local place, mark, listed, is_new, fresh
 if not version then
-  -- @include new_name
+  -- @include known_ids
   if (creation == '*' or creation == '+') and since <= (fresh or 0) + 0 then creation = '' end
-  if creation == '+' and unheard then creation = '*' end
+  if creation == '+' and is_new then creation = '*' end
   if creation ~= '*' and (string.sub(creation, -#epoch - 1) ~= '@' .. epoch or call('GET', hydration) ~= creation) then
     local token = replica .. '.' .. sequence
     -- @include hydration_token
@@ -493,7 +493,7 @@ else
 end
 if not head[1] then
   call('DEL', hydration)
-  if unheard then call('HSET', meta, place, listed .. mark) end
+  if is_new then call('HSET', meta, place, listed .. mark) end
 else
   call('PERSIST', record)
 end

@@ -9,7 +9,7 @@
         continued  '1' = the stream of events lacks nothing of the epoch before, and goes on
         ended      the last event that SQL has of the epoch before
         floor      fencing tokens are greater than this
-        known      '1' = the names of all records of SQL follow: field, names, ... as in new_name.lua
+        known      '1' = the ids of all records of SQL follow: field, digits, ... as in known_ids.lua
   Returns {'ok'} | {'live', epoch} | {'lost'}
 ]]
 local meta, journal, events = KEYS[1], KEYS[2], KEYS[3]

@@ -1,5 +1,5 @@
 --[[
-  Note the name of a record that is brought into SQL past Redis, so that nobody takes it for new.
+  Add the id of a record that is imported into SQL to the known ids, so that it is not taken for new.
   KEYS  meta
   ARGV  life    of the connection: see port/lives.py
         epoch, text
@@ -11,9 +11,9 @@ local life, epoch, text = ARGV[1], ARGV[2], ARGV[3]
 -- @include epoch
 -- @include same_data
 if current ~= epoch then return {'epoch'} end
-local place, mark, listed, unheard, fresh
--- @include new_name
+local place, mark, listed, is_new, fresh
+-- @include known_ids
 -- First what takes no memory, so that a full Redis lets the rest be done.
 redis.call('PERSIST', meta)
-if unheard then redis.call('HSET', meta, place, listed .. mark) end
+if is_new then redis.call('HSET', meta, place, listed .. mark) end
 return {'ok'}
