@@ -25,9 +25,8 @@ import redis.exceptions as driver
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Words, waited
-from distributed_state.port.commands import BROKEN, ReplyError, translate
+from distributed_state.port.commands import BROKEN, Packer, ReplyError, translate
 from distributed_state.port.connections import Connections
-from distributed_state.port.lives import Packer
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import LATE, nothing, reader
 

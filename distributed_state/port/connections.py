@@ -27,7 +27,7 @@ from redis.retry import Retry
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Filled, lives, waited
 from distributed_state.port.addresses import host_and_port, read_address
-from distributed_state.port.commands import BROKEN, ReplyError, encode, packed, translate
+from distributed_state.port.commands import BROKEN, Packer, ReplyError, encode, packed, translate
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.sockets import Socket, nothing
@@ -148,7 +148,7 @@ class Connections:
                 if self.address.kind == "sentinel":
                     self._require_primary(node, socket.exchange(socket.packer.pack([_ROLE]), 1, seconds)[0])
                 answer = socket.exchange(socket.packer.pack([lives.INFO]), 1, seconds)[0]
-                socket.packer = lives.Packer(self.met(node, lives.read(answer)))
+                socket.packer = Packer(self.met(node, lives.read(answer)))
             except BaseException:
                 socket.close()
                 raise

@@ -17,8 +17,8 @@ from typing import Any
 
 from distributed_state.errors import ConfigurationError
 from distributed_state.port import Words
-from distributed_state.port.commands import ReplyError, encode
-from distributed_state.port.lives import EMBEDDED, filled
+from distributed_state.port.commands import ReplyError, encode, filled
+from distributed_state.port.lives import EMBEDDED
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Script, Words, lives
-from distributed_state.port.commands import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, translate
+from distributed_state.port.commands import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, filled, translate
 from distributed_state.port.connections import Connections
 from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.topology import with_host
@@ -175,7 +175,7 @@ class Router:
         if not once:
             return (words,)
         # Until the slot is handed over, its data is in the life of its owner.
-        return _ASKING, lives.filled(words, self.known_life(self._node_for(words)))
+        return _ASKING, filled(words, self.known_life(self._node_for(words)))
 
     def _redirected(self, answer: ReplyError, node: str) -> str:
         """Who is to be asked this once for a slot on its way, "" if another server has it for good."""

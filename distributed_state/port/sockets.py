@@ -22,8 +22,7 @@ import redis.exceptions as driver
 from hiredis import Reader
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port.commands import LOST, ReplyError, packed
-from distributed_state.port.lives import Packer
+from distributed_state.port.commands import LOST, Packer, ReplyError, packed
 
 _READ = 65_536
 LATE = 1.0  # seconds without an answer after which another server may have the keys

@@ -18,9 +18,8 @@ from distributed_state.port import Script, Words, sockets
 from distributed_state.port import asyncio as pipe_module
 from distributed_state.port.asyncio import Pipe
 from distributed_state.port.background import Stopped
-from distributed_state.port.commands import ReplyError
+from distributed_state.port.commands import Packer, ReplyError
 from distributed_state.port.connections import Connections
-from distributed_state.port.lives import Packer
 from distributed_state.port.sockets import Socket, SocketWire
 
 pytestmark = pytest.mark.unit

@@ -13,8 +13,8 @@ import redis.exceptions as driver
 from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.port import Script, Words, bodies, topology
 from distributed_state.port.addresses import read_address
-from distributed_state.port.commands import ReplyError, translate
-from distributed_state.port.lives import Life, Packer
+from distributed_state.port.commands import Packer, ReplyError, translate
+from distributed_state.port.lives import Life
 from distributed_state.port.routing import Router
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.topology import SLOTS, Topology, slot_of

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port.commands import ReplyError, encode
-from distributed_state.port.lives import filled
+from distributed_state.port.commands import ReplyError, encode, filled
 from tests.simulation.node import Node
 from tests.simulation.world import Future, Process, World
 

@@ -515,7 +515,7 @@ def test_writing_a_command_may_be_interrupted_at_any_moment() -> None:
     program = """if True:
         import signal
         from distributed_state.port.connections import _Words
-        from distributed_state.port.lives import Packer
+        from distributed_state.port.commands import Packer
 
         class Interrupted(BaseException): ...
 
