@@ -70,7 +70,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "records.typed": ("AsyncTypedRecord",),
     "remote.blocking": ("RemoteItems", "RemoteRecord", "RemoteSession", "RemoteStore"),
     "remote.record": ("AsyncRemoteItems", "AsyncRemoteRecord", "RemoteTransaction"),
-    "remote.session": ("AsyncRemoteSession",),
+    "remote.session": ("AsyncRemoteSession", "RemoteTurn"),
     "remote.store": ("AsyncRemoteStore",),
     "settings": ("Settings",),
     "store.asyncio": ("AsyncStateStore",),

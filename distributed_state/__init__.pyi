@@ -65,7 +65,7 @@ from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.remote.blocking import RemoteItems, RemoteRecord, RemoteSession, RemoteStore
 from distributed_state.remote.record import AsyncRemoteItems, AsyncRemoteRecord, RemoteTransaction
-from distributed_state.remote.session import AsyncRemoteSession
+from distributed_state.remote.session import AsyncRemoteSession, RemoteTurn
 from distributed_state.remote.store import AsyncRemoteStore
 from distributed_state.settings import Settings
 from distributed_state.store import metrics as metrics
@@ -176,6 +176,7 @@ __all__ = [
     "RemoteSession",
     "RemoteStore",
     "RemoteTransaction",
+    "RemoteTurn",
     "RecoveryInProgress",
     "Reencrypted",
     "Repaired",

@@ -73,7 +73,7 @@ PAGES = (
     PythonPage(
         "remote", "The remote client", "The same names over HTTP.",
         "AsyncRemoteStore RemoteStore AsyncRemoteRecord RemoteRecord AsyncRemoteSession RemoteSession "
-        "AsyncRemoteItems RemoteItems RemoteTransaction",
+        "AsyncRemoteItems RemoteItems RemoteTransaction RemoteTurn",
     ),
 )  # fmt: skip
 # Objects of these are got from others: how they are made is nobody's affair. Agents are classes of one's own.

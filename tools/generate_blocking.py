@@ -97,6 +97,7 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
             "remote.record:AsyncRemoteTransactionBody",
             "remote.record:AsyncRemoteItems",
             "remote.record:AsyncRemoteRecord",
+            "remote.session:AsyncRemoteTurnBody",
             "remote.session:AsyncRemoteSession",
             "remote.store:AsyncRemoteEvents",
             "remote.store:AsyncRemoteStore",

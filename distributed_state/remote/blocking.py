@@ -18,7 +18,7 @@ from distributed_state.remote.record import (
     RemoteTransaction,
 )
 from distributed_state.remote.requests import AsyncRemoteLease
-from distributed_state.remote.session import AsyncRemoteSession
+from distributed_state.remote.session import AsyncRemoteSession, AsyncRemoteTurnBody, RemoteTurn
 from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteEvents, AsyncRemoteStore, checked
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.model import Message, Ref
@@ -442,6 +442,22 @@ class RemoteRecord:
         return finish(self._twin.fork(new_id, version=version, branch=branch))
 
 
+class RemoteTurnBody:
+    """The `with` around a RemoteTurn."""
+
+    def __init__(self, twin: AsyncRemoteTurnBody) -> None:
+        self._twin = twin
+
+    def __enter__(self) -> RemoteTurn:
+        return finish(self._twin.__aenter__())
+
+    @leaving("_twin._lease.body")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+
 class RemoteSession(RemoteRecord):
     """A conversation behind a service: a record with messages and a phase, from `store.session(id)`.
 
@@ -459,6 +475,31 @@ class RemoteSession(RemoteRecord):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._twin, name)
+
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        **others: Never,
+    ) -> RemoteTurnBody:
+        """Serve one request inside `with`: what is changed there is one commit at its end, or nothing.
+
+        Example::
+
+            with session.turn(request_id="r1") as turn:
+                if not turn.repeated:
+                    turn.append({"role": "user", "content": "Where to?"})
+                    turn.outcome = "Oslo."
+
+        The conversation is held by a lease meanwhile, as by `lock`. A `request_id` that was answered before, here or on
+        the direct store, gives `turn.repeated` and the first one's `turn.outcome`. If a turn runs already, this one
+        waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
+        `request_id`.
+        """
+        return RemoteTurnBody(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, **others))
 
     def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version."""

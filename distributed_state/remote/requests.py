@@ -541,7 +541,7 @@ class RecordPlace:
         method: str = "POST",
         owned: bool = True,
     ) -> Any:
-        """Make one commit, and return what the service says of it."""
+        """Make one commit, and return what the service says of it. A `request_id` in the body is its key."""
         headers = values.conditions(expect_version, expect_exists) | self.carried()
         more = {"user": self.user if owned else None, "durability": durability}
         sent = {**given, **{name: each for name, each in more.items() if each is not None}}
@@ -551,6 +551,8 @@ class RecordPlace:
 
         async def once() -> Any:
             body = None if method == "DELETE" else sent
+            if "request_id" in sent:
+                return await self.requests.order(method, self.path + to, body, headers=headers, repeatable=True)
             return await self.requests.write(method, self.path + to, body, headers=headers)
 
         # A write without a condition has none that could fail: others were faster, at each attempt of the service's.

@@ -6,17 +6,118 @@ Design: section 26.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Never
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
+from distributed_state.conversation.remembered_requests import name_of
 from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import Deleted, InvalidValue, NotFound
+from distributed_state.port.bodies import leaving
 from distributed_state.records.messages import Page
 from distributed_state.remote import values
-from distributed_state.remote.record import AsyncRemoteRecord
-from distributed_state.values import field_ttl
+from distributed_state.remote.record import AsyncRemoteRecord, RemoteTransaction
+from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, State, path_of
+from distributed_state.values import codec, field_ttl
 from distributed_state.values.model import Message
 from distributed_state.values.results import Lifetime
+from distributed_state.warm.lock import check_times
+
+
+class RemoteTurn(RemoteTransaction):
+    """One request to a conversation, as `async with session.turn(...)` gives it: the record held alone, as a dict.
+
+    When the request was answered already, `repeated` is true, `outcome` is what the first one left, and nothing can be
+    changed.
+    """
+
+    def __init__(self, state: State, request_id: str | None, answered: Mapping[str, Any] | None) -> None:
+        super().__init__(state)
+        self.request_id = request_id
+        self.repeated = answered is not None
+        self.answered_version: int = 0 if answered is None else answered["version"]
+        self.written: int | None = None
+        """After the end: the version that the turn became; None: nothing changed."""
+        self._outcome: Any = None if answered is None else answered["outcome"]
+        self._over = self.repeated
+
+    def __getattr__(self, name: str) -> Any:
+        raise values.refuse(self, name, lambda: AsyncTurn)
+
+    @property
+    def outcome(self) -> Any:
+        """What the request came to, any JSON value: set it, and a repeated request finds it."""
+        return self._outcome
+
+    @outcome.setter
+    def outcome(self, value: Any) -> None:
+        self._open()
+        codec.encode(value, "outcome")
+        self._outcome = value
+
+    @property
+    def phase(self) -> str | None:
+        """The phase, as this turn has moved it."""
+        moved: str | None = self._more.get("phase", super().phase)
+        return moved
+
+    def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
+        """Move to the phase that follows by this event and return it. Raises InvalidTransition."""
+        following = machine.next(self.phase or machine.initial, event)
+        self.move_to(following)
+        return following
+
+    def body(self) -> dict[str, Any] | None:
+        """End it: the turn as a request has it, None if there is nothing to commit."""
+        found = super().body() or {}
+        if not found and self.request_id is None:
+            return None
+        found.pop("kind", None)
+        if "append" in found:
+            found["messages"] = found.pop("append")
+        return found if self.request_id is None else {**found, "request_id": self.request_id, "outcome": self._outcome}
+
+
+class AsyncRemoteTurnBody:
+    """The `async with` around a RemoteTurn."""
+
+    def __init__(self, place: RecordPlace, request_id: str | None, wait: float, ttl: float) -> None:
+        self._place = place
+        self._request_id = request_id
+        self._lease = AsyncRemoteLease(place.requests, place.path, wait=wait, ttl=ttl)
+
+    async def __aenter__(self) -> RemoteTurn:
+        await self._lease.acquire()
+        try:
+            answered = None
+            if self._request_id is not None:
+                path = path_of(self._place.ref, "/turns/{}", self._request_id)
+                answered = await self._place.read(path, absent=None)
+            state = await self._place.state(fresh=True)
+            if state.deleted:
+                raise Deleted(f"{self._place.ref.text[:200]}: deleted", version=state.version)
+            self._view = RemoteTurn(state, self._request_id, answered)
+        except BaseException:
+            await self._lease.release()
+            raise
+        return self._view
+
+    @leaving("_lease.body")
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        view = self._view
+        try:
+            body = None if error is not None or view.repeated else view.body()
+            if body is not None:
+                done = await self._place.write(
+                    body, to="/turns", owned=view.version == 0,
+                    expect_exists=None if view.version else False,
+                )  # fmt: skip
+                view.written = done["version"]
+        finally:
+            await self._lease.release()
 
 
 class AsyncRemoteSession(AsyncRemoteRecord):
@@ -32,6 +133,37 @@ class AsyncRemoteSession(AsyncRemoteRecord):
 
     def __getattr__(self, name: str) -> Any:
         raise values.refuse(self, name, lambda: AsyncSession)
+
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        **others: Never,
+    ) -> AsyncRemoteTurnBody:
+        """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
+
+        Example::
+
+            async with session.turn(request_id="r1") as turn:
+                if not turn.repeated:
+                    turn.append({"role": "user", "content": "Where to?"})
+                    turn.outcome = "Oslo."
+
+        The conversation is held by a lease meanwhile, as by `lock`. A `request_id` that was answered before, here or on
+        the direct store, gives `turn.repeated` and the first one's `turn.outcome`. If a turn runs already, this one
+        waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
+        `request_id`.
+        """
+        values.refuse_options("turn", others)
+        if busy not in ("wait", "reject"):
+            raise InvalidValue(f"busy is wait or reject on a remote store, not {busy!r:.80}")
+        name_of(request_id)
+        wait = 0.0 if busy == "reject" else wait
+        check_times(wait, ttl, None)
+        return AsyncRemoteTurnBody(self._place, request_id, wait, ttl)
 
     async def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version."""

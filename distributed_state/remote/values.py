@@ -241,7 +241,6 @@ INSTEAD = {
     "on": "use events()",
     "put_missing": "put each with if_absent=True, or use write(items=[PutItem(..., keep=True)])",
     "settings": "they are the service's",
-    "turn": "hold lock() around a transaction(): one commit at its end, under the lease",
     "view": "read get_all(), or use a transaction",
 }
 """What to use in place of a name that the direct store alone has; of all others: the direct store."""
@@ -256,6 +255,11 @@ OPTIONS = {
     "on_invalid": _DIRECT,
     "clean": "clean values before they are given, or where the service opens its store",
     "clean_messages": "clean messages before they are given, or where the service opens its store",
+    "durability": "give it with other writes",
+    "expect": "look at what the turn shows, and raise",
+    "expect_exists": "look at turn.version, and raise",
+    "limit": "raise when its time is over",
+    "slot": "give a request_id",
     "take_over": "PUT /v1/conversations/{id}/lease/{token}, or " + _DIRECT,
     "group": "keep the position, and give it as since=",
     "progress": _DIRECT,

@@ -358,6 +358,83 @@ async def test_items_change_together_with_what_is_beside_them(opens: Opens, id: 
             await session.items("notes").get("x" * 1025)
 
 
+async def test_a_turn_is_one_commit_made_once(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        await session.write(set={"gone": 1, "kept": 2}, tag={"run": "r0"})
+        for repeated in (False, True):
+            async with session.turn(request_id="r/å") as turn:
+                assert turn.repeated is repeated
+                if turn.repeated:
+                    with pytest.raises(InvalidValue):
+                        turn["late"] = 1
+                    continue
+                assert (turn.version, turn["kept"], turn.request_id) == (1, 2, "r/å")
+                turn.append(HI, {"role": "assistant", "content": "Oslo."})
+                turn["city"], turn["photo"] = "Oslo", b"\xff"
+                del turn["gone"]
+                turn.tag("run", "r1")
+                turn.untag("run", "r0")
+                turn.put_item("notes", "a", {"text": "rest"})
+                assert turn.transition("new_task", machine=DEFAULT) == turn.phase
+                turn.outcome = {"answer": "Oslo."}
+            assert turn.outcome == {"answer": "Oslo."}
+        assert turn.answered_version == 2
+        assert await session.get_all() == {"kept": 2, "city": "Oslo", "photo": b"\xff"}
+        assert await session.tags() == {"run": ("r1",)}
+        assert await session.items("notes").get("a") == {"text": "rest"}
+        assert [each.content for each in await session.messages()] == ["hi", "Oslo."]
+        assert await session.phase() is not None
+        assert [each.kind for each in await session.history()] == ["write", "turn"]
+
+
+async def test_a_turn_begins_a_conversation_of_its_user(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        async with store.session(id, user=f"u{id}").turn(request_id="first") as turn:
+            assert (turn.repeated, turn.version) == (False, 0)
+        async with store.session(id).turn() as turn:
+            assert turn.version == 1
+        assert [each.id for each in await store.sessions(user=f"u{id}", fresh=True)] == [id]
+        assert await store.session(id).version(fresh=True) == 1, "nothing was changed, and there is no request to keep"
+
+
+async def test_a_turn_that_raises_writes_nothing_and_ends(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        with pytest.raises(ZeroDivisionError):
+            async with session.turn(request_id="r1") as turn:
+                turn["a"] = 1 / 0
+        async with session.turn(request_id="r1", busy="reject") as turn:
+            assert not turn.repeated
+            async with store.session(id).turn(busy="reject"):
+                pass  # of this task
+            turn.outcome = [1]
+        await session.delete("a")
+        with pytest.raises(InvalidTransition):
+            async with session.turn(request_id="r2") as turn:
+                turn.transition("no_such_event")
+        await store.delete(id)
+        with pytest.raises(Deleted):
+            async with session.turn():
+                pass
+
+
+async def test_a_turn_keeps_others_away_and_is_known_to_all(place: dict[str, str], workers: Any, id: str) -> None:
+    direct = AsyncStateStore.open(place["url"], archive=place["archive"], namespace=place["namespace"])
+    async with AsyncStateStore.open(workers[0].url) as remote, direct as store:
+        async with remote.session(id).turn(request_id="over HTTP") as turn:
+            with pytest.raises(LockTimeout):
+                await store.session(id).turn(busy="reject").__aenter__()
+            turn.outcome = 7
+        for there, other, name in ((store, remote, "over HTTP"), (remote, store, "direct")):
+            async with there.session(id).turn(request_id=name) as turn:
+                assert turn.repeated is (name == "over HTTP")
+                if not turn.repeated:
+                    turn.outcome = 8
+            async with other.session(id).turn(request_id=name) as turn:
+                assert (turn.repeated, turn.outcome) == (True, 7 if name == "over HTTP" else 8)
+
+
 async def test_lifetimes(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id, user=f"u{id}")
@@ -577,6 +654,22 @@ def test_a_fork_whose_answer_is_lost_is_made_once(
         assert store.session(f"{id}-b").get("a") == 1
 
 
+@pytest.mark.parametrize("keys", [True, False], ids=["with its key", "control: without"])
+def test_a_turn_whose_answer_is_lost_is_made_once(
+    workers: tuple[Worker, Worker], id: str, monkeypatch: pytest.MonkeyPatch, keys: bool
+) -> None:
+    if not keys:
+        _without_keys(monkeypatch)
+    with Proxy(workers[0].url) as line, StateStore.open(line.url) as store:
+        session = store.session(id)
+        session.set("a", 1)
+        loss = losing(line, partial(line.lead_to, workers[1].url), b"/turns HTTP")
+        with session.turn(request_id="r1" if keys else None) as turn:
+            turn.append(HI)
+        assert loss.happened.is_set()
+        assert [each.kind for each in session.history(after=1)] == ["turn"] * (1 if keys else 2)
+
+
 def test_a_key_of_another_request_is_refused(workers: tuple[Worker, Worker], id: str) -> None:
     with httpx.Client(base_url=f"{workers[0].url}/v1/users/{id}", headers={KEY: "k"}) as http:
         asked = [http.post("/changes", json={"key": "n", "add": by}).json() for by in (1, 1, 2)]
@@ -585,9 +678,9 @@ def test_a_key_of_another_request_is_refused(workers: tuple[Worker, Worker], id:
     assert asked[2]["status"] == 422
 
 
-def losing(line: Proxy, then: Callable[[], None]) -> Loss:
+def losing(line: Proxy, then: Callable[[], None], needle: bytes = b"/v1/conversations/") -> Loss:
     """Lose the answer to the next write; `then` happens before its client notices."""
-    loss = line.lose(b"/v1/conversations/")
+    loss = line.lose(needle)
 
     def cut() -> None:
         loss.happened.wait(60)

@@ -57,7 +57,7 @@ def blocking(text: str) -> str:
 @pairs
 def test_they_offer_the_same_methods(face: type, twin: type) -> None:
     assert methods(face).keys() == methods(twin).keys()
-    assert methods(face) or face.__name__ in ("TransactionBody", "RemoteTransactionBody", "Edit")
+    assert methods(face) or face.__name__ in ("TransactionBody", "RemoteTransactionBody", "RemoteTurnBody", "Edit")
     assert hasattr(face, "__enter__") == hasattr(twin, "__aenter__")
     assert hasattr(face, "__exit__") == hasattr(twin, "__aexit__")
 

@@ -101,6 +101,8 @@ def _conversations() -> list[Operation]:
     return [
         Operation("POST", f"{one}/turns", "write", conversations.turn, "Serve one request in a turn",
                   answer=conversations.Turned, headers=_WRITE),
+        Operation("GET", f"{one}/turns/{{request}}", "read", conversations.answered_turn, "Read what a request came to",
+                  answer=conversations.Turned),
         Operation("GET", one, "read", conversations.read, "Read a conversation", answer=conversations.Conversation,
                   headers=_READ),
         Operation("POST", every, "write", create, "Begin a conversation", answer=requests.Begun, status=201,

@@ -21,7 +21,8 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.conversation import replacing
+from distributed_state.conversation import remembered_requests, replacing
+from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
@@ -33,15 +34,17 @@ from distributed_state.programs.service.requests import (
     Id,
     Limit,
     Messages,
+    Name,
     Query,
     Run,
-    Span,
+    Texts,
     Values,
     Version,
     Written,
     together,
 )
 from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.fields import ItemChange, Live, owned
 from distributed_state.programs.service.resources.records import DIGEST, OnceOnly
 from distributed_state.records import history, lifecycle
 from distributed_state.records import messages as shown_messages
@@ -49,8 +52,9 @@ from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page, Shown
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import as_text, field_ttl
-from distributed_state.values.model import PHASE, Message, Scope
+from distributed_state.values import as_text
+from distributed_state.values.items import name_of
+from distributed_state.values.model import MAX_PHASE, PHASE, Message, Scope
 from distributed_state.values.turn_times import TimedRun
 
 _TURN_TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
@@ -137,19 +141,45 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
 
 
 class Turn(Body):
-    """What happens in a turn: messages are added, fields set, the phase moves by an event.
+    """What happens in a turn: messages are added, fields and items changed, the phase moves, by an event or to `phase`.
 
-    `request_id` is what the header Idempotency-Key is, for clients that cannot send it. `runs` are the tools and models
-    that the client ran for it, `seconds` how long it was at it, for the times that the turn's version shows.
+    `outcome` is what is remembered of a request that has a key; without it, the version and the phase. With the header
+    If-None-Match the turn begins the conversation, which `user` owns. `request_id` is what the header Idempotency-Key
+    is, for clients that cannot send it. `runs` are the tools and models that the client ran for it, `seconds` how long
+    it was at it, for the times that the turn's version shows.
     """
 
     request_id: str | None = None
     messages: Messages | None = None
     set: Values | None = None
     bytes: Encoded | None = None
+    delete: list[Name] = Field(default_factory=list)
+    items: list[ItemChange] = Field(default_factory=list)
+    tag: Texts = Field(default_factory=dict)
+    untag: Texts = Field(default_factory=dict)
     event: str | None = None
+    phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
+    outcome: Any = None
+    user: Id | None = None
     runs: list[Run] = Field(default_factory=list)
     seconds: float = Field(0.0, ge=0, le=1e9)
+
+    def apply(self, now: AsyncTurn) -> None:
+        """Change what the turn shows."""
+        now.append(*(self.messages or ()))
+        for key in self.delete:
+            now.pop(key, None)
+        now.update(together(self.set, self.bytes))
+        for item in self.items:
+            item.build(now)
+        for key, texts in self.tag.items():
+            now.tag(key, *texts)
+        for key, texts in self.untag.items():
+            now.untag(key, *texts)
+        if self.event is not None:
+            now.transition(self.event)
+        if self.phase is not None:
+            now.move_to(self.phase)
 
 
 class Turned(Answer):
@@ -160,38 +190,57 @@ class Turned(Answer):
     outcome: Any
 
 
+_CHANGES = ("messages", "set", "bytes", "delete", "items", "tag", "untag", "event", "phase")
+
+
 async def turn(asked: Asked, given: Turn) -> Response:
     """Serve one request to a conversation."""
-    fields = together(given.set, given.bytes)
     key = records.key_of(asked)
     if key is not None and given.request_id not in (None, key):
         raise InvalidValue("request_id and Idempotency-Key are two: give one")
     key = given.request_id if key is None else key
-    if not (given.messages or fields or given.event):
-        raise InvalidValue("a turn has messages, fields to set, or an event")
+    if "outcome" not in given.model_fields_set and not any(getattr(given, name) for name in _CHANGES):
+        raise InvalidValue("a turn has messages, fields to set, an event, or other changes")
     wanted = records.conditions_of(asked.request)
     noted = {} if key is None else {DIGEST: requests.digest(asked.request)}
-    session = records.written_by(asked, "session")
+    begins = wanted.exists is False
+    session = await owned(asked, "session", given.user) if begins else records.handle(asked, "session")
+    records.write_under_lease(asked, context_of(session))
+    put = [name_of(each.collection, each.key) for each in given.items if not each.delete]
+    await records.puts(asked, context_of(session), put)
     async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL) as now:
         if not now.repeated:
             wanted.check(now.version)
-            if now.version == 0:
+            if now.version == 0 and not begins:
                 raise NotFound(f"there is no conversation {session.id!r:.200}")
             now.reported(given.seconds, [TimedRun(each.kind, each.name, each.seconds) for each in given.runs])
-            now.append(*(given.messages or ()))
-            now.update(fields)
-            if given.event is not None:
-                now.transition(given.event)
+            given.apply(now)
             # Nobody else writes while the turn runs, so its commit is the next version.
-            now.outcome = {"version": now.version + 1, "phase": now.phase, **noted}
+            made = {"version": now.version + 1, "phase": now.phase, **noted}
+            now.outcome = given.outcome if "outcome" in given.model_fields_set else made
     outcome = now.outcome
     if now.repeated and key is not None:
         records.same_request(outcome, noted[DIGEST], key)
     # Not from the outcome: a worker of the library's leaves whatever it likes there.
     version = now.answered_version if now.written is None else now.written.version
+    return _turned(version, now.repeated, outcome)
+
+
+def _turned(version: int, repeated: bool, outcome: Any) -> Response:
     if isinstance(outcome, dict):
         outcome = {name: value for name, value in outcome.items() if name != DIGEST}
-    return answer({"version": version, "repeated": now.repeated, "outcome": outcome}, version=version)
+    return answer({"version": version, "repeated": repeated, "outcome": outcome}, version=version)
+
+
+async def answered_turn(asked: Asked) -> Response:
+    """What a request came to that a turn answered."""
+    context = context_of(records.handle(asked, "session"))
+    request = asked.request.path_params["request"]
+    name = remembered_requests.name_of(request)
+    kept = None if name is None else remembered_requests.find(await context.read(True), name)
+    if kept is None:
+        raise NotFound(f"no turn is remembered of the request {request!r:.80}")
+    return _turned(remembered_requests.answered_at(kept), True, kept[1])
 
 
 # Messages
@@ -380,17 +429,6 @@ async def read_lifetime(asked: Asked) -> Response:
     session = asked.store.session(records.id_of(asked))
     await records.look(session, "session", False, VERSION)
     return answer(asdict(await session.lifetime()))
-
-
-class Live(Body):
-    """It ends `idle` seconds after the last commit, and `lifetime` seconds from now at the latest; null: never."""
-
-    idle: Span | None = None
-    lifetime: Span | None = None
-
-    def build(self, changes: Changes) -> None:
-        """Put it into a change."""
-        changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
 
 
 async def put_lifetime(asked: Asked, given: Live) -> Response:

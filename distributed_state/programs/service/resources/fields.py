@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
+from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.programs.service import requests
@@ -29,6 +30,7 @@ from distributed_state.programs.service.requests import (
     Messages,
     Name,
     Query,
+    Span,
     Texts,
     Ttl,
     Values,
@@ -39,14 +41,13 @@ from distributed_state.programs.service.requests import (
     value_shown,
 )
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.conversations import Live
 from distributed_state.programs.service.resources.records import OnceOnly, Write
 from distributed_state.records import inspection
 from distributed_state.records.access import ITEMS, TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes, add
-from distributed_state.values import as_text, codec
+from distributed_state.values import as_text, codec, field_ttl
 from distributed_state.values.items import Item
 from distributed_state.values.model import INITIALIZED, MAX_PHASE, PHASE, Scope
 from distributed_state.values.search import tags_in
@@ -378,7 +379,7 @@ class ItemChange(Body):
             raise ValueError("give a value, bytes or delete, one of them")
         return self
 
-    def build(self, changes: Changes) -> None:
+    def build(self, changes: Changes | AsyncTurn) -> None:
         """Put it into a change. Raises InvalidValue."""
         collection, key = self.collection, self.key
         absent, present = self.expect == "absent", self.expect == "present"
@@ -418,6 +419,17 @@ async def change_items(scope: Scope, asked: Asked, given: ChangeItems) -> Respon
 
 
 # Whole writes
+
+
+class Live(Body):
+    """It ends `idle` seconds after the last commit, and `lifetime` seconds from now at the latest; null: never."""
+
+    idle: Span | None = None
+    lifetime: Span | None = None
+
+    def build(self, changes: Changes) -> None:
+        """Put it into a change."""
+        changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
 
 
 class WholeWrite(Body):
