@@ -142,7 +142,7 @@ def lead(described: Any, examples: int, steps: int) -> set[str]:
 
 
 def test_what_was_made_answers_as_it_is_described(described: Any) -> None:
-    assert lead(described, 3, 5)
+    assert lead(described, 6, 5)
 
 
 def test_an_answer_on_the_way_that_is_not_as_it_is_described_is_noticed(
@@ -153,7 +153,7 @@ def test_an_answer_on_the_way_that_is_not_as_it_is_described_is_noticed(
         conversations, "answer", lambda content, *args, **more: answer(content | {"version": "none"}, *args, **more)
     )
     with pytest.raises(BaseException, match="version"):
-        lead(described, 3, 5)
+        lead(described, 6, 5)
 
 
 @pytest.mark.soak
