@@ -60,7 +60,7 @@ def later(store: Any, seconds: float) -> None:
 def shift(store: Any, seconds: float) -> None:
     """Let this replica's estimate of the servers' clocks be wrong by so much."""
     clock = tiers(store).clock
-    clock._heard = {node: replace(each, ahead=each.ahead + seconds) for node, each in clock._heard.items()}
+    clock._readings = {node: replace(each, ahead=each.ahead + seconds) for node, each in clock._readings.items()}
     clock._take_earliest()
 
 
@@ -260,10 +260,10 @@ class Worker:
 @contextmanager
 def deafened(home: Tiers, hear: Callable[[bytes, bytes], None] = lambda channel, payload: None) -> Iterator[None]:
     """Run the block with this in place of what hears of records' changes: without more, nothing is heard."""
-    kept, handlers = home._heard, home.link._handlers
+    kept, handlers = home._handler, home.link._handlers
 
     def replace_all(old: Any, new: Any) -> None:
-        home._heard = new
+        home._handler = new
         handlers.update({channel: new for channel, handler in list(handlers.items()) if handler == old})
 
     replace_all(kept, hear)

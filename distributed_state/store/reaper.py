@@ -48,9 +48,9 @@ class _Look(NamedTuple):
 class DueLooks:
     """The last look at each partition that found nothing due. `resting`: since when nothing was written there."""
 
-    def __init__(self, monotonic: Callable[[], float], resting: Callable[[int], float | None]) -> None:
+    def __init__(self, monotonic: Callable[[], float], idle_since: Callable[[int], float | None]) -> None:
         self._monotonic = monotonic
-        self._resting = resting
+        self._idle_since = idle_since
         self._looks: dict[int, _Look] = {}
 
     def note(self, partition: int, asked: float, now_ms: bytes = b"0", later_ms: bytes = b"") -> None:
@@ -65,7 +65,7 @@ class DueLooks:
 
     def nothing_due(self, partition: int) -> bool:
         """Whether a look would surely find nothing."""
-        look, since = self._looks.get(partition), self._resting(partition)
+        look, since = self._looks.get(partition), self._idle_since(partition)
         if look is None or since is None or since > look.asked:
             return False
         return self._monotonic() < min(look.due, look.asked + _SECONDS)
@@ -100,7 +100,7 @@ class Reaper(JobWorker):
         super().__init__(tiers.port)
         self._tiers = tiers
         self._empty: dict[int, float] = {}
-        self._looks = DueLooks(self._port.monotonic, tiers.archiver.resting.since)
+        self._looks = DueLooks(self._port.monotonic, tiers.archiver.idle_journals.since)
         self._leases = HeldLeases(tiers.port, tiers.keys, tiers.clock)
         self._prune_at = self._erase_at = 0.0
         self._unfinished: set[Erasure] = set()

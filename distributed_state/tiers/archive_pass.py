@@ -4,7 +4,7 @@ An offset says nothing about the history that it belongs to. A Redis that lost i
 and versions again, to other commits. So the journal's entry at SQL's cursor is compared by its event, and unless it
 is there and the same, nothing of the journal is archived, settled or trimmed.
 
-A journal of which everything is archived is at rest (`RestingJournals`): the first entry after that is published, so
+A journal of which everything is archived is idle (`IdleJournals`): the first entry after that is published, so
 the partition is looked at every few seconds instead of several times a second. A message that a dead link does not
 receive is made up for by the next look.
 
@@ -151,8 +151,8 @@ def misfit(cursor: Cursor | None, journal: Journal) -> str:
     return ""
 
 
-class RestingJournals:
-    """The journals that this replica archives, and since when each is at rest: never, without a link.
+class IdleJournals:
+    """The journals that this replica archives, and since when each is idle: never, without a link.
 
     The embedded server has none here: no look wakes it.
     """
@@ -164,27 +164,27 @@ class RestingJournals:
         self._mine = set[int]()
         self._seen: dict[int, tuple[str, int]] = {}
         self._clean: dict[int, float] = {}  # since when nothing was written, as looks say; by the monotonic clock
-        self._stirred: dict[int, float] = {}  # when something was heard of them last, that they are heard included
-        self.stirred = port.signal()
+        self._written: dict[int, float] = {}  # when their last message came, the confirmation included
+        self.written = port.signal()
 
-    def hear(self, partitions: Iterable[int]) -> None:
-        """Hear of these, and of no others."""
+    def watch(self, partitions: Iterable[int]) -> None:
+        """Subscribe to the first entries of these journals, and of no others."""
         wanted = set(partitions)
         if self._link is None or wanted == self._mine:
             return
         for each in self._mine - wanted:
             self._link.leave(self._keys.partition(each).journal)
-            self._stirred.pop(each, None)
+            self._written.pop(each, None)
         for each in wanted - self._mine:
-            self._link.listen(self._keys.partition(each).journal, self._hear)
+            self._link.listen(self._keys.partition(each).journal, self._receive)
         self._mine = wanted
 
-    def _hear(self, channel: bytes, _: bytes) -> None:
-        self._stirred[self._keys.partition_at(channel)] = self._port.monotonic()
-        self.stirred.set()
+    def _receive(self, channel: bytes, _: bytes) -> None:
+        self._written[self._keys.partition_at(channel)] = self._port.monotonic()
+        self.written.set()
 
     def looked(self, asked: float, states: Mapping[int, PartitionState]) -> None:
-        """Note how journals were found to be when that was asked at this moment; others are not at rest."""
+        """Note how journals were found to be when that was asked at this moment; others are not idle."""
         clean = {}
         for partition, state in states.items():
             before, self._seen[partition] = self._seen.get(partition), (state.epoch, state.offset)
@@ -194,13 +194,13 @@ class RestingJournals:
         self._clean = clean
 
     def since(self, partition: int) -> float | None:
-        """Since when nothing has been written to it for all we know; None if it is not at rest."""
+        """Since when nothing has been written to it for all we know; None if it is not idle."""
         clean = self._clean.get(partition)
-        # Heard of in that very moment counts as later: that a message comes late must not hide what it says.
-        if clean is None or self._link is None or self._stirred.get(partition, inf) >= clean:
+        # A message of that very moment counts as later: a late message must not be overlooked.
+        if clean is None or self._link is None or self._written.get(partition, inf) >= clean:
             return None
         return clean if self._link.confirmed(self._keys.partition(partition).journal) else None
 
-    def all_rest(self, partitions: Iterable[int]) -> bool:
-        """Whether all of these are at rest."""
+    def all_idle(self, partitions: Iterable[int]) -> bool:
+        """Whether all of these are idle."""
         return all(self.since(each) is not None for each in partitions)

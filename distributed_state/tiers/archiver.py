@@ -20,7 +20,7 @@ from distributed_state.cold.values import Cursor
 from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
-from distributed_state.tiers.archive_pass import Pass, RestingJournals, grouped
+from distributed_state.tiers.archive_pass import IdleJournals, Pass, grouped
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
@@ -53,7 +53,7 @@ class Archiver:
         settings: Settings,
         recovery: Recovery,
         rounds: Rounds,
-        resting: RestingJournals,
+        idle_journals: IdleJournals,
     ) -> None:
         self._port = port
         self._warm, self._partitions = warm, warm.partitions
@@ -74,7 +74,7 @@ class Archiver:
         )
         self._rounds = rounds
         self._job: Job | None = None
-        self.resting = resting
+        self.idle_journals = idle_journals
         self.archived = 0
         self.failure = ""  # why the last round came to nothing; "" if it did not
         self.behind = False  # whether the last pass left entries in a journal that it read
@@ -399,12 +399,12 @@ class Archiver:
         longest = pause = self._settings.archive_every
         while True:
             # Here, because others who drive may only add to it.
-            self.behind = rests = False
-            self.resting.stirred.clear()
+            self.behind = idle = False
+            self.idle_journals.written.clear()
             try:
                 await self._hold()
                 found = self._behind(await self._look())
-                rests = self.resting.all_rest(self._assignment.mine)
+                idle = self.idle_journals.all_idle(self._assignment.mine)
                 moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
@@ -419,7 +419,7 @@ class Archiver:
             except Exception as error:
                 self.failure = f"it has ended: {type(error).__name__}"  # the beats of this replica go on
                 raise
-            if rests and not await self.resting.stirred.wait(max(pause, min(self._rounds.left, ROUND_SECONDS))):
+            if idle and not await self.idle_journals.written.wait(max(pause, min(self._rounds.left, ROUND_SECONDS))):
                 continue
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.
@@ -428,10 +428,10 @@ class Archiver:
     async def _look(self) -> dict[int, PartitionState]:
         """How far our partitions are."""
         mine = self._assignment.mine
-        self.resting.hear(mine)
+        self.idle_journals.watch(mine)
         asked = self._port.monotonic()
         places = await self._partitions.reachable_states(self._keys_of(mine))
-        self.resting.looked(asked, places)
+        self.idle_journals.looked(asked, places)
         await self._look_for_other_lives(places)
         return places
 

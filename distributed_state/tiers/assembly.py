@@ -33,7 +33,7 @@ from distributed_state.errors import ColdUnavailable, ConfigurationError, Invali
 from distributed_state.hot.cache import Hot
 from distributed_state.port import Port, Signal, waited
 from distributed_state.settings import Settings
-from distributed_state.tiers.archive_pass import RestingJournals
+from distributed_state.tiers.archive_pass import IdleJournals
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.memory import Gathering, Memory
 from distributed_state.tiers.recovery import Recovery
@@ -97,8 +97,8 @@ class Tiers:
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         link = self.link if self._uses_hot else None
-        resting = RestingJournals(port, keys, link if settings.url else None)
-        self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, resting)
+        idle_journals = IdleJournals(port, keys, link if settings.url else None)
+        self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, idle_journals)
         self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
         self.last_archiving = LastArchiving(port, self.archiver, self.memory, self.clock, settings)
         self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
@@ -114,7 +114,7 @@ class Tiers:
         self.workers: list[Worker] = []
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}
-        self._heard = self._hear  # one bound method for all channels
+        self._handler = self._receive  # one bound method for all channels
         self._mutex = port.mutex()
 
     def _local_and_link(self) -> tuple[Hot, Link]:
@@ -134,8 +134,8 @@ class Tiers:
             max_staleness=settings.max_staleness,
             rounds=self.rounds,
             lost=self._lost,
-            epoch_heard=self.see,
-            time_received=lambda *answer: self.clock.heard(*answer),
+            epoch_received=self.see,
+            time_received=lambda *answer: self.clock.received(*answer),
         )
         return hot, link
 
@@ -169,7 +169,7 @@ class Tiers:
                 self._listening[oldest] = self._listening.pop(oldest)
                 if self.hot.known(oldest) is None:
                     silent.append(oldest)
-        self.link.watch(names.channel, self._heard)
+        self.link.watch(names.channel, self._handler)
         for each in silent:
             self._stop_listening(each)
 
@@ -180,7 +180,7 @@ class Tiers:
         # Only now: a load that began while we listened must not be kept.
         self.hot.forget(text)
 
-    def _hear(self, channel: bytes, payload: bytes) -> None:
+    def _receive(self, channel: bytes, payload: bytes) -> None:
         if not payload:
             self.refill.confirmed(channel)
             return
@@ -189,7 +189,7 @@ class Tiers:
             self.leases.seized(replica.decode())
         elif replica != self._name:
             ops = unpack(change[1:]) if change[:1] == b"+" else None
-            self.hot.apply(self.keys.heard_of(channel), epoch.decode(), int(version), ops)
+            self.hot.apply(self.keys.text_of(channel), epoch.decode(), int(version), ops)
 
     def see(self, partition: int, epoch: str) -> None:
         """The server answered under this epoch, "" for none; what is kept from another life of Redis is forgotten."""

@@ -146,7 +146,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
         if entry is None or not entry.version:
             creation = "+"  # the server begins the record if it does not know the id either
     lock_value = tiers.leases.lock_value(text)
-    listening = tiers.link.heard_on(names.channel)
+    listening = tiers.link.subscribed_as(names.channel)
     op = tiers.warm.ops.begin(draft.steps, names.text)
     op.lock_value = lock_value
     op.creation = creation
@@ -242,7 +242,7 @@ async def _carry_through(
             done = await resolve(tiers, names, op, answer)
             if done is not None:
                 return done
-        op.listening = tiers.link.heard_on(names.channel)
+        op.listening = tiers.link.subscribed_as(names.channel)
         answer = await tiers.warm.commit(names, draft, op, trailing_call)
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 

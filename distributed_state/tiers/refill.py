@@ -69,7 +69,7 @@ class Refill:
 
     def confirmed(self, channel: bytes) -> None:
         """From now on every change of the record arrives: bring it back, if something of it is kept aside."""
-        if self._hot.aside(self._keys.heard_of(channel)) is not None:
+        if self._hot.aside(self._keys.text_of(channel)) is not None:
             self.add([channel])
 
     def add(self, channels: Iterable[bytes]) -> None:
@@ -133,7 +133,7 @@ class Refill:
         wanted: list[_Wanted] = []
         left: list[bytes] = []
         for channel in channels:
-            text = self._keys.heard_of(channel)
+            text = self._keys.text_of(channel)
             known = self._hot.aside(text)
             # Before the server is asked: what it says then is true under this subscription.
             freshness = self._link.freshness(channel)

@@ -42,7 +42,7 @@ class PartitionKeys:
     meta: bytes  # hash: the epoch, how far the journal is written and archived, the last fencing token, names
     archiver: bytes  # string: who archives the partition, with a TTL
     events: bytes  # stream: the newest lifecycle events; an entry's id is a dense offset
-    events_channel: bytes  # channel: its events, to every replica that hears them
+    events_channel: bytes  # channel: its events, to every replica that subscribed to them
     lifetimes: bytes  # sorted set: sessions that end by themselves, by when the next look at each is due
     gathering: bytes  # string, for a while: replicas are asked what they remember, as Redis lost something
     leases: bytes  # sorted set: the records that are locked, by their fencing tokens
@@ -125,7 +125,7 @@ class Keys:
         begin = len(self.namespace) + 2
         return int(name[begin : name.index(b".", begin)])
 
-    def heard_of(self, channel: bytes) -> str:
+    def text_of(self, channel: bytes) -> str:
         """The text of the record whose changes are published on this channel."""
         # A namespace and a hash tag hold no brace, so the first is ours, whatever the record is named.
         return channel.partition(b"}:c:")[2].decode()

@@ -9,7 +9,7 @@ its deadline, and with every probe of the link.
 Each server of a cluster has a clock of its own. The earliest of them counts, for the same reason; and a write says
 since when it can have been applied, which must not be later than what the server's clock shows that applies it.
 
-Rounds: to wake a server that has nothing to do costs it more than most commands do. So a replica at rest wakes it once
+Rounds: to wake a server that has nothing to do costs it more than most commands do. So an idle replica wakes it once
 for the proof of its link, its heartbeat, its claims and its look at journals, and for none of them later than it was
 to be. The moments of different replicas lie apart.
 
@@ -36,67 +36,67 @@ _EARLY = 0.05  # a timer may be that early, and what is due so soon goes along
 
 
 class ServerClock:
-    """This process's monotonic clock, set by what the servers were last heard to say."""
+    """This process's monotonic clock, set by the times that servers answered last."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._heard: dict[str, Reading] = {}
+        self._readings: dict[str, Reading] = {}
         self._tried: dict[str, float] = {}
         self._ahead = 0.0
         self._earliest = 0.0  # as `_ahead`, of a clock that runs slow by as much as it may, since the start of ours
 
     @property
     def known(self) -> bool:
-        """Whether a server was ever heard."""
-        return bool(self._heard)
+        """Whether a server has ever answered."""
+        return bool(self._readings)
 
     def now(self) -> float:
         """Seconds since 1970; wrong by at most half the round trip of the last answer, and what has drifted since.
 
-        Raises WarmUnavailable if no server was ever heard: no other clock is good enough to end anything by.
+        Raises WarmUnavailable if no server has ever answered: no other clock is good enough to end anything by.
         """
-        if not self._heard:
+        if not self._readings:
             raise WarmUnavailable("Redis has not yet said what time it is")
         return self._port.monotonic() + self._ahead
 
     def earliest_ms(self) -> int:
-        """Milliseconds since 1970 that the clock of every server shows already; 0 if none was ever heard."""
-        if not self._heard:
+        """Milliseconds since 1970 that the clock of every server shows already; 0 if none has ever answered."""
+        if not self._readings:
             return 0
         return math.floor((self._port.monotonic() * (1 - _DRIFT) + self._earliest) * 1000)
 
-    def heard(self, node: str, answer: Any, sent: float) -> None:
+    def received(self, node: str, answer: Any, sent: float) -> None:
         """A server's answer of TIME to a question sent at this monotonic time. The quickest of a minute counts."""
         received = self._port.monotonic()
         took = received - sent
-        known = self._heard.get(node)
+        known = self._readings.get(node)
         if isinstance(answer, list) and (known is None or took <= known.took or received - known.asked > _STALE):
             server = int(answer[0]) + int(answer[1]) / 1e6
-            self._heard = {**self._heard, node: Reading(server + took / 2 - received, received, took)}
+            self._readings = {**self._readings, node: Reading(server + took / 2 - received, received, took)}
             self._tried[node] = received
             self._take_earliest()
 
     def _take_earliest(self) -> None:
-        heard = self._heard.values()
-        self._ahead = min(each.ahead for each in heard)
-        self._earliest = min(each.ahead - each.took / 2 + each.asked * _DRIFT for each in heard)
+        readings = self._readings.values()
+        self._ahead = min(each.ahead for each in readings)
+        self._earliest = min(each.ahead - each.took / 2 + each.asked * _DRIFT for each in readings)
 
     async def know(self) -> None:
-        """Ask every server of which nothing was heard for a minute. One that does not answer is left to the next."""
+        """Ask every server that has not answered for a minute. One that fails is asked again by the next call."""
         now = self._port.monotonic()
         nodes = self._port.nodes()
         await self._ask([node for node in nodes if now - self._tried.get(node, -math.inf) > _STALE])
-        gone = self._heard.keys() - set(nodes)
-        if gone and len(gone) < len(self._heard):
+        gone = self._readings.keys() - set(nodes)
+        if gone and len(gone) < len(self._readings):
             # One that has left must not hold up the clock of those that are there.
-            self._heard = {node: each for node, each in self._heard.items() if node not in gone}
+            self._readings = {node: each for node, each in self._readings.items() if node not in gone}
             self._take_earliest()
 
     async def ask(self) -> None:
-        """Ask, whatever was heard before: it proved wrong."""
+        """Ask all servers again: their earlier answers proved wrong."""
         nodes = self._port.nodes()
         # Any answer is quicker than this.
-        self._heard = {node: replace(each, took=math.inf) for node, each in self._heard.items()}
+        self._readings = {node: replace(each, took=math.inf) for node, each in self._readings.items()}
         await self._ask(nodes)
 
     async def _ask(self, nodes: list[str]) -> None:
@@ -105,7 +105,7 @@ class ServerClock:
         for node in nodes:
             sent = self._port.monotonic()
             try:
-                self.heard(node, await self._port.command_with(node, b"TIME"), sent)
+                self.received(node, await self._port.command_with(node, b"TIME"), sent)
             except StateError as problem:
                 error = problem
                 failed.append(node)

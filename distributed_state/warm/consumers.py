@@ -69,7 +69,7 @@ class Consumers:
         self._port = port
         self._stream = stream
         self._keys = keys
-        self._channels = EventChannels(port, keys, link, lambda *heard: self._hear(*heard))
+        self._channels = EventChannels(port, keys, link, lambda *message: self._receive(*message))
         self._over = over  # behind the epochs that each partition has had, as SQL knows
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
@@ -136,7 +136,7 @@ class Consumers:
     def join(self, subscription: Subscription) -> None:
         """Deliver events to this consumer from now on."""
         with self._mutex:
-            # Chosen first: what this one asks for is heard of before it is told of any.
+            # First the channels: they are subscribed to before this consumer takes an event.
             self._channels.choose(types_together(each.types for each in [*self._subscriptions, subscription]))
             subscription.here = self._port.here()
             self._subscriptions.append(subscription)
@@ -165,7 +165,7 @@ class Consumers:
             self._behind.update(partitions)
         self._stirred.set()
 
-    def _hear(self, partition: int, payload: bytes, types: Types) -> None:
+    def _receive(self, partition: int, payload: bytes, types: Types) -> None:
         if payload:
             self._take(partition, payload, types)
         else:
@@ -176,7 +176,7 @@ class Consumers:
         epoch, stored, before = published(message)
         # One that has just joined may ask for more than the channel was of.
         taken = [
-            each.hear(partition, epoch, stored, before if are_within(each.types, types) else stored.offset - 1)
+            each.receive(partition, epoch, stored, before if are_within(each.types, types) else stored.offset - 1)
             for each in list(self._subscriptions)
         ]
         if any(taken):
@@ -272,8 +272,8 @@ class Consumers:
                 reasons.add(reason)
         if gaps:
             log.warning("events of %d partitions were missed (%s)", len(gaps), ", ".join(sorted(reasons)))
-            heard = {each: self._recent.until(each, at, subscription.heard(each)) for each, (at, _) in gaps.items()}
-            subscription.lose(gaps, "+".join(sorted(reasons)), heard)
+            seen = {each: self._recent.until(each, at, subscription.seen(each)) for each, (at, _) in gaps.items()}
+            subscription.lose(gaps, "+".join(sorted(reasons)), seen)
             self.stir(gaps)
 
     async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> set[int]:
@@ -373,7 +373,7 @@ class Subscription:
         self._taken: dict[int, Position] = {}
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
-        self._heard: dict[int, frozenset[bytes]] = {}  # before something was lost: it may come again
+        self._seen: dict[int, frozenset[bytes]] = {}  # before something was lost: it may come again
 
     def assign(self, positions: dict[int, Position]) -> None:
         """Take the events of these partitions, from there on."""
@@ -386,7 +386,7 @@ class Subscription:
         with self._mutex:
             for each in gone:
                 self._taken.pop(each, None)
-                self._heard.pop(each, None)
+                self._seen.pop(each, None)
             self._waiting = deque(each for each in self._waiting if each.partition not in gone)
             self._bytes = sum(map(len, self._waiting))  # a group's, which has no buffer
 
@@ -403,11 +403,11 @@ class Subscription:
                 reached.update((at, position) for at, position in each.before.items() if at in reached)
             return reached
 
-    def heard(self, partition: int) -> frozenset[bytes]:
+    def seen(self, partition: int) -> frozenset[bytes]:
         """The ids of what was taken before a loss, behind which this may have begun again."""
         # A server that lost events shows where it is first, and starts an epoch later: the second loss is found there.
         with self._mutex:
-            return self._heard.get(partition, frozenset())
+            return self._seen.get(partition, frozenset())
 
     def wants(self, type: bytes) -> bool:
         """Whether events of this type are asked for."""
@@ -423,7 +423,7 @@ class Subscription:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def hear(self, partition: int, epoch: str, stored: StreamEvent, before: int) -> bool:
+    def receive(self, partition: int, epoch: str, stored: StreamEvent, before: int) -> bool:
         """Take an event that was published; False if the stream has to be looked at.
 
         `before`: the offset of the last one before it that may be asked for here.
@@ -437,7 +437,7 @@ class Subscription:
             if not stored.head or not at.leads_to(epoch) or at.offset < before or not self.room:
                 return False
             if at.waits and at.known is not None:
-                return False  # only the stream's head says whether the epoch before went on unheard
+                return False  # only the stream's head says whether the earlier epoch had more events
             self._take(partition, epoch, stored)
         self.ready.set()
         return True
@@ -464,8 +464,8 @@ class Subscription:
 
     def _take(self, partition: int, epoch: str, stored: StreamEvent) -> None:
         self._taken[partition] = position = Position(epoch, stored.offset)
-        heard = self._heard.get(partition)
-        if heard and stored.id in heard:
+        seen = self._seen.get(partition)
+        if seen and stored.id in seen:
             return
         if self.wants(stored.head.split(b"\n", 2)[1]):
             before = {partition: Position(epoch, stored.offset - 1)}
@@ -479,18 +479,18 @@ class Subscription:
         self,
         gaps: dict[int, tuple[Position, Position]],
         reason: str,
-        heard: Mapping[int, frozenset[bytes]] = MappingProxyType({}),
+        seen: Mapping[int, frozenset[bytes]] = MappingProxyType({}),
     ) -> None:
         """Go on after gaps, from one position to another each, with one event that asks to resync.
 
-        Events that were `heard` before, by their ids, are not delivered if they come again.
+        Events that were `seen` before, by their ids, are not delivered if they come again.
         """
         with self._mutex:
             real = {at: gap for at, gap in gaps.items() if self._taken.get(at) == gap[0]}
             if not real:
                 return
             self._taken.update({partition: to for partition, (_, to) in real.items()})
-            self._heard.update({partition: ids for partition, ids in heard.items() if partition in real})
+            self._seen.update({partition: ids for partition, ids in seen.items() if partition in real})
             self.resyncs += 1
             data = {"reason": reason, "partitions": sorted(real)}
             before = {at: gap[0] for at, gap in real.items()}

@@ -20,7 +20,7 @@ from distributed_state.warm.scripts import INTEREST
 from distributed_state.warm.stream import Head, StreamEvent
 
 Types = frozenset[str] | None  # 'turn.ended', or 'turn.*' for all that begin so; None = of all types
-Hear = Callable[[int, bytes, Types], None]  # the partition, what was published, the types that the channel is of
+Receive = Callable[[int, bytes, Types], None]  # the partition, what was published, the types that the channel is of
 _HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
 _MOST = 8  # lists of a partition: each costs the server at every event
 _LIST_LENGTH = 200
@@ -39,7 +39,7 @@ def types_of(patterns: Iterable[str]) -> Types:
 
 
 def types_together(many: Iterable[Types]) -> Types:
-    """What is to be heard if each of these is asked for."""
+    """The types that are asked for by any of these."""
     found: frozenset[str] = frozenset()
     for each in many:
         if each is None:
@@ -49,7 +49,7 @@ def types_together(many: Iterable[Types]) -> Types:
 
 
 def are_within(types: Types, wider: Types) -> bool:
-    """Whether these were all heard where the others were; of a channel of all types each offset is told."""
+    """Whether the events of these types are all on the other channel, which is not that of all types."""
     return types is not None and wider is not None and types <= wider
 
 
@@ -63,20 +63,20 @@ def published(message: bytes) -> tuple[str, StreamEvent, int]:
 
 
 class EventChannels:
-    """The channels of events that this replica hears."""
+    """The channels of events to which this replica subscribes."""
 
-    def __init__(self, port: Port, keys: Keys, link: Link, hear: Hear) -> None:
+    def __init__(self, port: Port, keys: Keys, link: Link, receive: Receive) -> None:
         self._port = port
         self._keys = keys
         self._link = link
-        self._hear = hear
+        self._receive = receive
         self._mutex = port.mutex()
         self._types: Types = frozenset()
         self._again = 0.0
 
     @property
     def types(self) -> str:
-        """The list of types that are heard alone, as the server keeps it; "" if all are, or none."""
+        """The list of types that has a channel of its own, as the server keeps it; "" for all types, or none."""
         return self._listed(self._types)
 
     @staticmethod
@@ -85,7 +85,7 @@ class EventChannels:
         return text if len(text) <= _LIST_LENGTH else ""
 
     def choose(self, types: Types) -> None:
-        """Hear these from now on; nothing if there are none."""
+        """Subscribe to these types from now on, and to no others."""
         with self._mutex:
             if types == self._types:
                 return
@@ -94,32 +94,32 @@ class EventChannels:
                 if before and before != self.types:
                     self._link.leave(self._alone(at, before))
                 if types is None or types:
-                    self._hear_all(at)
+                    self._listen_to_all(at)
                 else:
                     self._link.leave(self._keys.partition(at).events_channel)
                 if self.types:
                     self._link.listen(self._alone(at, self.types), self._handler(at, types))
 
-    def _hear_all(self, partition: int) -> None:
+    def _listen_to_all(self, partition: int) -> None:
         self._link.listen(self._keys.partition(partition).events_channel, self._handler(partition, None))
 
     def _handler(self, partition: int, types: Types) -> Callable[[bytes, bytes], None]:
-        return lambda _, payload: self._hear(partition, payload, types)
+        return lambda _, payload: self._receive(partition, payload, types)
 
     def _alone(self, partition: int, types: str) -> bytes:
         return self._keys.partition(partition).events_channel + b":" + types.encode()
 
     async def settle(self, heads: Mapping[int, Head]) -> None:
-        """Have our types published alone where they are not, and hear all others no more where they are."""
+        """Have our list of types published where it is not yet, and leave the channel of all events where it is."""
         types = self.types
         calls = {}
         for at, head in heads.items() if types else ():
             known = head.last_of(types) is not None
-            heard = self._link.confirmed(self._alone(at, types))
-            if heard and not known and head.epoch and self._port.monotonic() >= self._again:
+            confirmed = self._link.confirmed(self._alone(at, types))
+            if confirmed and not known and head.epoch and self._port.monotonic() >= self._again:
                 keys = self._keys.partition(at)
                 calls[at] = INTEREST, [keys.meta, keys.events_channel], [types, _MOST]
-            self._leave_others(at, types, known and heard)
+            self._leave_others(at, types, known and confirmed)
         answers = await self._port.scripts(list(calls.values())) if calls else []
         for at, answer in zip(calls, answers, strict=True):
             if isinstance(answer, StateError) or answer[0] == b"full":
@@ -134,4 +134,4 @@ class EventChannels:
             if alone:
                 self._link.leave(self._keys.partition(partition).events_channel)
             else:
-                self._hear_all(partition)
+                self._listen_to_all(partition)

@@ -1,20 +1,20 @@
-"""The links of this replica: what it hears of every partition, at whichever node has it.
+"""The links of this replica: its subscriptions, each at the node that has the partition.
 
 Law: silence is never taken for calm; only an echo of our own proves a node's link. Every so often each node is asked to
 run a script that writes, and publishes when it was asked. While the newest echo is at most `max_staleness` old, all
 that was published before it has arrived, because one connection keeps its order. Any other answer is silence: of a node
 that lost its slots, that is a replica now, that is cut off from its cluster. Where hot keeps nothing of what the node
-has, it is probed once a round, and at once when something is to be kept. Each node that has partitions of which
-something is heard has a link of its own: one that falls silent ends what hot answers of its partitions alone.
+has, the link is idle: it is probed once a round, and at once when something is to be kept. Each node at which we
+subscribe has a link of its own: one that falls silent ends only what hot answers of the partitions there.
 
 A subscription ends together with what was read under it: when the connection is lost; when its slot moves, upon which
 the server ends the subscriptions of that slot and says so; when Redis begins another life.
 
-A write names our own channel of its partition if we hear the record's too, so that the script can see whether anybody
-else does. That name says: while it has a subscriber, that one hears the record as well. So it lies in the same slot -
-when that moves, the server ends both; another slot's would stay and hide that nobody else was notified - and a name is
-used once: it is another one at each subscription - the server may keep an earlier one for long after we lost it - and
-from the moment on when a channel that was named with it is left.
+A write names our own channel of its partition if we subscribed to the record's too, so that the script can see whether
+anybody else did. While that name has a subscriber, the same connection receives the record. So it lies in the same
+slot: when that moves, the server ends both; a name in another slot would stay and hide that nobody else was notified.
+And a name is used once: it changes at each subscription, as the server may keep an earlier one for long after we lost
+it, and when a channel that was named with it is left.
 
 Design: sections 7, 20.
 """
@@ -60,7 +60,7 @@ class Link:
         max_staleness: float,
         rounds: Rounds,
         lost: Callable[[list[Freshness]], None],
-        epoch_heard: Callable[[int, str], None],
+        epoch_received: Callable[[int, str], None],
         time_received: Callable[[str, Any, float], None],
     ) -> None:
         self._port = port
@@ -69,18 +69,18 @@ class Link:
         self._max_staleness = max_staleness
         self._rounds = rounds
         self._mutex = port.mutex()
-        self._partitions: dict[int, HeardPartition] = {}
+        self._partitions: dict[int, PartitionSubscription] = {}
         self._nodes: dict[str, NodeLink] = {}
         self._ending: list[NodeLink] = []
         self._ended_breaks = 0
         self._closed = False
-        self._heard = Heard(self._mutex, self._find, lost, self.relocate, epoch_heard, time_received)
-        self._handlers = self._heard.handlers
-        self._confirmed = self._heard.confirmed
+        self._subscriptions = Subscriptions(self._mutex, self._find, lost, self.relocate, epoch_received, time_received)
+        self._handlers = self._subscriptions.handlers
+        self._confirmed = self._subscriptions.confirmed
 
     @property
     def up(self) -> bool:
-        """Whether every node that is to be heard is."""
+        """Whether the link to every node that we need stands."""
         nodes = list(self._nodes.values())
         return bool(nodes) and all(each.up for each in nodes)
 
@@ -106,16 +106,16 @@ class Link:
 
     def freshness(self, channel: bytes) -> Freshness | None:
         """What is to be kept with a record that is read from now on; None: it must not be kept."""
-        heard = self._confirmed.get(channel)
-        return None if heard is None else heard.freshness
+        subscription = self._confirmed.get(channel)
+        return None if subscription is None else subscription.freshness
 
-    def heard_on(self, channel: bytes) -> bytes:
-        """Our own channel if we hear this one too, else b"". On the server both end together, before we know of it."""
-        heard = self._confirmed.get(channel)
-        if heard is None:
+    def subscribed_as(self, channel: bytes) -> bytes:
+        """Our own channel if we subscribed to this one, else b"". On the server both end together."""
+        subscription = self._confirmed.get(channel)
+        if subscription is None:
             return b""
-        own = heard.own
-        heard.named.add(channel)
+        own = subscription.own
+        subscription.named.add(channel)
         # Looked at again: `leave` may have looked for the name just before it was noted.
         return own if channel in self._confirmed else b""
 
@@ -127,92 +127,96 @@ class Link:
     def _watch(self, channel: bytes, handler: Handler) -> None:
         if channel not in self._handlers and not self._closed:
             self._handlers[channel] = handler
-            heard = self._partition(self._keys.partition_at(channel))
-            heard.channels[channel] = None
-            if heard.node is not None:
-                self._nodes[heard.node].watch(heard, channel)
+            subscription = self._partition(self._keys.partition_at(channel))
+            subscription.channels[channel] = None
+            if subscription.node is not None:
+                self._nodes[subscription.node].watch(subscription, channel)
             else:
-                self._hear_where_it_is(heard)
+                self._subscribe_where_it_is(subscription)
 
     def listen(self, channel: bytes, handler: Handler) -> None:
         """Ask for a channel of which nothing is kept in hot: for it alone the link is proved more rarely."""
         with self._mutex:
             if channel not in self._handlers and not self._closed:
-                self._heard.unkept.add(channel)
+                self._subscriptions.unkept.add(channel)
                 self._watch(channel, handler)
 
     def leave(self, channel: bytes) -> None:
-        """Stop hearing a channel."""
+        """Unsubscribe from a channel."""
         with self._mutex:
             if self._handlers.pop(channel, None) is None:
                 return
             self._confirmed.pop(channel, None)
-            self._heard.unkept.discard(channel)
-            heard = self._partition(self._keys.partition_at(channel))
-            heard.channels.pop(channel, None)
-            if heard.node is not None:
-                self._nodes[heard.node].channels.leave(heard, channel)
+            self._subscriptions.unkept.discard(channel)
+            subscription = self._partition(self._keys.partition_at(channel))
+            subscription.channels.pop(channel, None)
+            if subscription.node is not None:
+                self._nodes[subscription.node].channels.leave(subscription, channel)
 
     def renew(self, partition: int) -> None:
         """This partition began another life: what was read of all that its node has is over."""
-        heard = self._partitions.get(partition)
+        subscription = self._partitions.get(partition)
         # It has just answered, so where it is is known.
-        node = (heard and heard.node) or self._port.node_of(self._keys.partition(partition).meta)
+        node = (subscription and subscription.node) or self._port.node_of(self._keys.partition(partition).meta)
         link = self._nodes.get(node)
         if link is not None:
-            self._heard.lost(link.renew())
+            self._subscriptions.lost(link.renew())
 
     async def relocate(self) -> None:
-        """Hear each partition at the node that has it now."""
+        """Subscribe to each partition at the node that has it now."""
         await self._port.relocate()
         gone: list[Freshness] = []
         with self._mutex:
-            for heard in self._partitions.values() if not self._closed else ():
-                gone += self._hear_where_it_is(heard)
+            for subscription in self._partitions.values() if not self._closed else ():
+                gone += self._subscribe_where_it_is(subscription)
             for link in [each for each in self._nodes.values() if not each.channels.partitions]:
                 del self._nodes[link.node]
                 self._ended_breaks += link.breaks
                 self._ending = [each for each in [*self._ending, link] if each.running]
                 link.end()
         if gone:
-            self._heard.lost(gone)
+            self._subscriptions.lost(gone)
 
-    def _find(self, channel: bytes) -> HeardPartition | None:
+    def _find(self, channel: bytes) -> PartitionSubscription | None:
         return self._partitions.get(self._keys.partition_at(channel))
 
-    def _partition(self, partition: int) -> HeardPartition:
-        heard = self._partitions.get(partition)
-        if heard is None:
+    def _partition(self, partition: int) -> PartitionSubscription:
+        subscription = self._partitions.get(partition)
+        if subscription is None:
             keys = self._keys
             meta = keys.partition(partition).meta
-            heard = HeardPartition(partition, keys.slot(partition), meta, keys.link(partition, self._replica))
-            self._partitions[partition] = heard
-        return heard
+            subscription = PartitionSubscription(
+                partition, keys.slot(partition), meta, keys.link(partition, self._replica)
+            )
+            self._partitions[partition] = subscription
+        return subscription
 
-    def _hear_where_it_is(self, heard: HeardPartition) -> list[Freshness]:
-        """Hear a partition at the node that has it now; what ends with that.
+    def _subscribe_where_it_is(self, subscription: PartitionSubscription) -> list[Freshness]:
+        """Subscribe to a partition at the node that has it now; what ends with that.
 
-        One that nobody has is left as it is: who reads it is told, and it is heard once somebody has it.
+        A partition without a node stays as it is: reads of it fail, and it is subscribed to once a node has it.
         """
         try:
-            node = self._port.node_of(heard.meta)
+            node = self._port.node_of(subscription.meta)
         except WarmUnavailable:
             return []
         gone = []
-        if heard.node != node:
-            if heard.node is not None:
-                gone.append(self._nodes[heard.node].channels.remove(heard))
-            self._hear(heard, node)
+        if subscription.node != node:
+            if subscription.node is not None:
+                gone.append(self._nodes[subscription.node].channels.remove(subscription))
+            self._subscribe_at(subscription, node)
         return gone
 
-    def _hear(self, heard: HeardPartition, node: str) -> None:
+    def _subscribe_at(self, subscription: PartitionSubscription, node: str) -> None:
         link = self._nodes.get(node)
         if link is None:
-            link = NodeLink(self._port, node, self._heard, max_staleness=self._max_staleness, rounds=self._rounds)
+            link = NodeLink(
+                self._port, node, self._subscriptions, max_staleness=self._max_staleness, rounds=self._rounds
+            )
             self._nodes[node] = link
             link.begin()
-        heard.node = node
-        link.channels.add(heard)
+        subscription.node = node
+        link.channels.add(subscription)
 
     async def close(self) -> None:
         """End the links."""
@@ -229,23 +233,25 @@ class Link:
 
 
 class NodeLink:
-    """One connection after another to one node, while partitions are heard there."""
+    """One connection after another to one node, while we subscribe to partitions there."""
 
-    def __init__(self, port: Port, node: str, heard: Heard, *, max_staleness: float, rounds: Rounds) -> None:
+    def __init__(
+        self, port: Port, node: str, subscriptions: Subscriptions, *, max_staleness: float, rounds: Rounds
+    ) -> None:
         self.node = node
-        self.channels = NodeChannels(heard)
+        self.channels = NodeChannels(subscriptions)
         self.up = self.over = False
         self.breaks = 0
         self.running = 2  # jobs
         self._port = port
-        self._heard = heard
+        self._subscriptions = subscriptions
         self._rounds = rounds
         self._max_staleness = max_staleness
         self._every = min(max(max_staleness / 4, 0.02), 1.0)
         self._echo = 0.0
         self._since = self._round = port.monotonic()
-        self._quiet = 0.0  # seconds without an echo, as far as we were awake to hear one
-        self._at_rest = False  # whether nobody waits for the next proof
+        self._quiet = 0.0  # seconds without an echo, as far as we were awake to receive one
+        self._idle = False  # whether nobody waits for the next proof
         self._wanted = port.signal()
         self._jobs = list[Job]()
 
@@ -263,13 +269,13 @@ class NodeLink:
 
     def renew(self) -> list[Freshness]:
         """Another life of Redis was met: what was read until now is over, the subscriptions are not."""
-        with self._heard.mutex:
-            return [heard.renew() for heard in self.channels.partitions.values()]
+        with self._subscriptions.mutex:
+            return [subscription.renew() for subscription in self.channels.partitions.values()]
 
-    def watch(self, heard: HeardPartition, channel: bytes) -> None:
-        """Hear a channel of one of the partitions here."""
-        self.channels.watch(heard, channel)
-        if self._at_rest and channel not in self._heard.unkept:
+    def watch(self, subscription: PartitionSubscription, channel: bytes) -> None:
+        """Subscribe to a channel of one of the partitions here."""
+        self.channels.watch(subscription, channel)
+        if self._idle and channel not in self._subscriptions.unkept:
             self._wanted.set()
 
     # The reader
@@ -281,12 +287,12 @@ class NodeLink:
                 wire = None
                 try:
                     wire = await self._port.wire(self.node)
-                    with self._heard.mutex:
+                    with self._subscriptions.mutex:
                         self._since = self._port.monotonic()
                         self._quiet = 0.0
                         self.channels.connected(wire)
                     while True:
-                        if self._hear(await wire.receive()):
+                        if self._take(await wire.receive()):
                             await self._relocate()
                         pause = 0.05
                 except StateError as error:
@@ -302,15 +308,15 @@ class NodeLink:
             self.running -= 1
 
     def _down(self, wire: Wire | None) -> None:
-        with self._heard.mutex:
+        with self._subscriptions.mutex:
             self.breaks += self.up
             self.up = False
             gone = self.channels.down()
-        self._heard.lost(gone)
+        self._subscriptions.lost(gone)
         if wire is not None:
             wire.close()
 
-    def _hear(self, message: list[bytes]) -> bool:
+    def _take(self, message: list[bytes]) -> bool:
         """Take a message; whether a partition is to be looked for elsewhere."""
         kind, channel, payload = [*message, b"", b"", b""][:3]
         if kind == b"smessage":
@@ -328,46 +334,46 @@ class NodeLink:
         if prober is not None and channel == prober.echoes:
             self._echoed(prober, payload)
             return
-        handler = self._heard.handlers.get(channel)
+        handler = self._subscriptions.handlers.get(channel)
         if handler is not None:
             try:
                 handler(channel, payload)
             except (StateError, ValueError) as error:
                 log.error("link: a message on %r cannot be read: %s", channel, error)
 
-    def _echoed(self, prober: HeardPartition, payload: bytes) -> None:
+    def _echoed(self, prober: PartitionSubscription, payload: bytes) -> None:
         epoch, _, sent = payload.decode().rpartition(" ")
         self._echo = float(sent)
         self._quiet = 0.0
-        self._heard.epoch_heard(prober.partition, epoch)
-        with self._heard.mutex:
-            for heard in self.channels.partitions.values():
-                if heard.asked:
-                    heard.freshness.prove(self._echo + self._max_staleness)
+        self._subscriptions.epoch_received(prober.partition, epoch)
+        with self._subscriptions.mutex:
+            for subscription in self.channels.partitions.values():
+                if subscription.asked:
+                    subscription.freshness.prove(self._echo + self._max_staleness)
             if not epoch and self.channels.prober is prober:
                 # One that holds nothing cannot show that it was emptied: another one may.
                 self.channels.probe_another()
 
     def _confirmed(self, channel: bytes) -> None:
         self.up = True
-        with self._heard.mutex:
-            handler = self._heard.handlers.get(channel) if self.channels.confirmed(channel) else None
-            heard = self._heard.find(channel)
-            if handler is not None and heard is not None and self._echo >= self._since:
+        with self._subscriptions.mutex:
+            handler = self._subscriptions.handlers.get(channel) if self.channels.confirmed(channel) else None
+            subscription = self._subscriptions.find(channel)
+            if handler is not None and subscription is not None and self._echo >= self._since:
                 # What is read from now on was true when the node last proved itself, on this very connection.
-                heard.freshness.prove(self._echo + self._max_staleness)
+                subscription.freshness.prove(self._echo + self._max_staleness)
         if handler is not None:
             handler(channel, b"")
 
-    def _gone(self, take: Callable[[bytes], HeardPartition | None], answer: bytes, why: str) -> bool:
-        """Take the end of a subscription, or an error; whether a partition is not heard here any more."""
-        with self._heard.mutex:
-            heard = take(answer)
-            if heard is None:
+    def _gone(self, take: Callable[[bytes], PartitionSubscription | None], answer: bytes, why: str) -> bool:
+        """Take the end of a subscription, or an error; whether a partition has left this node."""
+        with self._subscriptions.mutex:
+            subscription = take(answer)
+            if subscription is None:
                 return False
-            gone = self.channels.end(heard)
-        log.info("link: partition %d is not heard at %s: %s", heard.partition, self.node, why)
-        self._heard.lost([gone])
+            gone = self.channels.end(subscription)
+        log.info("link: no subscription to partition %d at %s: %s", subscription.partition, self.node, why)
+        self._subscriptions.lost([gone])
         return True
 
     # The probe
@@ -376,10 +382,10 @@ class NodeLink:
         try:
             while not self.over:
                 self._wanted.clear()
-                rested = self._at_rest
-                with self._heard.mutex:
-                    self._at_rest = self.up and self.channels.nothing_kept
-                if rested and not self._at_rest:
+                was_idle = self._idle
+                with self._subscriptions.mutex:
+                    self._idle = self.up and self.channels.nothing_kept
+                if was_idle and not self._idle:
                     self._quiet = 0.0  # what nobody asked for was no silence
                 if (self._due() and not await self._prove()) or self.channels.refused_some:
                     await self._ask_again()
@@ -389,15 +395,15 @@ class NodeLink:
             self.running -= 1
 
     def _pause(self) -> float:
-        """Seconds until the next round of the probe: at rest also when the replica asks for all else."""
+        """Seconds until the next probe: an idle link is probed at the common moments of its replica."""
         if not self.up and not self.channels.refused_some:
             return 0.02
-        return min(self._every, self._rounds.left) if self._at_rest else self._every
+        return min(self._every, self._rounds.left) if self._idle else self._every
 
     def _due(self) -> bool:
         """Whether the node is to be probed: where hot keeps nothing, only so often that it is not taken for silent."""
-        rests = self._at_rest and self._echo >= self._since
-        return self.up and not (rests and not self._rounds.passed(self._echo))
+        idle = self._idle and self._echo >= self._since
+        return self.up and not (idle and not self._rounds.passed(self._echo))
 
     async def _prove(self) -> bool:
         """Have the node publish to us; whether it did."""
@@ -412,11 +418,11 @@ class NodeLink:
                     (answer,) = await self._port.exchange_with(self.node, [PROBE.first_call(words)])
                 if isinstance(answer, Exception):
                     # A partition whose slot is being moved answers TRYAGAIN until that is done: others prove the node.
-                    with self._heard.mutex:
+                    with self._subscriptions.mutex:
                         self.channels.probe_another()
                     raise WarmUnavailable(f"{self.node}: {answer}") from answer
                 if answer[0] == b"ok":
-                    self._heard.time_received(self.node, answer[1:], sent)
+                    self._subscriptions.time_received(self.node, answer[1:], sent)
                     done = True
                 else:
                     # Its connections are of another life of the data: they are made anew.
@@ -428,12 +434,12 @@ class NodeLink:
     async def _ask_again(self) -> None:
         """Look where the partitions are, and ask once more for those that are said to be here."""
         await self._relocate()
-        with self._heard.mutex:
+        with self._subscriptions.mutex:
             self.channels.ask_again()
 
     async def _relocate(self) -> None:
         try:
-            await self._heard.relocate()
+            await self._subscriptions.relocate()
         except StateError as error:
             log.debug("link: where keys are is not known: %s", error)
 
@@ -447,17 +453,17 @@ class NodeLink:
         self._quiet += min(now - self._round, _ROUND)
         self._round = now
         wire = self.channels.wire
-        # At rest an echo comes once a round, which is longer in a large fleet.
-        most = _SILENCE + (self._rounds.seconds - ROUND_SECONDS if self._at_rest else 0.0)
+        # An idle link has an echo once a round, which is longer in a large fleet.
+        most = _SILENCE + (self._rounds.seconds - ROUND_SECONDS if self._idle else 0.0)
         if wire is not None and self._quiet > most:
-            log.warning("link: nothing heard for %.0f s", most)
+            log.warning("link: no echo for %.0f s", most)
             self._quiet = 0.0
             wire.close()
 
     # The end
 
     def end(self) -> None:
-        """Let it run out: nothing is to be heard here any more."""
+        """Let it run out: we subscribe to nothing here any more."""
         self.over = True
         self._wanted.set()
         wire = self.channels.wire
@@ -474,29 +480,32 @@ class NodeLink:
 
 
 class NodeChannels:
-    """The partitions that are heard at one node, and their channels there.
+    """The partitions to which we subscribe at one node, and their channels there.
 
     The wire sees requests in the order in which they changed the tables, so all of it is done under the mutex that the
     links of a replica share. Each subscription to a partition begins under another own name, asked for before the
     channels, so that a channel of ours never has a listener whom the server cannot tell from us.
     """
 
-    def __init__(self, heard: Heard) -> None:
-        self.partitions: dict[int, HeardPartition] = {}
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self.partitions: dict[int, PartitionSubscription] = {}
         self.wire: Wire | None = None
-        self.prober: HeardPartition | None = None  # the partition by which the node is probed
+        self.prober: PartitionSubscription | None = None  # the partition by which the node is probed
         self._requests = Requests()
-        self._heard = heard
+        self._subscriptions = subscriptions
 
     @property
     def refused_some(self) -> bool:
-        """Whether the node does not let some of its partitions be heard, while it is connected."""
-        return self.wire is not None and not all(heard.asked for heard in list(self.partitions.values()))
+        """Whether the node refuses subscriptions to some of its partitions, while it is connected."""
+        return self.wire is not None and not all(subscription.asked for subscription in list(self.partitions.values()))
 
     @property
     def nothing_kept(self) -> bool:
-        """Whether hot keeps nothing of what is heard here."""
-        return all(heard.channels.keys() <= self._heard.unkept for heard in list(self.partitions.values()))
+        """Whether hot keeps nothing of the partitions here."""
+        return all(
+            subscription.channels.keys() <= self._subscriptions.unkept
+            for subscription in list(self.partitions.values())
+        )
 
     def connected(self, wire: Wire) -> None:
         """Ask for everything on another connection."""
@@ -507,75 +516,75 @@ class NodeChannels:
 
     def ask_again(self) -> None:
         """Ask for what was refused, or not asked for yet."""
-        for heard in self.partitions.values():
-            if not heard.asked:
-                self._subscribe(heard)
+        for subscription in self.partitions.values():
+            if not subscription.asked:
+                self._subscribe(subscription)
 
     def down(self) -> list[Freshness]:
         """The connection is lost; what ends with that."""
         self.wire = self.prober = None
-        return [self.end(heard) for heard in self.partitions.values()]
+        return [self.end(subscription) for subscription in self.partitions.values()]
 
-    def add(self, heard: HeardPartition) -> None:
-        """Hear this partition here."""
-        self.partitions[heard.partition] = heard
-        self._subscribe(heard)
+    def add(self, subscription: PartitionSubscription) -> None:
+        """Subscribe to this partition here."""
+        self.partitions[subscription.partition] = subscription
+        self._subscribe(subscription)
 
-    def remove(self, heard: HeardPartition) -> Freshness:
-        """Hear it here no more; what ends with that."""
-        del self.partitions[heard.partition]
-        if heard.asked:
+    def remove(self, subscription: PartitionSubscription) -> Freshness:
+        """Unsubscribe from it here; what ends with that."""
+        del self.partitions[subscription.partition]
+        if subscription.asked:
             # Our name first, as in `leave`. A server that gave the slot away has ended them itself, and refuses.
-            self._ask(UNSUBSCRIBE, heard.own, *heard.channels)
-        return self.end(heard)
+            self._ask(UNSUBSCRIBE, subscription.own, *subscription.channels)
+        return self.end(subscription)
 
-    def end(self, heard: HeardPartition) -> Freshness:
-        """Nothing of this partition is heard here now; what ends with that."""
-        heard.asked = False
-        for channel in heard.channels:
-            self._heard.confirmed.pop(channel, None)
-        if self.prober is heard:
+    def end(self, subscription: PartitionSubscription) -> Freshness:
+        """No subscription to this partition is left here; what ends with that."""
+        subscription.asked = False
+        for channel in subscription.channels:
+            self._subscriptions.confirmed.pop(channel, None)
+        if self.prober is subscription:
             self.probe_another()
-        return heard.renew()
+        return subscription.renew()
 
-    def watch(self, heard: HeardPartition, channel: bytes) -> None:
+    def watch(self, subscription: PartitionSubscription, channel: bytes) -> None:
         """Ask for a channel of one of the partitions."""
-        if heard.asked:
+        if subscription.asked:
             self._ask(SUBSCRIBE, channel)
 
-    def leave(self, heard: HeardPartition, channel: bytes) -> None:
-        """Stop hearing a channel."""
-        if heard.asked:
-            if channel in heard.named:
+    def leave(self, subscription: PartitionSubscription, channel: bytes) -> None:
+        """Unsubscribe from a channel."""
+        if subscription.asked:
+            if channel in subscription.named:
                 # First: a write may be on its way that names us as a listener, and no one would be notified.
-                self._ask(UNSUBSCRIBE, heard.own)
-                heard.rename()
-                self._ask(SUBSCRIBE, heard.own)
+                self._ask(UNSUBSCRIBE, subscription.own)
+                subscription.rename()
+                self._ask(SUBSCRIBE, subscription.own)
             self._ask(UNSUBSCRIBE, channel)
 
     def probe_another(self) -> None:
-        """Probe by the next partition that is heard here, if there is one."""
+        """Probe by the next partition here, if there is one."""
         places = [each for each in self.partitions.values() if each.asked]
         at = places.index(self.prober) + 1 if self.prober in places else 0
         self._probe_by(places[at % len(places)] if places else None)
 
-    def _probe_by(self, heard: HeardPartition | None) -> None:
+    def _probe_by(self, subscription: PartitionSubscription | None) -> None:
         former = self.prober
-        if heard is not former:
-            self.prober = heard
+        if subscription is not former:
+            self.prober = subscription
             if former is not None:
                 self._ask(UNSUBSCRIBE, former.echoes)
-            if heard is not None:
-                self._ask(SUBSCRIBE, heard.echoes)
+            if subscription is not None:
+                self._ask(SUBSCRIBE, subscription.echoes)
 
-    def _subscribe(self, heard: HeardPartition) -> None:
+    def _subscribe(self, subscription: PartitionSubscription) -> None:
         if self.wire is None:
             return
         if self.prober is None:
-            self._probe_by(heard)
-        heard.asked = True
-        heard.rename()
-        self._ask(SUBSCRIBE, heard.own, *heard.channels)
+            self._probe_by(subscription)
+        subscription.asked = True
+        subscription.rename()
+        self._ask(SUBSCRIBE, subscription.own, *subscription.channels)
 
     def _ask(self, kind: bytes, *channels: bytes) -> None:
         if self.wire is not None:
@@ -589,34 +598,42 @@ class NodeChannels:
     def confirmed(self, channel: bytes) -> bool:
         """Take a confirmation; whether everything that is published on the channel arrives from now on."""
         # Left and asked for again: only the last request's confirmation counts.
-        if not self._requests.confirmed(channel) or channel not in self._heard.handlers:
+        if not self._requests.confirmed(channel) or channel not in self._subscriptions.handlers:
             return False
-        heard = self._heard.find(channel)
-        if heard is None or not heard.asked or self.partitions.get(heard.partition) is not heard:
+        subscription = self._subscriptions.find(channel)
+        if (
+            subscription is None
+            or not subscription.asked
+            or self.partitions.get(subscription.partition) is not subscription
+        ):
             return False
-        self._heard.confirmed[channel] = heard
+        self._subscriptions.confirmed[channel] = subscription
         return True
 
-    def ended(self, channel: bytes) -> HeardPartition | None:
+    def ended(self, channel: bytes) -> PartitionSubscription | None:
         """Take the end of a subscription; the partition, if nobody asked for that end."""
-        return None if self._requests.ended(channel) else self._mine(self._heard.find(channel))
+        return None if self._requests.ended(channel) else self._mine(self._subscriptions.find(channel))
 
-    def refused(self, text: bytes) -> HeardPartition | None:
+    def refused(self, text: bytes) -> PartitionSubscription | None:
         """Take an error; the partition that it is about."""
         word, _, rest = text.decode(errors="replace").partition(" ")
         oldest = self._requests.oldest()
-        heard = self._heard.find(oldest) if oldest is not None else None
+        subscription = self._subscriptions.find(oldest) if oldest is not None else None
         if word == "MOVED":
             slot = int(rest.split()[0])
-            if heard is None or heard.slot != slot:
+            if subscription is None or subscription.slot != slot:
                 # To a request to leave what the server had ended of itself, which was taken for the answer.
                 return next((each for each in self.partitions.values() if each.slot == slot and each.asked), None)
         self._requests.refused()
-        return self._mine(heard)
+        return self._mine(subscription)
 
-    def _mine(self, heard: HeardPartition | None) -> HeardPartition | None:
-        mine = heard is not None and heard.asked and self.partitions.get(heard.partition) is heard
-        return heard if mine else None
+    def _mine(self, subscription: PartitionSubscription | None) -> PartitionSubscription | None:
+        mine = (
+            subscription is not None
+            and subscription.asked
+            and self.partitions.get(subscription.partition) is subscription
+        )
+        return subscription if mine else None
 
 
 class Requests:
@@ -671,8 +688,8 @@ class Requests:
 # What the links share
 
 
-class HeardPartition:
-    """What is heard of one partition, and under which name commits there say so."""
+class PartitionSubscription:
+    """The channels of one partition to which we subscribe, and the name by which commits there say so."""
 
     def __init__(self, partition: int, slot: int, meta: bytes, echoes: bytes) -> None:
         self.partition = partition
@@ -680,10 +697,10 @@ class HeardPartition:
         self.meta = meta
         self.echoes = echoes
         self.own = b""
-        self.named: set[bytes] = set()  # channels that a write was said to be heard on, under the present name
+        self.named: set[bytes] = set()  # channels that a write named together with our present name
         self.channels: dict[bytes, None] = {}
         self.freshness = Freshness(partition)
-        self.node: str | None = None  # where it is heard, or is to be
+        self.node: str | None = None  # where we subscribe, or will
         self.asked = False  # on the present connection to there
         self._count = 0
 
@@ -702,15 +719,15 @@ class HeardPartition:
 
 
 @dataclass(slots=True)
-class Heard:
+class Subscriptions:
     """What all links of a replica share. The tables change under the mutex only."""
 
     mutex: AbstractContextManager[Any]
-    find: Callable[[bytes], HeardPartition | None]  # by a channel
+    find: Callable[[bytes], PartitionSubscription | None]  # by a channel
     lost: Callable[[list[Freshness]], None]
     relocate: Callable[[], Coroutine[Any, Any, None]]
-    epoch_heard: Callable[[int, str], None]
+    epoch_received: Callable[[int, str], None]
     time_received: Callable[[str, Any, float], None]
     handlers: dict[bytes, Handler] = field(default_factory=dict)
-    confirmed: dict[bytes, HeardPartition] = field(default_factory=dict)
+    confirmed: dict[bytes, PartitionSubscription] = field(default_factory=dict)
     unkept: set[bytes] = field(default_factory=set)  # channels of which nothing is kept that has to be proved

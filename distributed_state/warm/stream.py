@@ -122,8 +122,8 @@ class Head(NamedTuple):
     """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing.
 
     `continues` names the epochs before whose events the stream has as well, with where each ended: "3-a@17 2-b@5".
-    `interests` has the types that some hear alone, with their newest event: "turn.ended,conversation.*@12 ". `ended` is
-    the last event of the epoch before, if the stream does not continue it.
+    `interests` has the lists of types with own channels, and their newest events: "turn.ended,conversation.*@12 ".
+    `ended` is the last event of the epoch before, if the stream does not continue it.
     """
 
     epoch: str
@@ -179,7 +179,7 @@ class Head(NamedTuple):
             return Position.behind(count(at.epoch), at.known)
         if self.lost(at) == "rewound":
             return Position(self.epoch, self.offset)
-        # If the stream goes on from before where the consumer was, it has heard all up to there.
+        # If the stream goes on from before where the consumer was, it has received all up to there.
         end = self.end_of(at.epoch)
         return Position(self.epoch, max(self.floor, end if at.offset > end else 0))
 

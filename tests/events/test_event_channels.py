@@ -53,13 +53,13 @@ async def alone(store: Any) -> None:
 def received(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What is published to it from now on."""
     found: list[bytes] = []
-    hear = feed(store)._hear
+    hear = feed(store)._receive
 
     def noted(partition: int, payload: bytes, types: Any) -> None:
         found.append(payload)
         hear(partition, payload, types)
 
-    monkeypatch.setattr(feed(store), "_hear", noted)
+    monkeypatch.setattr(feed(store), "_receive", noted)
     return found
 
 
@@ -119,11 +119,11 @@ async def test_a_missed_message_is_noticed_by_the_next_one_of_its_types(
     with sabotage("emit", kept, lost if broken else kept):
         store, heard = await listening(opener, "wanted")
         await alone(store)
-        hear = feed(store)._hear
-        monkeypatch.setattr(feed(store), "_hear", lambda *_: None)
+        hear = feed(store)._receive
+        monkeypatch.setattr(feed(store), "_receive", lambda *_: None)
         await emitted(store, 3, "wanted", "unwanted")
         await asyncio.sleep(0.3)
-        monkeypatch.setattr(feed(store), "_hear", hear)
+        monkeypatch.setattr(feed(store), "_receive", hear)
         for n in range(20):
             await store.emit("wanted", {"n": 10 + n}, subject=f"s{n}")
         await until(lambda: len(heard) >= 20)

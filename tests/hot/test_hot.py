@@ -300,12 +300,12 @@ async def test_a_write_on_its_way_while_its_channel_is_left_is_told(opener: Any)
     await store.session("s").set("n", 0)
     await warmed(store.session("s"), store)
     await warmed(theirs, other)
-    said = home.link.heard_on(channel)
+    said = home.link.subscribed_as(channel)
     assert said
     home._stop_listening("session:s")
     with redis_of(other) as client:
         await until(lambda: dict(client.pubsub_shardnumsub(channel))[channel] == 1)
-    home.link.heard_on = lambda _: said  # type: ignore[method-assign]
+    home.link.subscribed_as = lambda _: said  # type: ignore[method-assign]
     await store.session("s").set("n", 1)
 
     async def heard() -> bool:

@@ -196,7 +196,7 @@ async def test_a_worker_that_has_not_heard_the_servers_time_asks_before_it_ends_
     clock = tiers(store).clock
     for seconds in (3600, -3600):
         port = tiers(store).port
-        clock._heard, clock._tried = {}, {}  # as it is made
+        clock._readings, clock._tried = {}, {}  # as it is made
         port.wall = lambda wall=port.wall, seconds=seconds: wall() + seconds
         if seconds < 0:
             with pytest.raises(WarmUnavailable, match="what time it is"):

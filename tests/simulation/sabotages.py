@@ -697,7 +697,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "a subscription is kept at the node that its slot has left": Sabotage(
         (
             Python(
-                link.NodeLink._hear,
+                link.NodeLink._take,
                 'return self._gone(self.channels.ended, channel, "its slot has moved")',
                 "reached()",
             ),

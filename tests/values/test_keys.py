@@ -106,4 +106,4 @@ def test_a_number_of_partitions_out_of_range_is_refused(partitions: Any) -> None
 @given(refs, st.sampled_from([1, 64, 1024]))
 def test_a_channel_says_whose_changes_are_published_on_it(ref: Ref, partitions: int) -> None:
     keys = Keys("a.b-c_d", partitions)
-    assert keys.heard_of(keys.of(ref).channel) == ref.text
+    assert keys.text_of(keys.of(ref).channel) == ref.text

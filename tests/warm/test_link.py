@@ -197,7 +197,7 @@ class Replica:
         rounds._phase = cluster.now  # so that tests know when they are
         self.link = Link(
             cluster, KEYS, "me", max_staleness=max_staleness, rounds=rounds, lost=self.lost.extend,
-            epoch_heard=lambda *epoch: self.epochs.append(epoch), time_received=lambda *answer: None,
+            epoch_received=lambda *epoch: self.epochs.append(epoch), time_received=lambda *answer: None,
         )  # type: ignore[arg-type]  # fmt: skip
 
     def watch(self, partition: int, name: str = "c") -> bytes:
@@ -309,7 +309,7 @@ async def a_slot_moves(cluster: Cluster) -> None:
     replica = Replica(cluster)
     near, moving, far = await replica.hears(0), await replica.hears(1), await replica.hears(3)
     other = await replica.hears(1, "d")
-    own = replica.link.heard_on(moving)
+    own = replica.link.subscribed_as(moving)
     assert slot(own) == slot(moving), "so that the server ends both"
     assert cluster.servers["a:1"].heard_by(own) == 1
     kept, gone = replica.link.freshness(near), replica.link.freshness(moving)
@@ -321,8 +321,10 @@ async def a_slot_moves(cluster: Cluster) -> None:
         await cluster.until(lambda channel=channel: replica.link.confirmed(channel))
         assert cluster.servers["b:2"].heard_by(channel) == 1
     assert replica.heard[moving] == [b"", b""]
-    assert replica.link.heard_on(moving) not in (b"", own), "the name of before may still be a listener's somewhere"
-    assert cluster.servers["b:2"].heard_by(replica.link.heard_on(moving)) == 1
+    assert replica.link.subscribed_as(moving) not in (b"", own), (
+        "the name of before may still be a listener's somewhere"
+    )
+    assert cluster.servers["b:2"].heard_by(replica.link.subscribed_as(moving)) == 1
     assert replica.link.freshness(near) is kept
     await cluster.until(lambda: all(map(replica.good, (near, moving, other, far))))
     assert cluster.servers["b:2"].publish(moving, b"after") == 1
@@ -420,7 +422,7 @@ async def test_a_primary_that_is_one_no_more_is_left_for_the_one_that_took_over(
     """It keeps its listeners, and tells them what it hears: only that it may not write gives it away."""
     replica = Replica(cluster)
     channels = [await replica.hears(each) for each in (2, 3)]
-    owns = [replica.link.heard_on(each) for each in channels]
+    owns = [replica.link.subscribed_as(each) for each in channels]
     before = [replica.link.freshness(each) for each in channels]
     former, taker = cluster.servers["b:2"], cluster.servers["a:1"]
     former.refusing = "MOVED"
@@ -430,7 +432,7 @@ async def test_a_primary_that_is_one_no_more_is_left_for_the_one_that_took_over(
         taker.epochs[KEYS.partition(each).meta] = former.epochs[KEYS.partition(each).meta]
     await cluster.until(lambda: all(taker.heard_by(each) for each in channels))
     await cluster.until(lambda: all(map(replica.good, channels)))
-    assert not set(owns) & {replica.link.heard_on(each) for each in channels}
+    assert not set(owns) & {replica.link.subscribed_as(each) for each in channels}
     assert not any(map(former.heard_by, [*channels, *owns]))
     assert all(each is not None and each.over and each in replica.lost for each in before)
     await replica.link.close()
@@ -440,7 +442,7 @@ async def test_what_is_heard_elsewhere_is_heard_at_its_former_node_no_more(clust
     """Where that says nothing of itself; our own name is the first to go, or a writer there would be taken for us."""
     replica = Replica(cluster)
     staying, going = await replica.hears(2), await replica.hears(3)
-    own, before = replica.link.heard_on(going), replica.link.freshness(going)
+    own, before = replica.link.subscribed_as(going), replica.link.freshness(going)
     former = cluster.servers["b:2"]
     former.serves = lambda channel: True  # type: ignore[method-assign]
     cluster.owner[KEYS.slot(3)] = "a:1"
@@ -551,14 +553,14 @@ async def test_an_emptied_node_is_noticed_by_a_partition_that_holds_something(cl
 async def test_the_name_that_commits_say_is_another_one_when_a_channel_named_with_it_is_left(cluster: Cluster) -> None:
     replica = Replica(cluster)
     one, two, apart = await replica.hears(0), await replica.hears(0, "d"), await replica.hears(1)
-    name, elsewhere = replica.link.heard_on(one), replica.link.heard_on(apart)
-    assert replica.link.heard_on(two) == name
+    name, elsewhere = replica.link.subscribed_as(one), replica.link.subscribed_as(apart)
+    assert replica.link.subscribed_as(two) == name
     assert name != elsewhere
     replica.link.leave(two)
     assert cluster.servers["a:1"].heard_by(name) == 0
-    assert replica.link.heard_on(one) != name
-    assert replica.link.heard_on(two) == b""
-    assert replica.link.heard_on(apart) == elsewhere, "another partition's is its own"
+    assert replica.link.subscribed_as(one) != name
+    assert replica.link.subscribed_as(two) == b""
+    assert replica.link.subscribed_as(apart) == elsewhere, "another partition's is its own"
     await replica.link.close()
 
 

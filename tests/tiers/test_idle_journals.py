@@ -13,7 +13,7 @@ from faces import core
 
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver as archiving
-from distributed_state.tiers.archive_pass import RestingJournals
+from distributed_state.tiers.archive_pass import IdleJournals
 from distributed_state.warm.clock import Rounds
 
 pytestmark = [pytest.mark.only(warm="real"), pytest.mark.brief("servers")]
@@ -43,7 +43,7 @@ async def at_rest(opener: Any, **settings: Any) -> tuple[Any, Any]:
 
 def resting(store: Any) -> bool:
     home = tiers(store).archiver
-    return home.archived >= 12 and home.resting.all_rest(home.mine)
+    return home.archived >= 12 and home.idle_journals.all_idle(home.mine)
 
 
 def version(store: Any, id: str) -> int | None:
@@ -80,8 +80,8 @@ async def looks_of_one_that_was_woken(opener: Any, monkeypatch: pytest.MonkeyPat
     states = home._partitions.reachable_states
     monkeypatch.setattr(home._partitions, "reachable_states", lambda asked: (looks.append(1), states(asked))[1])
     if not rests:
-        monkeypatch.setattr(RestingJournals, "all_rest", lambda *_: False)
-    home.resting.stirred.set()
+        monkeypatch.setattr(IdleJournals, "all_idle", lambda *_: False)
+    home.idle_journals.written.set()
     await until(lambda: looks)
     await asyncio.sleep(1.0)
     if not rests:
@@ -125,7 +125,7 @@ async def test_an_archiver_that_does_not_hear_looks_as_ever(opener: Any) -> None
     await until(lambda: len(tiers(archiver).archiver.mine) == PARTITIONS, 30)
     await writer.session("s").set("a", 1)
     await until(lambda: version(archiver, "s") == 1)
-    assert not tiers(archiver).archiver.resting.all_rest([0])
+    assert not tiers(archiver).archiver.idle_journals.all_idle([0])
 
 
 @pytest.mark.only(warm="single")
@@ -142,11 +142,11 @@ async def test_what_was_written_while_the_link_was_lost_is_found_when_it_is_back
 async def test_what_is_heard_in_the_moment_of_a_look_is_no_rest(opener: Any) -> None:
     """The look was made before the write, and its answer comes after the message."""
     writer, archiver = await at_rest(opener)
-    rest = tiers(archiver).archiver.resting
+    rest = tiers(archiver).archiver.idle_journals
     keys = tiers(archiver).keys.partition(0)
     asked = tiers(archiver).port.monotonic()
     states = await tiers(writer).warm.partitions.states([keys])
-    rest._hear(keys.journal, b"")
+    rest._receive(keys.journal, b"")
     rest.looked(asked, states)
     assert rest.since(0) is None
     rest.looked(tiers(archiver).port.monotonic(), states)
