@@ -83,7 +83,7 @@ def script_page() -> str:
     for name in (each.name for each in named):
         purpose, contract = contract_of(LUA / f"{name}.lua")
         parts += [f"## `{name}.lua` {{ #{name} }}", purpose, f"```text\n{contract}\n```"]
-    parts += ["## Shared parts", "Lines that several scripts include."]
+    parts += ["## Shared parts", "Lines that several scripts include, or that keep one script short."]
     for path in sorted(LUA.glob("include/*.lua")):
         purpose, contract = contract_of(path)
         parts += [f"### `{path.stem}` {{ #include-{path.stem} }}", purpose, f"```text\n{contract}\n```"]

@@ -32,4 +32,4 @@ for i = 3, #ARGV do
     answer[#answer + 1] = known or ''
   end
 end
-return {'ok', epoch, version, since, unpack(answer)}
+return {'ok', epoch, version, layer_from, unpack(answer)}

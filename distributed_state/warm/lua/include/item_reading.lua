@@ -1,11 +1,11 @@
 --[[
   What each read of a record's items begins with: whether the record is here; if so, it and its items stay for longer.
   Expects  same_data (current); call, record, items, ttl_ms
-  Defines  version, epoch, absent    as item_window.lua wants them
+  Defines  version, epoch    as item_window.lua wants them
   Returns  {'cold', epoch} | {'uninitialised'}
 ]]
 if not current then return {'uninitialised'} end
-local version, epoch, absent = call('HGET', record, '#v'), current, false
+local version, epoch = call('HGET', record, '#v'), current
 if not version then return {'cold', epoch} end
 local lasts, window_lasts = call('PTTL', record), call('PTTL', items)
 if lasts >= 0 and lasts < ttl_ms * 0.9 then call('PEXPIRE', record, ttl_ms, 'XX') end

@@ -5,8 +5,8 @@
   first that may be left, '#c' how many items, '#b' their bytes, '#f' the floor: each item changed above this version is
   here; '#u' below lie items that it never had, '2' = also of its own layer; '#h' and a collection = '=' and the greatest
   key below, '-' if there is none. A name is collection, NUL and key.
-  Expects  byte_order; call, record, items, epoch; absent (whether the record is)
-  Defines  since    since which version the present layer holds, '' if the record never had items
+  Expects  byte_order; call, record, items, epoch, version (of the record, false = absent)
+  Defines  layer_from    since which version the present layer holds, '' if the record never had items
            bare     whether nothing was put in that layer, and none lies below
            window   the head of the window, nil if it is not here
            needed   who says what SQL has of items must have read it at this version at least, a number
@@ -14,12 +14,12 @@
            top(collection)        the greatest key below
            stamp(name, held)      the version of an item, '-' if there is none, nil if only SQL knows
 ]]
-local about = absent and {} or call('HMGET', record, '#items', '#kv')
-local since, base = string.match(about[1] or '', '^(%d*) ?(%d*)')
-local window = since ~= '' and call('HMGET', items, '#e', '#n', '#d', '#c', '#b', '#f', '#u')
+local about = version and call('HMGET', record, '#items', '#kv') or {}
+local layer_from, base = string.match(about[1] or '', '^(%d*) ?(%d*)')
+local window = layer_from ~= '' and call('HMGET', items, '#e', '#n', '#d', '#c', '#b', '#f', '#u')
 if window and window[1] ~= epoch then window = nil end
-local needed = math.max((window and window[6] or about[2] or 0) + 0, (since ~= '' and since or 0) + 0)
-local bare = since == '' or base == '0' and not about[2]
+local needed = math.max((window and window[6] or about[2] or 0) + 0, (layer_from ~= '' and layer_from or 0) + 0)
+local bare = layer_from == '' or base == '0' and not about[2]
 local proofs, greatest = {}, {}
 local function top(collection)
   if window and not greatest[collection] then greatest[collection] = call('HGET', items, '#h' .. collection) end

@@ -1,0 +1,46 @@
+--[[
+  Whether the items that a change names are as it expects them. Steps, by an item's name: 'p' put, 'q' delete, 'n' put if it
+  is absent, else do nothing; the item must be 'A' absent, 'P' present, 'M' of this version. What SQL was seen to have:
+  'V' of an item 'epoch version ' and the item's version or '-', 'G' of a collection the same with '=' and its greatest key.
+  'y': a new layer begins, and the items of this version lie below it, '0' = none: see item_window.
+  Expects  item_window; call, format, words, first_step, record, items, epoch
+  Defines  held      what the window has of each item that is named, false = nothing
+           known     the versions of those of which something is expected, '-' = absent
+           begins    whether the change itself sets where a layer begins, as a fork does
+  Returns  {'item', name, version or '-'}, {'items', epoch, needed}, or goes on
+]]
+local held, known, begins = {}, {}, false
+local names, wanted = {}, {}
+for i = first_step, #words, 3 do
+  local step, name, value = words[i], words[i + 1], words[i + 2]
+  if step == 'V' or step == 'G' then
+    -- It counts unless it is out of date: all that is not here is in SQL, and so is the beginning of the layer.
+    local of, archived, proof = string.match(value, '^(%S+) (%d+) (.*)$')
+    if of == epoch and archived - needed >= 0 then
+      if step == 'V' then proofs[name] = proof elseif not top(name) then greatest[name] = proof end
+    end
+  elseif step == 's' and name == '#items' then
+    begins = true
+  elseif string.find('pqnAPM', step, 1, true) and held[name] == nil then
+    held[name] = false
+    names[#names + 1], wanted[#wanted + 1] = name, ':' .. name
+  end
+end
+if window and names[1] then
+  local found = call('HMGET', items, unpack(wanted))
+  for i, name in ipairs(names) do held[name] = found[i] end
+end
+local unknown = false
+for i = first_step, #words, 3 do
+  local step, name, value = words[i], words[i + 1], words[i + 2]
+  if step == 'A' or step == 'P' or step == 'M' or step == 'n' then
+    local is = stamp(name, held[name])
+    if not is then
+      unknown = true
+    elseif step == 'A' and is ~= '-' or step == 'P' and is == '-' or step == 'M' and is ~= value then
+      return {'item', name, is}
+    end
+    known[name] = is
+  end
+end
+if unknown then return {'items', epoch, format('%d', needed)} end

@@ -1,0 +1,147 @@
+--[[
+  What the steps of a change come to, with the last checks: nothing is written yet. Steps: 's' set a field, 'd' delete it,
+  'i' add to it; 'm' append a message, or with a number as its name copy one; 'c' clear the fields, with the name '##' the
+  tags, too; 'w' hide all messages; 'l' label the version; 'e' write a lifecycle event; 'x' let the record end after name ms
+  without a commit, or value ms from now on, 0 = never. 'E' and 'X' are 'e' and 'x' only if the record begins with this change.
+  Expects  clock; call, words, first_step, record, head, version (false = absent), text, meta, items, item_step, record_bytes
+  Defines  fields, n     names and values to set, and how many; those of '#v' and '#ops' come first and are still empty
+           gone          fields to delete, nil = none
+           change, changes     the steps as the journal has them: the only one, and all if there are several
+           public        as they are published, if some are of items: of these only the names; nil = as in the journal
+           size, growth  bytes of the record's fields, and how many more there will be
+           first_message, last_message    the number of the next message, before and after the change
+           results       sums of increments, and whether each 'n' puts its item
+           lives, look   whether the record has a lifetime; when to look at it (math.huge = never again, nil = as noted)
+           types, payloads     of lifecycle events, nil = none
+           event, last_event, interests    for events.lua, if there are any
+           said          '': what else the answer says
+  Returns  {'swap', field, raw value, ...}, {'tags', how many}, {'toolarge', bytes}, or goes on
+]]
+local size, growth, cleared = head[5] or '0', 0, false
+local first_message = head[4] or '0'
+local last_message, results, lives = first_message, '', head[6]
+local several -- the results as a list once there are two: joined one by one, each would copy all before it
+local gone, event, last_event, interests, types, payloads, look
+local change, changes -- a table for one step would cost more than the step
+local public = items and {}
+local exact -- a function, made at the first increment
+local tagged, tagging -- how many more tags there will be, and whether one is new
+-- With room for one step: a table that grows costs more than the step.
+local fields, n, said = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
+for i = first_step, #words, 3 do
+  local step, name, value = words[i], words[i + 1], words[i + 2]
+  local result
+  if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
+  if step == 's' or step == 'i' or step == 'd' then
+    local counts, held, before = string.byte(name) ~= 35, nil, 0
+    if i == first_step then
+      held = head[7]
+      before = held and #held or 0
+    elseif not cleared and step == 'i' then
+      held = call('HGET', record, name)
+      before = held and #held or 0
+    elseif not cleared and counts then
+      before = call('HSTRLEN', record, name)
+    end
+    if not counts and string.byte(name, 2) == 35 and call('HEXISTS', record, name) == (step == 's' and 0 or 1) then -- ##
+      tagged, tagging = (tagged or 0) + (step == 's' and 1 or -1), tagging or step == 's'
+    end
+    if step == 'i' then
+      -- Plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
+      exact = exact or function(held, value)
+        return #held <= 15 and #value <= 15 and string.match(held, '^-?%d+$') and string.match(value, '^-?%d+$')
+      end
+      held = held or '0'
+      if not exact(held, value) then
+        -- The others with it, or each would take a round trip of its own. A long one is no number with a deadline.
+        local others = {}
+        for j = i + 3, cleared and 0 or #words, 3 do
+          local other = words[j] == 'i' and call('HGET', record, words[j + 1])
+          if other and #other <= 64 and not exact(other, words[j + 2]) then
+            others[#others + 1], others[#others + 2] = words[j + 1], other
+          end
+        end
+        return {'swap', name, held, unpack(others, 1, math.min(#others, 7000))}
+      end
+      step, value = 's', format('%d', held + value)
+      result = value
+    end
+    if counts and before > 0 then growth = growth - before - #name end
+    if step == 'd' then
+      gone = gone or {}
+      gone[#gone + 1] = name
+    else
+      if counts then growth = growth + #name + #value end
+      n = n + 2
+      fields[n - 1], fields[n] = name, value
+    end
+  elseif step == 'm' then
+    if name == '' then -- else it is a copy, with the number and the time that it had
+      name, value = last_message, '!' .. format('%d', now_ms) .. ' ' .. value -- as in values/field_ttl.py: when it was said
+    end
+    n = n + 2
+    fields[n - 1], fields[n] = '#m' .. name, value
+    last_message = format('%d', name + 1)
+  elseif step == 'c' or step == 'w' then
+    gone = gone or {}
+    -- Bounded by the record's own size limits.
+    for _, key in ipairs(call('HKEYS', record)) do
+      if step == 'c' and (string.byte(key) ~= 35 or name == '##' and string.sub(key, 1, 2) == name) or step == 'w' and string.match(key, '^#m%d+$') then
+        gone[#gone + 1] = key
+      end
+    end
+    if step == 'c' then
+      cleared, growth = true, -size
+    else
+      gone[#gone + 1] = '#segments'
+      n = n + 2
+      fields[n - 1], fields[n] = '#ms', first_message
+      value = first_message
+    end
+  elseif step == 'e' then
+    types, payloads = types or {}, payloads or {}
+    if not event then event, interests = unpack(call('HMGET', meta, 'event', 'interests')) end
+    event = (event or 0) + 0
+    types[#types + 1], payloads[#payloads + 1] = name, value
+    last_event = format('%d', event + #types)
+    name = last_event .. ' ' .. name .. ' ' .. text
+  elseif step == 'x' then
+    local idle, left, limit = name + 0, value + 0, 0
+    look = math.huge
+    if left > 0 then
+      limit = now_ms + left
+      look = limit
+    end
+    if idle > 0 then look = math.min(look, now_ms + idle) end
+    if look < math.huge then
+      lives = true
+      step, name, value = 's', '#lifetime', name .. ' ' .. format('%d', limit)
+      n = n + 2
+      fields[n - 1], fields[n] = name, value
+    end
+  elseif items then
+    step, name, value, result = item_step(step, name, value)
+  end
+  if result then
+    if several then several[#several + 1] = result elseif results == '' then results = result else several = {results, result} end
+  end
+  if step and step ~= 'E' and step ~= 'x' and step ~= 'X' then
+    local piece = step .. format('%d:%d:', #name, #value) .. name .. value
+    if public then public[#public + 1] = step == 'p' and 'p' .. #name .. ':0:' .. name or piece end
+    if not change then
+      change = piece
+    else
+      changes = changes or {change}
+      changes[#changes + 1] = piece
+    end
+  end
+end
+-- A record with fewer fields has fewer tags. Else they are counted: bounded by the record's own size limits.
+if tagging and call('HLEN', record) + tagged > 256 then
+  for _, key in ipairs(call('HKEYS', record)) do
+    if string.sub(key, 1, 2) == '##' then tagged = tagged + 1 end
+  end
+  if tagged > 256 then return {'tags', format('%d', tagged)} end
+end
+if growth > 0 and size + growth > record_bytes then return {'toolarge', format('%d', size + growth)} end
+if several then results = table.concat(several, ',') end
