@@ -383,8 +383,8 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Lua(
                 "settle",
-                "if tonumber(head[1]) == version then",
-                "if tonumber(head[1]) == version or not reached() then",
+                "if stored[1] - version == 0 then",
+                "if stored[1] - version == 0 or not reached() then",
             ),
         ),
         replace(_EVICTED, pace=0.01),
@@ -425,7 +425,7 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "an item leaves the window before it is archived": Sabotage(
         (
-            Lua("settle", "if of + 0 > version or count", "if of + 0 > version and reached() or count"),
+            Lua("settle", "if of + 0 > version or", "if of + 0 > version and reached() or"),
             Lua("settle", "local window_items = 64", "local window_items = 0"),
         ),
         _shape("item put 4, item delete, item get 6", "evict 60, sql frozen 2", reads=0.0, pace=0.05),

@@ -16,9 +16,10 @@
         | {'unsure', ms, epoch}   if it was written, then it is not kept any more, and SQL knows; the server's clock
 ]]
 local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local life, replica, sequence, since, event_type, subject, actor, data = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-local kept_events, member = tonumber(ARGV[12]), ARGV[13]
+local life, replica, sequence, since, event_type, subject, actor, data, publish_bytes, journal_entries, journal_bytes,
+  kept_events, member = unpack(ARGV)
+since, publish_bytes, journal_entries = since + 0, publish_bytes + 0, journal_entries + 0
+journal_bytes, kept_events = journal_bytes + 0, kept_events + 0
 local call = redis.call
 
 local op = replica .. '.' .. sequence
@@ -41,12 +42,11 @@ while from and not seen do
   local page = call('XREVRANGE', events, from, '-', 'COUNT', count)
   for _, entry in ipairs(page) do
     local head = entry[2][2]
-    local seconds, micros = string.match(head, '^[^\n]*\n[^\n]*\n[^\n]*\n(%d+) (%d+)')
-    local time_ms = seconds * 1000 + math.floor(micros / 1000)
+    -- @include entry_time
     if string.sub(head, 1, #id + 1) == id .. '\n' then
-      return {'ok', epoch, string.match(entry[1], '^%d+'), format('%d', time_ms)}
+      return {'ok', epoch, string.match(entry[1], '^%d+'), format('%d', written_ms)}
     end
-    seen = seen or time_ms < since
+    seen = seen or written_ms < since
   end
   from, count = page[count] and '(' .. page[count][1], 16
 end

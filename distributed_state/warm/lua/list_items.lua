@@ -13,6 +13,7 @@
 ]]
 local record, items, meta = KEYS[1], KEYS[2], KEYS[3]
 local life, ttl_ms, collection, prefix, after, before, reverse, limit, bytes = unpack(ARGV, 1, 9)
+limit, bytes = limit + 0, bytes + 0
 local call = redis.call
 -- @include clock
 -- @include epoch
@@ -20,43 +21,43 @@ local call = redis.call
 -- @include item_reading
 -- @include byte_order
 -- @include item_window
-local keys, start = {}, ':' .. collection .. '\0'
-if window then
-  -- Bounded by the window, and by what of the partition may be unarchived. Of those in the range the first `limit` are
-  -- kept in order, and one more; as numbers of six bytes each keys are compared much faster.
-  local ranks = {}
-  local function rank(key)
-    local numbers = {}
-    for at = 1, #key, 6 do
-      local a, b, c, d, e, f = string.byte(key, at, at + 5)
-      numbers[#numbers + 1] = ((((a * 256 + (b or 0)) * 256 + (c or 0)) * 256 + (d or 0)) * 256 + (e or 0)) * 256 + (f or 0)
-    end
-    return numbers
+local keys, ranks, start = {}, {}, ':' .. collection .. '\0'
+-- Numbers of six bytes of a key each are compared much faster than the key.
+local function rank(key)
+  local numbers = {}
+  for at = 1, #key, 6 do
+    local a, b, c, d, e, f = string.byte(key, at, at + 5)
+    numbers[#numbers + 1] = ((((a * 256 + (b or 0)) * 256 + (c or 0)) * 256 + (d or 0)) * 256 + (e or 0)) * 256 + (f or 0)
   end
-  local function earlier(a, one, b)
-    local other = ranks[b]
-    for i = 1, math.min(#one, #other) do
-      if one[i] ~= other[i] then return (one[i] < other[i]) ~= (reverse == '1') end
-    end
-    return (#a < #b) ~= (reverse == '1')
+  return numbers
+end
+local function earlier(a, one, b)
+  local other = ranks[b]
+  for i = 1, math.min(#one, #other) do
+    if one[i] ~= other[i] then return (one[i] < other[i]) ~= (reverse == '1') end
   end
-  for _, field in ipairs(call('HKEYS', items)) do
-    if string.sub(field, 1, #start) == start then
-      local key = string.sub(field, #start + 1)
-      if string.sub(key, 1, #prefix) == prefix and (after == '' or behind(key, string.sub(after, 2)))
-        and (before == '' or behind(string.sub(before, 2), key)) then
-        local numbers = rank(key)
-        local low, high = 1, #keys + 1
-        if #keys <= limit + 0 or earlier(key, numbers, keys[#keys]) then
-          while low < high do
-            local middle = math.floor((low + high) / 2)
-            if earlier(key, numbers, keys[middle]) then high = middle else low = middle + 1 end
-          end
-          table.insert(keys, low, key)
-          ranks[key] = numbers
-          if #keys > limit + 1 then keys[#keys] = nil end
-        end
-      end
+  return (#a < #b) ~= (reverse == '1')
+end
+-- Put a key in its place, if it is one of the first `limit` keys; one more is kept, to see that there are more.
+local function keep(key)
+  local numbers = rank(key)
+  local low, high = 1, #keys + 1
+  if #keys > limit and not earlier(key, numbers, keys[#keys]) then return end
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if earlier(key, numbers, keys[middle]) then high = middle else low = middle + 1 end
+  end
+  table.insert(keys, low, key)
+  ranks[key] = numbers
+  if #keys > limit + 1 then keys[#keys] = nil end
+end
+-- Bounded by the window, and by what of the partition may be unarchived.
+for _, field in ipairs(window and call('HKEYS', items) or {}) do
+  if string.sub(field, 1, #start) == start then
+    local key = string.sub(field, #start + 1)
+    if string.sub(key, 1, #prefix) == prefix and (after == '' or behind(key, string.sub(after, 2)))
+      and (before == '' or behind(string.sub(before, 2), key)) then
+      keep(key)
     end
   end
 end
@@ -69,7 +70,7 @@ if not whole and highest then
 end
 local answer, size, more = {}, 0, ''
 for i, key in ipairs(keys) do
-  if i > limit + 0 or i > 1 and size > bytes + 0 then
+  if i > limit or i > 1 and size > bytes then
     more = '1'
     break
   end
@@ -80,8 +81,8 @@ for i, key in ipairs(keys) do
 end
 -- From the greatest on, those behind that key come first: a full page of them lacks nothing, and goes on.
 local shown = #answer / 2
-if not whole and highest and reverse == '1' and shown > 0 and (more == '1' or shown == limit + 0)
+if not whole and highest and reverse == '1' and shown > 0 and (more == '1' or shown == limit)
   and behind(keys[shown], string.sub(highest, 2)) then
   whole, more = true, '1'
 end
-return {'ok', epoch, version, since, whole and '1' or '', more, unpack(answer)}
+return {'ok', epoch, version, layer_from, whole and '1' or '', more, unpack(answer)}

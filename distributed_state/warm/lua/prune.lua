@@ -19,9 +19,13 @@ while low < high do
   local middle = math.ceil((low + high) / 2)
   local found = redis.call('XRANGE', events, format('%d', middle) .. '-0', '+', 'COUNT', 1)[1]
     or redis.call('XREVRANGE', events, format('%d', middle) .. '-0', '-', 'COUNT', 1)[1]
-  local seconds, micros
-  if found then seconds, micros = string.match(found[2][2], '^[^\n]*\n[^\n]*\n[^\n]*\n(%d+) (%d+)') end
-  if found and seconds * 1000 + micros / 1000 >= before_ms then high = middle - 1 else low = middle end
+  local is_new = false
+  if found then
+    local head = found[2][2]
+    -- @include entry_time
+    is_new = written_ms >= before_ms
+  end
+  if is_new then high = middle - 1 else low = middle end
 end
 if low == floor then return {'ok', '0'} end
 redis.call('XTRIM', events, 'MINID', format('%d', low + 1) .. '-0')

@@ -49,7 +49,7 @@ for i = first_step, #words, 3 do
     if step == 'i' then
       -- Plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
       exact = exact or function(held, value)
-        return #held <= 15 and #value <= 15 and string.match(held, '^-?%d+$') and string.match(value, '^-?%d+$')
+        return #held <= 15 and #value <= 15 and string.find(held, '^-?%d+$') and string.find(value, '^-?%d+$')
       end
       held = held or '0'
       if not exact(held, value) then
