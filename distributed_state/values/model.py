@@ -2,7 +2,7 @@
 
 Law: a record at a version is the fold of its changes up to that version, and `fold` is the only fold.
 
-Design: section 2.
+Design: section 1.
 """
 
 from __future__ import annotations

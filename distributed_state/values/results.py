@@ -1,6 +1,6 @@
 """Frozen values that users get back: what was written, changes, snapshots, events. Law: they hold no connection.
 
-Design: section 2.
+Design: section 1.
 """
 
 from __future__ import annotations

@@ -191,6 +191,13 @@ def test_the_design_names_tests_and_modules_that_are_there() -> None:
     assert sections() == set(range(1, max(sections()) + 1))
 
 
+def test_the_design_begins_with_at_most_thirty_concepts_and_their_modules() -> None:
+    first = DESIGN.read_text().partition("\n## 1. ")[2].partition("\n## ")[0]
+    modules = re.findall(r"^\| .* \| `([\w/]+\.py)` \|$", first, re.MULTILINE)
+    assert 20 < len(modules) <= 30
+    assert not [name for name in modules if not (PACKAGE / name).exists()]
+
+
 @each([*MODULES, *SCRIPTS, *INCLUDES])
 def test_files_are_short_and_finished(path: Path) -> None:
     text = path.read_text()
