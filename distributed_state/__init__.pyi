@@ -13,21 +13,20 @@ from distributed_state.conversation.agent_state import (
     UserState,
     WorkingMemory,
 )
-from distributed_state.conversation.context import Context
 from distributed_state.conversation.formats import (
     from_anthropic,
     from_langchain,
     from_openai,
+    tiktoken_counter,
     to_anthropic,
     to_langchain,
     to_openai,
 )
 from distributed_state.conversation.phases import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
-from distributed_state.conversation.tokens import tiktoken_counter
 from distributed_state.conversation.tools import TOOLBOX, Tool, tool
 from distributed_state.conversation.turn import AsyncTurn
-from distributed_state.conversation.window import Summary, Window, truncate_history
+from distributed_state.conversation.window import Context, Summary, Window, truncate_history
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.errors import (
     AccessDenied,

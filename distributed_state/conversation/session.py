@@ -15,12 +15,11 @@ from pydantic import ValidationError
 
 from distributed_state.conversation import agent_state, replacing, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
-from distributed_state.conversation.context import Context, look
+from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
-from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
-from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
+from distributed_state.conversation.window import Bounds, Context, Strategy, Summarizer, Window, look
 from distributed_state.errors import InvalidValue, WarmUnavailable
 from distributed_state.port.waited import bounded
 from distributed_state.records import messages

@@ -17,9 +17,9 @@ from zlib import crc32
 
 from distributed_state.conversation import agent_state, remembered_requests, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.remembered_requests import name_of, remember, slot_of
-from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Scratch, Tool, ToolRuns
 from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.conversation.turn_user import TurnUser

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine
-from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Strategy, Summarizer, Window

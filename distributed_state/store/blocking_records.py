@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 from distributed_state.conversation.agent_state import AgentState, ToolCall
-from distributed_state.conversation.context import Context
+from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
-from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
-from distributed_state.conversation.window import Strategy, Summarizer, Window
+from distributed_state.conversation.window import Context, Strategy, Summarizer, Window
 from distributed_state.errors import CorruptState
 from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish

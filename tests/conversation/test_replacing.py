@@ -15,7 +15,7 @@ from reaping import quiet
 
 from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Message, TooLarge, to_openai
 from distributed_state.conversation import replacing
-from distributed_state.conversation.tokens import estimate
+from distributed_state.conversation.formats import estimate
 from distributed_state.values import message_ranges
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_state import ConfigurationError, InvalidValue, Message, tiktoken_counter
-from distributed_state.conversation.tokens import counted, estimate
+from distributed_state.conversation.formats import counted, estimate
 
 pytestmark = pytest.mark.unit
 

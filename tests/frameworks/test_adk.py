@@ -39,7 +39,7 @@ from distributed_state import (
     WarmUnavailable,
 )
 from distributed_state.adapters.adk import DistributedSessionService, register
-from distributed_state.adapters.adk.layout import joined, parted
+from distributed_state.adapters.adk.service import joined, parted
 
 pytestmark = pytest.mark.only(face="asyncio")
 ALL = ("ours", "in memory", "sqlite")

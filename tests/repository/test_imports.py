@@ -36,7 +36,7 @@ def test_modules_keep_the_contracts() -> None:
         ("programs/servers/process.py", "from distributed_state.programs import demo", "Programs stand beside"),
         ("records/record.py", "from distributed_state import StateStore", "public names, which load it"),
         ("adapters/langchain.py", "from distributed_state.errors import StateError", "public names only"),
-        ("adapters/agno/layout.py", "from distributed_state.adapters import langchain", "do not know one another"),
+        ("adapters/agno/records.py", "from distributed_state.adapters import langchain", "do not know one another"),
         ("agents/hooks.py", "from distributed_state.tiers import read", "Agents use the public store"),
         ("programs/logs.py", "import distributed_state.adapters.stores", "Only commands load adapters"),
     ],

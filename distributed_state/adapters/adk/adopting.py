@@ -16,10 +16,11 @@ from google.adk.sessions.base_session_service import BaseSessionService, GetSess
 from sqlalchemy import Connection, exc, inspect, text
 
 from distributed_state import AsyncRecord, AsyncStateStore, InvalidValue, NotFound, StateStore
-from distributed_state.adapters.adk.layout import (
+from distributed_state.adapters.adk.service import (
     REVISION,
     UPDATED,
     Delta,
+    DistributedSessionService,
     as_message,
     continues,
     dumped,
@@ -28,7 +29,6 @@ from distributed_state.adapters.adk.layout import (
     state_of,
     stored_name,
 )
-from distributed_state.adapters.adk.service import DistributedSessionService
 from distributed_state.adapters.adopting import (
     DELETED,
     EQUAL,

@@ -31,7 +31,7 @@ from distributed_state.adapters.adopting import (
     untouched,
 )
 from distributed_state.adapters.agno.databases import AsyncDistributedDb
-from distributed_state.adapters.agno.layout import RUNS, joined, plain
+from distributed_state.adapters.agno.records import RUNS, joined, plain
 
 _PAGE = 500
 

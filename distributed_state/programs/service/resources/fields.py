@@ -42,7 +42,7 @@ from distributed_state.programs.service.requests import (
 )
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.records import OnceOnly, Write
-from distributed_state.records import inspection
+from distributed_state.records import history
 from distributed_state.records.access import ITEMS, TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers import commit as write_path
@@ -104,7 +104,7 @@ async def get(scope: Scope, asked: Asked, given: FieldAt) -> Response:
         entry = await records.look(record, scope, given.fresh, key)
     else:
         context_of(record).allow("read", key)
-        entry = await inspection.at(context_of(record), given.version)
+        entry = await history.fields_at(context_of(record), given.version)
     value = context_of(record).value(entry, key, _GONE)
     if value is _GONE:
         raise NotFound(f"there is no field {key!r:.80}")

@@ -43,7 +43,7 @@ from distributed_state.programs.service.requests import (
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.records import OnceOnly, Write
 from distributed_state.records import fork as forks
-from distributed_state.records import inspection
+from distributed_state.records import history as past
 from distributed_state.records import rollback as rollbacks
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
@@ -291,7 +291,7 @@ class Timeline(Answer):
 async def timeline(scope: Scope, asked: Asked, given: Below) -> Response:
     """What the versions of a record changed."""
     record = records.handle(asked, scope)
-    found = await inspection.timeline(context_of(record), given.before, given.limit, most=asked.limits.answer)
+    found = await past.timeline(context_of(record), given.before, given.limit, most=asked.limits.answer)
     if not found and given.before is None:
         await records.look(record, scope, False)  # NotFound, unless only its history is gone
     end = found[-1].version if found and found[-1].version > 1 else None
@@ -360,11 +360,11 @@ async def overview(scope: Scope, asked: Asked, given: Looked) -> Response:
     if given.version is None:
         await records.look(record, scope, True)
     most = min(given.most, asked.limits.answer // 4)
-    found = await inspection.overview(context, given.version, page, fields=most, said=most)
+    found = await past.overview(context, given.version, page, fields=most, said=most)
     return answer(_overview_shown(context, found), version=found.entry.version)
 
 
-def _overview_shown(context: RecordContext, found: inspection.Overview) -> dict[str, Any]:
+def _overview_shown(context: RecordContext, found: past.Overview) -> dict[str, Any]:
     entry = found.entry
     kept = entry.fields
     phase, owner = kept.get(PHASE), kept.get(OWNER)
@@ -515,7 +515,7 @@ class Forks(Answer):
 
 async def list_forks(scope: Scope, asked: Asked, given: ForkPage) -> Response:
     """The forks of a record that are the caller's."""
-    found = await inspection.forks(context_of(records.handle(asked, scope)), given.limit)
+    found = await past.forks(context_of(records.handle(asked, scope)), given.limit)
     return answer({"forks": [asdict(each) for each in found if each.id.startswith(asked.caller.prefix)]})
 
 
