@@ -1,7 +1,7 @@
 """The store: opens and closes, hands out records, and does what concerns many of them.
 
-Law: a method here is a line or two; what it does is done by `lifecycle`, `records` and the modules beside them. The
-methods that concern the whole fleet are those of `AsyncFleet`.
+Law: a method here is a few lines; what it does is done by `lifecycle` and the modules beside it. The methods that
+concern the whole fleet are those of `AsyncFleet`.
 
 Design: section 16.
 """
@@ -22,15 +22,15 @@ from distributed_state.port.connections import Credentials
 from distributed_state.port.waited import bounded
 from distributed_state.records import branches, lifecycle
 from distributed_state.records.access import MOVES, TAGS, Guard, Policy
-from distributed_state.records.context import context_of
+from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
-from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.records.typed import AsyncTypedRecord, TypedContext
 from distributed_state.search import querying
 from distributed_state.settings import Settings
-from distributed_state.store import doctor, export, importing, maintenance, records
+from distributed_state.store import doctor, export, importing, maintenance
 from distributed_state.store.doctor import Finding
 from distributed_state.store.fleet import AsyncFleet
 from distributed_state.store.importing import ImportedFile
@@ -39,6 +39,7 @@ from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast
 from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import chance, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
@@ -242,7 +243,18 @@ class AsyncStateStore(AsyncFleet):
         depth; `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
         store's own hooks come after them.
         """
-        return records.session(self._context, id, user, schema, options)
+        ref = Ref("session", chance.token_hex(16) if id is None else id)
+        idle, lifetime = options.pop("idle", None), options.pop("lifetime", None)
+        lives = (
+            field_ttl.span_ms("idle", self.settings.session_idle if idle is None else idle),
+            field_ttl.span_ms("lifetime", self.settings.session_lifetime if lifetime is None else lifetime),
+        )
+        store, rest, fresh = self._context, cast(Options, options), id is None
+        if schema is None:
+            return AsyncSession(RecordContext(store, ref, user=user, fresh=fresh, lifetime=lives, **rest))
+        return AsyncTypedSession(
+            TypedContext(store, ref, schema=schema, user=user, fresh=fresh, lifetime=lives, **rest)
+        )
 
     @overload
     def user(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> AsyncRecord: ...
@@ -250,7 +262,7 @@ class AsyncStateStore(AsyncFleet):
     def user(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
     def user(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
         """Return the record of a user, across sessions. No I/O. `schema` and further options as for `session`."""
-        return records.record(self._context, Ref("user", id), id, schema, options)
+        return self._record(Ref("user", id), id, schema, options)
 
     @overload
     def app(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> AsyncRecord: ...
@@ -258,7 +270,7 @@ class AsyncStateStore(AsyncFleet):
     def app(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
     def app(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
         """Return the record that all users of an application share. No I/O. Options as for `session`."""
-        return records.record(self._context, Ref("app", id), None, schema, options)
+        return self._record(Ref("app", id), None, schema, options)
 
     @overload
     def task(
@@ -282,7 +294,12 @@ class AsyncStateStore(AsyncFleet):
         **options: Unpack[Options],
     ) -> AsyncRecord:
         """Return the record of a piece of work, which `user` owns. No I/O. Options as for `session`."""
-        return records.record(self._context, Ref("task", id), user, schema, options)
+        return self._record(Ref("task", id), user, schema, options)
+
+    def _record(self, ref: Ref, user: str | None, schema: type[M] | Schema[M] | None, options: Options) -> AsyncRecord:
+        if schema is None:
+            return AsyncRecord(RecordContext(self._context, ref, user=user, **options))
+        return AsyncTypedRecord(TypedContext(self._context, ref, schema=schema, user=user, **options))
 
     # Several records
 
