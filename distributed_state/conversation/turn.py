@@ -36,7 +36,7 @@ from distributed_state.records.transaction import Transaction, Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.durability import ensure_version
-from distributed_state.values import chance, codec, message_ranges
+from distributed_state.values import chance, codec
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.results import Written
@@ -201,14 +201,8 @@ class AsyncTurn(Transaction):
     async def _before(self, last: int | None) -> list[Message]:
         """The last messages, or all, as they were before this turn."""
         self._context.allow("read", MESSAGES)
-        entry = self._workspace.entry
-        names = self._context.keys
-        runs = message_ranges.segments(names.ref.text, entry.fields)
-        runs = runs if last is None else message_ranges.last(runs, last)
         with self._clock.reading():
-            if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
-                entry = await read_path.load_whole(self._tiers, names, entry)
-            return await messages.visible(self._tiers, names, entry, runs)
+            return await messages.last_of(self._tiers, self._context.keys, self._workspace.entry, last)
 
     async def window(
         self,

@@ -26,7 +26,6 @@ from distributed_state.conversation.formats import Counter, calls, counted, esti
 from distributed_state.errors import Conflict, CorruptState, Deleted, InvalidValue, StateError, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import messages
-from distributed_state.records import messages as shown_messages
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
@@ -592,28 +591,18 @@ async def look(contexts: Sequence[RecordContext], last: int, counter: Counter) -
     session = contexts[0]
     entries = await read_path.read_many(session.tiers, [each.keys for each in contexts])
     shown = [_shown(each, entry) for each, entry in zip(contexts, entries, strict=True)]
-    messages = tuple(await _messages(session, entries[0], last))
+    said = tuple(await messages.last_of(session.tiers, session.keys, entries[0], last))
     stored = None if entries[0].deleted else entries[0].fields.get(PHASE)
     phase = None if stored is None else stored.decode("utf-8", "surrogatepass")
     facts = {each.text: fields for each, fields in zip(contexts[1:], shown[1:], strict=True)}
     rendered = _render(shown[0], phase, facts)
     head = [Message(role="system", content=rendered)] if rendered else []
-    tokens = sum(counted(counter, message) for message in (*head, *messages))
-    return Context(messages, shown[0], phase, facts, tokens)
+    tokens = sum(counted(counter, message) for message in (*head, *said))
+    return Context(said, shown[0], phase, facts, tokens)
 
 
 def _shown(context: RecordContext, entry: CachedRecord) -> dict[str, Any]:
     return {key: value for key, value in sorted(context.fields(entry).items()) if not key.startswith(_OWN)}
-
-
-async def _messages(context: RecordContext, entry: CachedRecord, last: int) -> list[Message]:
-    if entry.deleted:
-        return []
-    runs = message_ranges.last(message_ranges.segments(context.text, entry.fields), last)
-    if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
-        entry = await read_path.load_whole(context.tiers, context.keys, entry)
-        runs = message_ranges.last(message_ranges.segments(context.text, entry.fields), last)
-    return await shown_messages.visible(context.tiers, context.keys, entry, runs)
 
 
 def _render(fields: dict[str, Any], phase: str | None, facts: dict[str, dict[str, Any]]) -> str:

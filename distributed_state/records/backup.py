@@ -31,7 +31,7 @@ async def export_state(context: RecordContext, *, messages: bool) -> dict[str, A
     # One look at the record for both: a later one might show another conversation.
     entry = await read_path.load_whole(context.tiers, context.keys, entry)
     runs = message_ranges.segments(context.text, entry.fields)
-    shown = await shown_messages.visible(context.tiers, context.keys, entry, runs)
+    shown = (await shown_messages.shown_in(context.tiers, context.keys, entry, runs)).messages()
     return export(entry, context.fields(entry), shown)
 
 

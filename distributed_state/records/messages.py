@@ -138,8 +138,15 @@ async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) 
     return found[0].looked_at()
 
 
-async def visible(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> list[Message]:
-    """The messages of these runs: from the entry where it has them, the rest from SQL."""
+async def last_of(tiers: Tiers, names: RecordKeys, entry: CachedRecord, last: int | None) -> list[Message]:
+    """The last messages, or all, that a record shows as it was read; those that the entry lacks are read."""
+    if entry.deleted:
+        return []
+    page = Page(last=last)
+    runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
+    if not holds(entry.messages, runs):
+        entry = await read_path.load_whole(tiers, names, entry)
+        runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
     return (await shown_in(tiers, names, entry, runs)).messages()
 
 

@@ -171,7 +171,7 @@ class TypedContext(RecordContext, Generic[M]):
         known = self._known(draft)
         lowers = self._lowers(draft)
         for lost in range(_ROUNDS):
-            if known is not None and self._behind(known) and draft.deleted != "revive":
+            if known is not None and self.schema.behind(self.text, known) and draft.deleted != "revive":
                 draft = await self._upcast_for(draft)
                 known = None
             if lowers and (known is None or draft.expected not in (None, known.version)):
@@ -204,7 +204,7 @@ class TypedContext(RecordContext, Generic[M]):
 
     async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
         """What a turn begins with: the record, upcast if it was older."""
-        if self._behind(entry):
+        if self.schema.behind(self.text, entry):
             await self.upcast()
             entry = await read_path.read(self.tiers, self.keys, fresh=True)
         return self.schema.view(self.text, entry)
@@ -222,9 +222,6 @@ class TypedContext(RecordContext, Generic[M]):
     def _known(self, draft: Draft) -> CachedRecord | None:
         """What this process takes the record for. The server checks it."""
         return _UNWRITTEN if draft.creation == "*" else self.tiers.hot.entries.get(self.text)
-
-    def _behind(self, entry: CachedRecord) -> bool:
-        return self.schema.behind(self.text, entry)
 
     def _lowers(self, draft: Draft) -> bool:
         """Whether this changes fields, and has to be brought down to the version that is written."""
@@ -337,7 +334,7 @@ class TypedContext(RecordContext, Generic[M]):
 
     def _upcasting(self, entry: CachedRecord) -> Draft | None:
         """The change that stores a record of an older schema as one of this; it holds for that version alone."""
-        if not self._behind(entry):
+        if not self.schema.behind(self.text, entry):
             return None
         view = self.schema.view(self.text, entry)
         self.schema.read(self.text, view)

@@ -257,7 +257,8 @@ class StoreLifecycle:
                 return self._tiers
             if self.unusable or self.cold is None:
                 raise ConfigurationError(f"this store cannot be used: {self.unusable}")
-            port, context = SharedPort(self.connections, replica := _replica()), self.context
+            replica = chance.token_hex(6)  # never used again, and short, because records remember it
+            port, context = SharedPort(self.connections, replica), self.context
             tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, replica, self._layout)
             tiers.presence.begin()
             tiers.gathering.begin()
@@ -328,11 +329,6 @@ def resolve(**given: Any) -> Settings:
     if settings.durability is None:
         changed["durability"] = "archived" if settings.url is None else "memory"
     return settings.model_copy(update=changed)
-
-
-def _replica() -> str:
-    """A name for one life of one replica: never used again, and short, because records remember it."""
-    return chance.token_hex(6)
 
 
 @cache

@@ -1,7 +1,7 @@
 """LangGraph's saver on a store: `DistributedStateSaver(store)`. Law: a blocking method runs the asyncio one to its end.
 
 LangGraph calls a saver's blocking methods and its asyncio ones, on one object, the first also from coroutines of a
-running loop. What a method does is in `threads`, `listing` and `keeping`; here its arguments are read as LangGraph
+running loop. What a method does is in `threads` and `checkpoints`; here its arguments are read as LangGraph
 means them. Where a saver has owners, no thread begins without one. What is saved under a turn carries the turn's lease,
 and the server compares it.
 
@@ -28,7 +28,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from distributed_state import AsyncSession, AsyncStateStore, InvalidValue, Locked, StateStore
-from distributed_state.adapters.langgraph import keeping, listing
+from distributed_state.adapters.langgraph import checkpoints
 from distributed_state.adapters.langgraph.recent import Addressed, Recent
 from distributed_state.adapters.langgraph.threads import Thread, id_of, namespace_of, thread_of
 from distributed_state.adapters.stores import Opening, finish, open_store
@@ -131,9 +131,9 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> Iterator[CheckpointTuple]:
         """Read checkpoints page by page, newest first; without a config those of all threads, one after another."""
         for thread in finish(self._threads(config)):
-            asked = listing.Asked(config, filter, before, limit)
+            asked = checkpoints.Asked(config, filter, before, limit)
             while not asked.done:
-                yield from finish(listing.page(thread, asked))
+                yield from finish(checkpoints.page(thread, asked))
             if limit is not None:
                 limit -= asked.count
 
@@ -147,9 +147,9 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> AsyncIterator[CheckpointTuple]:
         """The same on asyncio."""
         for thread in await self._threads(config):
-            asked = listing.Asked(config, filter, before, limit)
+            asked = checkpoints.Asked(config, filter, before, limit)
             while not asked.done:
-                for found in await listing.page(thread, asked):
+                for found in await checkpoints.page(thread, asked):
                     yield found
             if limit is not None:
                 limit -= asked.count
@@ -164,7 +164,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """The same on asyncio."""
-        return await listing.delta_history(self._thread(config), namespace_of(config), id_of(config), channels)
+        return await checkpoints.delta_history(self._thread(config), namespace_of(config), id_of(config), channels)
 
     # Saving
 
@@ -225,7 +225,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """The same on asyncio."""
-        await keeping.delete(self._named(thread_id))
+        await checkpoints.delete(self._named(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints and writes of these runs, in whichever threads they are."""
@@ -234,7 +234,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """The same on asyncio."""
         for thread in await self._threads(None, run_ids):
-            await keeping.delete_runs(thread, frozenset(run_ids))
+            await checkpoints.delete_runs(thread, frozenset(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread: to a new id by reference, without copying; else what is there stays, too."""
@@ -243,7 +243,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """The same on asyncio."""
         into = self._named(target_thread_id)
-        await keeping.copy(self._named(source_thread_id), into, self.prefix + into.id)
+        await checkpoints.copy(self._named(source_thread_id), into, self.prefix + into.id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep of each namespace the newest checkpoint, and what its delta channels need; or "delete" all."""
@@ -252,7 +252,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """The same on asyncio."""
         for thread_id in thread_ids:
-            await keeping.prune(self._named(thread_id), strategy)
+            await checkpoints.prune(self._named(thread_id), strategy)
 
     # Threads
 
@@ -270,7 +270,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     async def _threads(self, config: RunnableConfig | None, runs: Sequence[str] | None = None) -> Sequence[Thread]:
         if config is not None and "thread_id" in config.get("configurable", {}):
             return [self._thread(config)]
-        return [self._named(each) for each in await listing.thread_ids(self._store.aio, self.prefix, runs)]
+        return [self._named(each) for each in await checkpoints.thread_ids(self._store.aio, self.prefix, runs)]
 
 
 # Owners

@@ -59,7 +59,7 @@ class Bridge:
         self._agent: Any = agent
         self._client = client or agent.client or f"opperator:{_user()}@{socket.gethostname()}"
         self._in = Incoming(stdin, self._too_long)
-        self._out = Outgoing(stdout, self._daemon_gone)
+        self._out = Outgoing(stdout, self._agent.stop)
         self._publisher = Publisher(agent, self._client, self._call)
         self._commands: queue.SimpleQueue[tuple[wire.Command, str] | None] = queue.SimpleQueue()
         self._busy = Busy()
@@ -203,9 +203,6 @@ class Bridge:
         """The daemon has closed its end: stop once everything it sent is done."""
         if not self._busy.wait(self._agent.shutdown_timeout):
             self._agent.stop()  # again below: the second call does not wait
-        self._agent.stop()
-
-    def _daemon_gone(self) -> None:
         self._agent.stop()
 
     def _too_long(self, size: int) -> None:
