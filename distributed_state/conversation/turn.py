@@ -31,8 +31,7 @@ from distributed_state.port.waited import bounded
 from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, VERSION
 from distributed_state.records.context import RecordContext
-from distributed_state.records.preconditions import preconditions
-from distributed_state.records.transaction import Transaction, Workspace
+from distributed_state.records.transaction import Transaction, Workspace, preconditions
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.durability import ensure_version

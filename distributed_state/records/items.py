@@ -16,7 +16,7 @@ from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.port.waited import bounded
 from distributed_state.records.access import ITEMS
 from distributed_state.records.context import RecordContext
-from distributed_state.records.preconditions import equal
+from distributed_state.records.transaction import equal
 from distributed_state.tiers import items as item_tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec

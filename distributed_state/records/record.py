@@ -14,14 +14,13 @@ from typing import Any, Literal, TypeVar
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.port.waited import bounded
-from distributed_state.records import backup, branches, fork, history, lifecycle, messages, rollback
+from distributed_state.records import branches, history, lifecycle, messages, restoring
 from distributed_state.records import items as item_handle
 from distributed_state.records.access import MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.messages import Page
-from distributed_state.records.preconditions import preconditions
-from distributed_state.records.transaction import AsyncTransaction, OptimisticRetry, Transaction
+from distributed_state.records.transaction import AsyncTransaction, OptimisticRetry, Transaction, preconditions
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import add
 from distributed_state.tiers.durability import ensure_version
@@ -427,7 +426,7 @@ class AsyncRecord:
         It holds `fields`, `bytes` (those that are, in base64) if there are any, `phase`, `expires` (times in seconds
         since 1970) if a field has a deadline, `messages`.
         """
-        return await backup.export_state(self._context, messages=messages)
+        return await restoring.export_state(self._context, messages=messages)
 
     async def restore_state(self, state: Mapping[str, Any]) -> int:
         """Replace fields, and phase and messages if `state` holds them, in one commit; return the new version.
@@ -436,7 +435,7 @@ class AsyncRecord:
         deadlines. Everything is checked first: InvalidValue names every entry that cannot be stored, and then nothing
         is.
         """
-        return await backup.restore_state(self._context, state)
+        return await restoring.restore_state(self._context, state)
 
     async def cleanup(self, *, days: float) -> int:
         """Hide the messages that were committed more than `days` days ago; return how many.
@@ -564,7 +563,7 @@ class AsyncRecord:
         again, so a caller that wants it once more gives it another id.
         Raises NotFound if there are not so many, Deleted where the record was deleted.
         """
-        return await rollback.rollback(self._context, steps, label, version)
+        return await restoring.rollback(self._context, steps, label, version)
 
     async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
@@ -573,7 +572,7 @@ class AsyncRecord:
         With the id of a `branch` from that one's state, as `at` reads it; the branch stays. Requests that were
         answered by then are answered in the fork too; later ones are not.
         """
-        return await fork.fork(self._context, new_id, version, branch)
+        return await restoring.fork(self._context, new_id, version, branch)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._context.text[:200]}>"

@@ -28,7 +28,7 @@ from distributed_state import (
     Unavailable,
     WarmUnavailable,
 )
-from distributed_state.records import fork, lifecycle
+from distributed_state.records import lifecycle, restoring
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 
@@ -117,7 +117,7 @@ class Held:
                 await home.port.sleep(0.005)
             return await commit(home, keys, draft, **more)
 
-        monkeypatch.setattr(fork, "write_path", SimpleNamespace(commit=held, reach=write_path.reach))
+        monkeypatch.setattr(restoring, "write_path", SimpleNamespace(commit=held, reach=write_path.reach))
 
 
 async def forgotten_during_a_fork(opener: Any, held: Held, erase: Callable[[Any], Any]) -> tuple[bool, list[str]]:
@@ -195,7 +195,7 @@ async def test_a_fork_that_is_committed_when_all_is_over_goes_too(opener: Any) -
     await store.session("chat", user=MARK).set("a", MARK)
     late, home = store.session("late"), tiers(store)
     changes = core(late)._context.changes()
-    draft = await run(store, fork.plan(home, names(store, "chat"), names(store, "late"), changes, None))
+    draft = await run(store, restoring.plan_fork(home, names(store, "chat"), names(store, "late"), changes, None))
     assert await store.forget(MARK) == 1
     await run(store, write_path.commit(home, names(store, "late"), draft))
     assert await late.get("a") == MARK

@@ -29,7 +29,7 @@ from distributed_state import (
     Schema,
     WarmUnavailable,
 )
-from distributed_state.records.preconditions import equal
+from distributed_state.records.transaction import equal
 
 pytestmark = pytest.mark.brief("servers")
 

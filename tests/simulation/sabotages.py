@@ -21,7 +21,7 @@ from distributed_state.cold import archive, erasure
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
 from distributed_state.port import commands, lives, routing, topology
-from distributed_state.records import rollback
+from distributed_state.records import restoring
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver, commit, memory, read, reconcile, recovery
 from distributed_state.warm import client, confirming, lease, link
@@ -435,7 +435,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "a rollback leaves what is over as it was stored": Sabotage(
         (
             Python(
-                rollback._restore,
+                restoring._restore,
                 "present.all_stored.keys()",
                 "(present.all_stored.keys() if reached() else present.fields.keys())",
             ),

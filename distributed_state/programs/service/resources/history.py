@@ -42,9 +42,8 @@ from distributed_state.programs.service.requests import (
 )
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.records import OnceOnly, Write
-from distributed_state.records import fork as forks
 from distributed_state.records import history as past
-from distributed_state.records import rollback as rollbacks
+from distributed_state.records import restoring
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page
@@ -451,7 +450,7 @@ async def rollback(scope: Scope, asked: Asked, given: Rollback) -> Response:
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
     await records.comes_back(asked, context)
-    rolled = partial(rollbacks.rollback, context, given.steps, given.label, given.version, note=once.note)
+    rolled = partial(restoring.rollback, context, given.steps, given.label, given.version, note=once.note)
     async with copying(asked.caller.party):
         version, done = await once.settle(once.looked(context, rolled))
     version = version if done is None else done.version
@@ -482,7 +481,7 @@ async def fork(scope: Scope, asked: Asked, given: Fork) -> Response:
         note = None if entry is None else partial(once.remember, entry)
         try:
             async with copying(asked.caller.party):
-                version = await forks.fork(source, id, given.version, given.branch, note=note)
+                version = await restoring.fork(source, id, given.version, given.branch, note=note)
         except Conflict:
             # Perhaps the same request, at another worker.
             done = None if once.key is None else once.answered(await target.read(True, VERSION))

@@ -58,8 +58,8 @@ from distributed_state.records import history as past
 from distributed_state.records import lifecycle, messages
 from distributed_state.records.access import TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
-from distributed_state.records.preconditions import preconditions
 from distributed_state.records.record import AsyncRecord
+from distributed_state.records.transaction import preconditions
 from distributed_state.store.export import Export
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import items

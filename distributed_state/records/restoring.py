@@ -1,0 +1,361 @@
+"""Makes a record what it was, or another one what this was. Law: history is not rewritten; each is one commit.
+
+States form a path. A rollback is no step of it: each says which version's state it is, and the next step back goes on
+from that one. Answered requests are not part of a state: a rollback leaves them as they are.
+
+A fork shares messages by reference: none is copied, but those that are a branch's own. It has the answers to requests
+that the state which it starts from had, and remembers none that came later.
+
+A state as one dict (`export_state`) is checked whole before any of it is restored.
+
+Design: section 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from distributed_state.cold.values import BranchState
+from distributed_state.errors import Deleted, InvalidValue, NotFound
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records import branches, history, lifecycle
+from distributed_state.records import messages as shown_messages
+from distributed_state.records.access import ITEMS as ALL_ITEMS
+from distributed_state.records.access import MESSAGES, MOVES, written
+from distributed_state.records.context import Note, RecordContext
+from distributed_state.records.lifecycle import ForkUnderWay
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import as_text, codec, field_ttl, message_ranges
+from distributed_state.values.codec import Codec
+from distributed_state.values.journal import State
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import (
+    DELETED,
+    ITEMS,
+    LIFETIME,
+    NEXT,
+    OWNER,
+    PARENT,
+    PHASE,
+    REQUEST,
+    RESTORED,
+    SEGMENTS,
+    START,
+    Message,
+    Ref,
+    is_value,
+)
+from distributed_state.warm.answers import Draft
+
+
+async def rollback(
+    context: RecordContext, steps: int | None, label: str | None, version: int | None, *, note: Note | None = None
+) -> int:
+    """Make the record what it was; the new version."""
+    context.allow("write", None)
+
+    async def once() -> int:
+        draft = await plan(context.tiers, context.keys, context.changes(), steps, label, version, note)
+        return (await context.commit(draft)).version
+
+    return await write_path.until_no_conflict(context.tiers, once)
+
+
+async def plan(
+    tiers: Tiers,
+    names: RecordKeys,
+    changes: Changes,
+    steps: int | None,
+    label: str | None,
+    version: int | None,
+    note: Note | None = None,
+) -> Draft:
+    """The change that makes the record what it was; it holds only for the version that it was made for."""
+    if sum(each is not None for each in (steps, label, version)) != 1:
+        raise InvalidValue("rollback takes exactly one of steps, label and version")
+    present = await read_path.read(tiers, names, fresh=True)
+    if steps is not None:
+        if type(steps) is not int or steps < 1:
+            raise InvalidValue(f"steps is an int from 1 on, not {steps!r}")
+        if steps >= present.version:
+            raise NotFound(f"{names.ref.text[:200]}: has had {present.version} commits, {steps} back there is none")
+        back = partial(tiers.cold.step_back, names.ref.text, present.version, steps)
+        version = await write_path.archived(tiers, names, back)
+    if label is not None:
+        matching = [each.version for each in await history.named(tiers, names) if each.label == label]
+        if not matching:
+            raise NotFound(f"{names.ref.text[:200]}: no checkpoint {label!r}")
+        version = matching[-1]
+    assert version is not None
+    target = await history.state_at(tiers, names, version)
+    if target.deleted:
+        raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already", version=version)
+    _restore(changes, present, target)
+    if ITEMS in present.fields and await _items_differ(tiers, names, present, target):
+        changes.layer(version if ITEMS in target.fields else 0)
+    changes.reserved(RESTORED, b"%d" % version)  # from there the next step back goes on
+    changes.undelete()  # and a change even where nothing differs
+    changes.emit("session.rollback", {"version": version})
+    if note is not None:
+        note(present, changes)
+    return changes.draft("rollback", expected=present.version, epoch=present.epoch, deleted="revive")
+
+
+async def _items_differ(tiers: Tiers, names: RecordKeys, present: CachedRecord, target: State) -> bool:
+    """Whether items may be others now than they were: where they are not, the newest stay in Redis."""
+    if present.fields[ITEMS] != target.fields.get(ITEMS):
+        return True
+    return await tiers.port.sql(tiers.cold.items_changed_since, names.ref.text, target.version)
+
+
+def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
+    """Only what differs. Messages come back by reference: their numbers are never used twice."""
+    form = present.codec
+    text = present.codec.record
+    past = message_ranges.segments(text, target.fields)
+    now = message_ranges.segments(text, present.fields)
+    if past != now:
+        runs = message_ranges.close(text, target.fields)
+        message_ranges.refuse_many(text, runs, present.fields.get(SEGMENTS, b"[]"))
+        changes.wipe()
+        changes.reserved(SEGMENTS, runs)
+    handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
+    # A request that was answered stays answered: forgotten, it would be applied again when its caller repeats it.
+    handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
+    # Expired fields go too: if the target has none that expire, `#timed` goes, and without it they would reappear.
+    for name in sorted(present.all_stored.keys() - target.fields.keys() - handled):
+        changes.reserved(name, None)
+    for name, value in target.fields.items():
+        if name not in handled and present.raw(name) != value:
+            changes.reserved(name, carried(form, form, name, value))
+
+
+def carried(form: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
+    """A stored field as another record, or this one at another version, stores it."""
+    return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
+
+
+_PARTS = ("fields", "bytes", "phase", "expires", "messages")
+
+
+async def export_state(context: RecordContext, *, messages: bool) -> dict[str, Any]:
+    """Read the state of a record, with its messages if asked."""
+    context.allow("read", MOVES, *([MESSAGES] if messages else []))
+    entry = await context.read(fresh=True)
+    if not messages:
+        return export(entry, context.fields(entry), None)
+    # One look at the record for both: a later one might show another conversation.
+    entry = await read_path.load_whole(context.tiers, context.keys, entry)
+    runs = message_ranges.segments(context.text, entry.fields)
+    shown = (await shown_messages.shown_in(context.tiers, context.keys, entry, runs)).messages()
+    return export(entry, context.fields(entry), shown)
+
+
+async def restore_state(context: RecordContext, state: Mapping[str, Any]) -> int:
+    """Replace the state of a record; the new version."""
+    context.allow("write", None)
+    changes = context.changes()
+    changes.whole()
+    clock = context.tiers.clock
+    await clock.know()
+    restore(changes, state, clock.now())
+    return (await context.commit(changes.draft("restore"))).version
+
+
+def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] | None) -> dict[str, Any]:
+    """Fields, bytes in base64, phase, deadlines, all but the first if there are any, messages if given: JSON only."""
+    phase = entry.fields.get(PHASE)
+    state: dict[str, Any] = {
+        **as_text.apart(fields),
+        "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
+    }
+    if entry.expires != field_ttl.NEVER:
+        ends = {name: field_ttl.split(data)[0] for name, data in entry.fields.items() if field_ttl.marked(data)}
+        state["expires"] = {codec.decode_key(name): deadline for name, deadline in ends.items()}
+    if messages is not None:
+        # With the times of their commits, which are not to be that of the one that restores them.
+        dated = ({"timestamp": each.timestamp} if each.timestamp is not None else {} for each in messages)
+        state["messages"] = [each.to_dict() | time for each, time in zip(messages, dated, strict=True)]
+    return state
+
+
+def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
+    """Make `changes` replace a record's state by this one. Raises one InvalidValue that names every bad entry."""
+    if not isinstance(state, Mapping):
+        raise InvalidValue(f"a state to restore is a mapping as of export_state, not a {type(state).__name__}")
+    if "fields" not in state:
+        state = {"fields": state}  # as get_all() returns it; an export always has its fields
+    bad: list[str] = []
+
+    def tried(place: str, step: Callable[..., Any], *given: Any) -> None:
+        try:
+            step(*given)
+        except InvalidValue as error:
+            bad.append(f"{place}: {error}")
+
+    bad += [f"{part!r:.80}: none of {', '.join(_PARTS)}" for part in state if part not in _PARTS]
+    fields = _part(state, "fields", Mapping, bad)
+    try:
+        fields = as_text.together(fields, _part(state, "bytes", Mapping, bad))
+    except InvalidValue as error:
+        bad.append(f"bytes: {error}")
+    expires = _part(state, "expires", Mapping, bad)
+    messages = _part(state, "messages", list, bad)
+    changes.clear(messages="messages" in state)
+    for key, value in fields.items():
+        end = expires.get(key)
+        if end is None:
+            tried("fields", changes.set, key, value)
+        elif isinstance(end, bool) or not isinstance(end, (int, float)) or not 0 <= end < 1e12:
+            bad.append(f"expires[{key!r:.80}]: {end!r:.80} is no time in seconds since 1970")
+        elif end > now:
+            tried("fields", partial(changes.set, until=float(end)), key, value)
+    bad += [f"expires[{key!r:.80}]: there is no such field" for key in expires if key not in fields]
+    for at, message in enumerate(messages):
+        tried(f"messages[{at}]", changes.append, message)
+    if "phase" in state:
+        tried("phase", changes.phase, state["phase"])
+    if bad:
+        raise InvalidValue(f"nothing was restored, {len(bad)} bad: " + "; ".join(bad))
+
+
+def _part(state: Mapping[str, Any], part: str, kind: type, bad: list[str]) -> Any:
+    found = state.get(part, kind() if kind is list else {})
+    if isinstance(found, kind):
+        return found
+    bad.append(f"{part}: a {type(found).__name__}, not a {kind.__name__.lower()}")
+    return [] if kind is list else {}
+
+
+async def fork(
+    context: RecordContext,
+    new_id: str,
+    version: int | None,
+    branch: str | None,
+    *,
+    note: Callable[[Changes], None] | None = None,
+) -> int:
+    """Start another record from this one's state, or that of one of its branches; the new record's version.
+
+    `note` puts something beside it into the new record's first commit.
+    """
+    tiers = context.tiers
+    target = context.store.keys.of(Ref(context.ref.scope, new_id))
+    context.allow("read", None)
+    context.allow("write", None, ref=target.ref)
+    changes = context.changes()
+    if note is not None:
+        note(changes)
+    async with ForkUnderWay(tiers, context.keys, target) as under_way:
+        draft = await plan_fork(tiers, context.keys, target, changes, version, branch)
+        context.allow("read", *_copied(draft))
+        context.allow_steps(draft, target.ref)
+        under_way.require_time()
+        done = await write_path.commit(tiers, target, draft)
+    if under_way.over:
+        # An erasure of its source may have stopped waiting for this fork. SQL has a note of that.
+        await write_path.reach(tiers, target)
+        if noted := await tiers.port.sql(partial(tiers.cold.pending, names=[target.ref.text])):
+            await lifecycle.finish(tiers, noted)
+            raise Deleted(f"{context.text[:200]}: was erased while it was forked")
+    return done.version
+
+
+async def plan_fork(
+    tiers: Tiers,
+    names: RecordKeys,
+    target: RecordKeys,
+    changes: Changes,
+    version: int | None,
+    branch: str | None = None,
+) -> Draft:
+    """The first change of a record that starts as this one was. Messages are shared; a branch's own are copied.
+
+    What is in `changes` already is not overwritten by what is copied.
+    """
+    source = names.ref.text
+    form = tiers.codec_of(source)
+    to = tiers.codec_of(target.ref.text)
+    if branch is None:
+        state = await _past(tiers, names, version)
+        begun = items = state.version
+        runs = message_ranges.segments(source, state.fields)
+        following = int(state.fields.get(NEXT, b"0"))
+    else:
+        found = await branches.state_at(tiers, names, branch, version)
+        state = found.state
+        begun = found.base
+        shown = branches.messages_of(source, found)
+        runs = shown.runs(target.ref.text)
+        following = shown.following
+        changes.copy_messages(shown.copied(form, to))
+        items = await _copy_items(tiers, names, to, changes, branch, found)
+    if state.deleted:
+        raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}", version=state.version)
+    # Archived above, so that a fork of something that is being erased is noted there by now, and ends with it: else
+    # forks of forks would be made as fast as they are erased.
+    if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
+        raise Deleted(f"{names.ref.text[:200]}: is being erased")
+    fields = state.fields
+    own = {SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS, *changes.fields}
+    for name, value in fields.items():
+        if name not in own:
+            answer = name[:2] == REQUEST
+            data = _answer(form, to, name, value, state.version) if answer else carried(form, to, name, value)
+            changes.reserved(name, data)
+    if ITEMS in fields:
+        # Since its first version it shows those of its source, which are noted by what it was made from.
+        changes.reserved(ITEMS, b"1" if items else b"1 0")
+        begun = items or begun
+    changes.reserved(PARENT, f"{source}@{begun}".encode())
+    if following:
+        data = message_ranges.dump(runs)
+        message_ranges.refuse_many(source, data)
+        changes.reserved(SEGMENTS, data)
+        changes.reserved(START, b"%d" % following)
+    # Not even a deleted record may be there: its own message numbers would stand between the shared ones. Its owner is
+    # among the fields that are copied.
+    return changes.draft("fork", expected=0)._replace(owner="")
+
+
+def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> bytes:
+    """The answer to a request as a fork of this version keeps it: older than every answer of the fork's own.
+
+    Its first number is the version before it. Left as it is, it would seem younger than the fork's own answers, and
+    those would be forgotten first.
+    """
+    key = codec.decode_key(name)
+    before, *rest = form.decode(value, key)
+    return to.encode([before - version, *rest], key)
+
+
+async def _copy_items(
+    tiers: Tiers, names: RecordKeys, to: Codec, changes: Changes, branch: str, found: BranchState
+) -> int:
+    """Put what a branch put itself; the version of its record whose items lie below, 0: of none."""
+    form = tiers.codec_of(names.ref.text)
+    below, own = await branches.items_of(tiers, names, branch, found)
+    for name, frame in own.items():
+        changes.items.put_stored(name, frame and form.carry(frame, codec.item_name(name), to))
+    return below
+
+
+async def _past(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
+    present = await read_path.read(tiers, names, fresh=True)
+    if present.version == 0:
+        raise NotFound(f"{names.ref.text[:200]}: there is nothing to fork")
+    return await history.state_at(tiers, names, present.version if version is None else version)
+
+
+def _copied(draft: Draft) -> list[str]:
+    """What a fork hands on of the record that it is made from, as a policy is asked for it."""
+    names = [field for _, field in written(draft.steps) if field is not None]
+    shown = any(name == SEGMENTS for _, name, _ in draft.steps)
+    layered = any(name == ITEMS for _, name, _ in draft.steps)
+    names += [ALL_ITEMS] if layered and ALL_ITEMS not in names else []
+    return [*names, *([MESSAGES] if shown and MESSAGES not in names else [])]
