@@ -7,8 +7,8 @@ from importlib import import_module
 _MODULES: dict[str, tuple[str, ...]] = {
     "agents.asyncio": ("AsyncAgent", "AsyncHost"),
     "agents.blocking": ("Agent", "Host"),
-    "agents.commands": ("CommandArgument",),
     "agents.display": ("Limits", "LogLevel", "Status"),
+    "agents.hooks": ("CommandArgument",),
     "conversation.agent_state": (
         "AgentPhase",
         "AgentState",

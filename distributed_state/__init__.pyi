@@ -2,8 +2,8 @@
 
 from distributed_state.agents.asyncio import AsyncAgent, AsyncHost
 from distributed_state.agents.blocking import Agent, Host
-from distributed_state.agents.commands import CommandArgument
 from distributed_state.agents.display import Limits, LogLevel, Status
+from distributed_state.agents.hooks import CommandArgument
 from distributed_state.conversation.agent_state import (
     AgentPhase,
     AgentState,

@@ -21,10 +21,9 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel
 
 from distributed_state.agents.blocking_deleted_state import LastState
-from distributed_state.agents.commands import Command, CommandArgument, Commands, Progress
 from distributed_state.agents.deleted_state import AsyncLastState
 from distributed_state.agents.display import Display, Limits, Listener, LogLevel, Status
-from distributed_state.agents.hooks import Hooks, call
+from distributed_state.agents.hooks import Command, CommandArgument, Commands, Hooks, Progress, call
 from distributed_state.errors import CommandFailed, ConfigurationError, CorruptState, InvalidValue
 from distributed_state.events import config as configs
 from distributed_state.events.config import Config

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from distributed_state.agents.agent import BaseAgent, StoreSource
-from distributed_state.agents.commands import Progress
 from distributed_state.agents.display import Status
+from distributed_state.agents.hooks import Progress
 from distributed_state.agents.host_run import HostRun
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.events.config import Source

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from distributed_state.agents.agent import BaseAgent
 from distributed_state.agents.asyncio import AsyncHost
-from distributed_state.agents.commands import Progress
 from distributed_state.agents.display import Status
+from distributed_state.agents.hooks import Progress
 from distributed_state.events.config import Source
 from distributed_state.port.blocking import finish
 from distributed_state.store.blocking import StateStore
