@@ -354,8 +354,8 @@ _ABSENT: Any = object()
 
 async def load(context: RecordContext) -> AgentState | None:
     """The state as it was last saved, with the version that the next save expects."""
-    entry, history = await messages.messages(context.tiers, context.keys, None, fresh=True)
-    return read(context.keys, entry, history)
+    shown = await messages.chosen(context.tiers, context.keys, messages.Page(), fresh=True)
+    return read(context.keys, shown.entry, shown.messages())
 
 
 def shown(state: AgentState | None) -> tuple[str, ...]:
@@ -433,8 +433,8 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
             done = await context.commit(change.draft("save_state", expected=base.version, epoch=base.epoch))
         except Conflict as conflict:
             if new:
-                entry, history = await messages.messages(context.tiers, names, None, fresh=True)
-                base = before(names, entry, history, conflict)
+                shown = await messages.chosen(context.tiers, names, messages.Page(), fresh=True)
+                base = before(names, shown.entry, shown.messages(), conflict)
             raise
         return saved(whole, names, done.epoch, done.version)
 

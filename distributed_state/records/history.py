@@ -113,7 +113,7 @@ def _item_key(name: bytes) -> tuple[str, str]:
     return collection, key
 
 
-def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
+def as_change(record_codec: Codec, entry: JournalEntry) -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
     deleted, appended = list[str](), list[Message]()
@@ -137,7 +137,7 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
             times = turn_times.read(name)
         elif kind in (b"p", b"q"):
             row = ItemRow(record_codec.record, entry.version, value)
-            items[_item_key(name)] = opened(record_codec, name, row, epoch) if value else None
+            items[_item_key(name)] = opened(record_codec, name, row, "") if value else None
     return Change(
         version=entry.version,
         time=entry.time_ms / 1000,

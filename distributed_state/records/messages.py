@@ -93,14 +93,6 @@ class Shown:
             yield self.entry.codec.written_to(run.source).read_message, range(run.start, run.stop)
 
 
-async def messages(
-    tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: bool
-) -> tuple[CachedRecord, list[Message]]:
-    """The last messages, or all, oldest first, and the version of the record that shows them."""
-    shown = await chosen(tiers, names, Page(last=last), fresh=fresh)
-    return shown.entry, shown.messages()
-
-
 async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool, most: int | None = None) -> Shown:
     """The messages of a page, oldest first, and the version of the record that shows them.
 
