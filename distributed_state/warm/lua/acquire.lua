@@ -1,21 +1,21 @@
 --[[
-  Take a lock, or a place in its queue. Nobody overtakes: a free lock goes to the head of the queue, and past it only
-  if it does not come within the grace.
+  Take a lock, or a place in its queue. A free lock goes to the head of the queue; the next waiter gets it only if the head
+  does not come within the grace.
   KEYS  lock  wait  meta  record  channel  lock_channel  leases
   ARGV  life        of the connection: see port/lives.py
         mode        'x' exclusive, 'a' advisory
-        holder      who asks: a name used for this one attempt only
+        holder      a name that is used for this attempt only
         ttl_ms      of the lock
         place       '' = do not queue; else this waiter's name, unique
         order       '' = a new place, else the score that an earlier call returned
         patience_ms a waiter that does not come back within this is skipped
-        grace_ms    and one that is offered the lock, within this
-        seize       '' = never; else take it at once: from a holder that ends in '!', unless it ends in this, or
-                    as 'token@', from the holder of that token
+        grace_ms    a waiter that is offered the lock is skipped if it does not come within this
+        seize       '' = never; else take the lock at once: from a holder that ends in '!', unless it ends in this; or with
+                    'token@', from the holder of that token
   Returns {'ok', lock_value, epoch, version | '0'} | {'wait', holder, left_ms, order} | {'busy', holder, left_ms} | {'uninitialised'}
-  left_ms is what the lock has to live, or the head of a free one to come.
-  The leases of a partition are the records whose locks are held, scored by their tokens; some have ended since.
-  A place in the queue is the member 'deadline:name', scored by order, which is its own alone.
+  left_ms is the time until the lock ends; of a free lock, the time that the head of the queue has left to come.
+  `leases` has the records whose locks are held, scored by their tokens; some of the locks have ended since.
+  A place in the queue is the member 'deadline:name', scored by order, which no other place has.
 ]]
 local lock, wait, meta, record, channel, lock_channel, leases = unpack(KEYS)
 local life, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
@@ -25,14 +25,14 @@ local patience_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include same_data
 if not current then return {'uninitialised'} end
 local epoch = current
--- By its order: who offers a place the lock changes its deadline.
+-- By its order, because an offer of the lock changes the deadline in the member.
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 -- @include queue_head
 
 local held = redis.call('GET', lock)
--- One of another epoch was granted before Redis lost something: it holds nothing any more.
+-- A lock of another epoch was granted before Redis lost something: it is not valid any longer.
 if held and not string.find(held, '@' .. epoch .. ':', 1, true) then held = false end
--- Asked again because the answer was lost: it is ours already.
+-- The answer of an earlier call was lost: the lock is the caller's already.
 if held and string.sub(held, -#holder - 1) == ':' .. holder then
   redis.call('PEXPIRE', lock, ttl_ms)
   return {'ok', held, epoch, redis.call('HGET', record, '#v') or '0'}
@@ -51,7 +51,8 @@ if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < ton
 end
 local left = redis.call('PTTL', lock)
 if not held then
-  -- Free, but not ours: its holder's time was over, which wakes nobody, or whoever was woken has not come.
+  -- The lock is free, but not for this caller: it ended without a release, which wakes nobody, or the waiter that was woken
+  -- has not come yet.
   local by = format('%d', now_ms + grace_ms)
   if tonumber(deadline) > tonumber(by) then
     redis.call('ZADD', wait, head[2], by .. ':' .. name)

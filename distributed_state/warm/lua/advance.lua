@@ -1,15 +1,15 @@
 --[[
-  Note how far a group of consumers is in a partition, if that is still this member's to handle, or nobody has noted
-  anything since: a member that took too long, and lost its share, is done with its event.
+  Note the position of a group of consumers in a partition. A member that took too long may have lost the partition: it may
+  still note its event if the position has not changed since.
   KEYS  owner  position
   ARGV  member, position
-        before    the position as this member noted it last, '' = only if it is the member's
+        before    the position that this member noted last, '' = note only if the partition is still the member's
   Returns {'ok'} | {'lost'}
 ]]
 local owner, position = KEYS[1], KEYS[2]
 local member, reached, before = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('GET', owner) ~= member and (before == '' or redis.call('GET', position) ~= before) then return {'lost'} end
--- First what takes no memory, so that a full Redis lets the rest be done: else all since would be handled again.
+-- A first write that takes no memory lets a full Redis accept the rest: else later events would be handled again.
 redis.call('PERSIST', position)
 redis.call('SET', position, reached)
 return {'ok'}

@@ -1,22 +1,22 @@
 --[[
-  Tell that a replica is there: onto the roll of replicas until it counts as lost, with what it reports of itself.
+  Put a replica on the roll of live replicas for a while, and keep its report.
   KEYS  roll  replica
   ARGV  id, report
-        ttl_ms    counts as lost so long after this
-        kept_ms   its report is kept so long after this
+        ttl_ms    it counts as lost after this time
+        kept_ms   its report is kept for this time
   Returns {'ok', replicas, id of one that is due, ...}
-        | {'late', replicas}   it was not on the roll in time itself: as it may be with others, it must not judge them
+        | {'late', replicas}   it was late itself. Others may be late for the same reason, so it must not declare them lost
 ]]
 local roll, replica = KEYS[1], KEYS[2]
 local id, report, ttl_ms, kept_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- @include clock
 local before = redis.call('ZSCORE', roll, id)
--- First what takes no memory, so that a full Redis lets the rest be done: else all replicas would count as lost. What each
--- reports is small.
+-- A first write that takes no memory lets a full Redis accept the rest: else all replicas would count as lost. Reports are
+-- small.
 redis.call('PEXPIRE', replica, kept_ms)
 redis.call('ZADD', roll, format('%d', now_ms + ttl_ms), id)
 redis.call('SET', replica, report, 'PX', kept_ms)
 local members = redis.call('ZCARD', roll)
 if not before or tonumber(before) <= now_ms then return {'late', members} end
--- Bounded: more are found at the next beat, when these are off the roll.
+-- At most 100: the next beat finds more, when these are off the roll.
 return {'ok', members, unpack(redis.call('ZRANGEBYSCORE', roll, '-inf', format('%d', now_ms), 'LIMIT', 0, 100))}

@@ -1,14 +1,14 @@
 --[[
-  Say whether a commit is in the data of this server, and if it is, write something: whoever waits behind this on the
-  same connection for replicas or for the disk waits for all that was written before, this commit included. A server may
-  have come back older, or be another one by now, and would confirm what it never had. And a connection that wrote
-  nothing is answered at once by Valkey: it has nothing to wait for.
+  Check that a commit is in the data of this server, and if it is, write something. A WAIT or WAITAOF that follows on the
+  same connection then waits for all earlier writes, this commit included. Without the check, a server that came back with
+  older data, or another server, would confirm what it never had. Without the write, Valkey answers at once, because the
+  connection has written nothing.
   KEYS  journal  meta  record
   ARGV  life     of the connection: see port/lives.py
         epoch    under which it was committed
         at       its offset in the journal; of one that was sent again, of the journal's end at that time
-        event    its entry's id, '' = whichever made the record what it is
-        version  which the record has, or an older one; asked only without an event
+        event    its entry's id, '' = not known: the record's version is checked instead
+        version  the record must have at least this one; used only without an event
         back     how many entries may stand between that end and it, '0' = none
   Returns {'ok'} | {'epoch', epoch or ''}
         | {'other'}   it is not here: lost, or archived and dropped since; SQL knows
@@ -16,7 +16,7 @@
 local journal, meta, record = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, at, event, version, back = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local call = redis.call
--- Not same_data: a commit is known by its event, and a mere change of the data's name must not make it look lost.
+-- Without same_data: the event identifies the commit, and it is not lost if only the data's name changed.
 local written = call('HGET', meta, 'journal')
 -- @include written
 if current ~= epoch then return {'epoch', current or ''} end

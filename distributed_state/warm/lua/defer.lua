@@ -1,5 +1,5 @@
 --[[
-  Look at a record's lifetime later, or never again, if nobody has set another time for that meanwhile.
+  Set when to look at a record's lifetime next, unless that time was changed meanwhile.
   KEYS  lifetimes
   ARGV  member
         seen    the score that it was found with

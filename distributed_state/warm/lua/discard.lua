@@ -1,9 +1,9 @@
 --[[
-  Take a record out of Redis: SQL knows better how it is. Only whoever recovers the partition may.
+  Take a record out of Redis because SQL has a later state of it. Only the worker that recovers the partition may do this.
   KEYS  meta  record  hydration  items
   ARGV  life    of the connection: see port/lives.py
         token   of the right to mint
-        seen    the epoch of the partition before, '' = none
+        seen    the partition's previous epoch, '' = none
   Returns {'ok'} | {'lost'}
 ]]
 local meta, record, hydration, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

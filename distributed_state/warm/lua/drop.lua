@@ -1,6 +1,6 @@
 --[[
-  Take a record out of Redis that is erased up to a version, unless it went on since, and let replicas forget their
-  copies of it.
+  Take a record out of Redis that is erased up to a version, unless it has a later one, and let replicas forget their
+  copies.
   KEYS  record  hydration  channel  lifetimes  items  leases  lock
   ARGV  version
         message  what is published: a change after that version, so that it is a gap
@@ -10,7 +10,7 @@
 local record, hydration, channel, lifetimes, items, leases, lock = unpack(KEYS)
 local version, message, text = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local present = redis.call('HGET', record, '#v')
--- Not only a tombstone: what was brought back and then erased with the rest may not stay either.
+-- Not only tombstones: a record that was hydrated and then erased in SQL must not stay either.
 if present and tonumber(present) > version then return {'kept'} end
 redis.call('DEL', record, hydration, items)
 redis.call('ZREM', lifetimes, text)

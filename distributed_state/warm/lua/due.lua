@@ -1,9 +1,9 @@
 --[[
-  The records of a partition whose lifetime has to be looked at now, the most overdue first.
+  The records of a partition whose lifetimes are due for a look, the most overdue first.
   KEYS  lifetimes  meta
   ARGV  most    this many
   Returns {'ok', epoch, epoch that the set was filled for | '', now_ms, {member, score, ...}, the next score | ''}
-          the last one only if there are none now
+          the next score only if none is due
         | {'uninitialised'}
 ]]
 local lifetimes, meta = KEYS[1], KEYS[2]

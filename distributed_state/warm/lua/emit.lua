@@ -4,7 +4,7 @@
         roll only with a member
   ARGV  life                of the connection: see port/lives.py
         replica, sequence   the event's id
-        since               ms of the server's clock: before then it was surely not written
+        since               ms of the server's clock: the event was not written earlier than that
         event_type, subject, actor, data
         publish_bytes       data up to this size is published whole
         journal_entries, journal_bytes     limits
@@ -13,7 +13,7 @@
   Returns {'ok', epoch, offset, time_ms, journal_offset, archived_offset}
           the last two, of the journal, are missing if it was written before
         | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}
-        | {'unsure', ms, epoch}   if it was written, then it is not kept any more, and SQL knows; the server's clock
+        | {'unsure', ms, epoch}   if it was written, it is no longer in the stream, and only SQL knows; the server's clock
 ]]
 local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local life, replica, sequence, since, event_type, subject, actor, data, publish_bytes, journal_entries, journal_bytes,
@@ -32,9 +32,9 @@ local written, event, event_ms, floor_ms, interests =
 -- @include journal_end
 local epoch = current
 if not epoch then return {'uninitialised'} end
--- Has it been written already? What was written since then are the newest, few or none unless this lay about somewhere,
--- and kept_events at most. Where they were dropped meanwhile, or the partition began anew, not all of them are here.
--- Mostly the newest one is older, and no look is needed: that costs as much as what is written.
+-- Was it written already? If so, it is among the newest events: those since `since` are few unless the call was delayed, and
+-- kept_events at most. If some were dropped meanwhile, or the partition began again, not all of them are here. Mostly even
+-- the newest event is older, and the stream is not read: reading costs as much as writing.
 floor_ms = (floor_ms or 0) + 0
 local seen = event_ms and since > event_ms + 0 and since > floor_ms
 local from, count = '+', 1

@@ -1,6 +1,6 @@
 --[[
-  Put an archived record back, if nothing happened to it since the token was left. The op ids of its commits stay in SQL;
-  from now on they are noted here again, as in commit.lua.
+  Put an archived record back, if it was not changed since the token was left. The op ids of its earlier commits stay in
+  SQL; those of later ones are noted here, as in commit.lua.
   KEYS  record  hydration  meta  items
   ARGV  life (of the connection: see port/lives.py), epoch, token, ttl_ms, then field, value, ...
   Returns {'ok', ms of the server's clock} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}
@@ -14,7 +14,7 @@ if not current then return {'uninitialised'} end
 if current ~= epoch then return {'epoch', current} end
 if redis.call('EXISTS', record) == 1 then return {'present'} end
 if redis.call('GET', hydration) ~= token then return {'lost'} end
--- A window of items that outlived the record goes too: SQL may be older than that.
+-- A window of items that outlived the record is deleted, too: the record that comes from SQL may be older.
 redis.call('DEL', hydration, items)
 for i = 5, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
 redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')

@@ -1,13 +1,13 @@
 --[[
-  Start a partition under a new epoch, which SQL knows already. Offsets of the journal begin anew. What was written
-  under the epoch before stays, as far as it is not discarded.
+  Start a partition under a new epoch, which SQL knows already. Offsets of the journal begin again. Records of the previous
+  epoch stay unless they were discarded.
   KEYS  meta  journal  events
   ARGV  life       of the connection: see port/lives.py
         token      of the right to mint
-        seen       the epoch before, as it was when the right was given; '' = none
+        seen       the previous epoch, when the right was given; '' = none
         epoch
-        continued  '1' = the stream of events lacks nothing of the epoch before, and goes on
-        ended      the last event that SQL has of the epoch before
+        continued  '1' = the stream has all events of the previous epoch, and continues
+        ended      the last event of the previous epoch that SQL has
         floor      fencing tokens are greater than this
         known      '1' = the ids of all records of SQL follow: field, digits, ... as in known_ids.lua
   Returns {'ok'} | {'live', epoch} | {'lost'}
@@ -20,10 +20,10 @@ if current then return {'live', current} end
 if life == '' or not may then return {'lost'} end
 local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token', 'continues', 'interests')
 -- @include clock
--- DEL first: after it even a full Redis lets the rest be done.
+-- DEL first: after it even a full Redis accepts the rest.
 redis.call('DEL', journal)
 local event, event_floor, floor_ms = before[1] or '0', before[2] or '0', before[3] or '0'
--- Of each epoch that the stream has events of, how far it went there, the latest first: the last eight.
+-- The last event of each epoch in the stream, the latest epoch first, eight at most.
 local continues, kept = seen .. '@' .. event, 1
 for each in string.gmatch(before[5] or '', '%S+') do
   if kept < 8 then continues, kept = continues .. ' ' .. each, kept + 1 end
@@ -34,15 +34,15 @@ if continued ~= '1' or seen == '' then
 else
   ended = '0' -- the stream has them
 end
--- Every lease of before is over, and every holder of one has a smaller token than who comes now.
+-- All earlier leases have ended, and their tokens are smaller than any new one.
 floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
--- `fresh`: what was written before this is not here: see commit.lua and emit.lua. `lifetimes` are looked through anew.
+-- `fresh`: earlier op ids and events are not here: see commit.lua and emit.lua. `lifetimes` is filled again.
 redis.call('HDEL', meta, 'mint', 'lifetimes', 'names', 'k0', 'k1', 'k2', 'k3', 'k4', 'k5', 'k6', 'k7', 'k8', 'k9',
   'ka', 'kb', 'kc', 'kd', 'ke', 'kf')
 redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life .. ' 0', 'token', floor,
   'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continues', continues,
   'ended', ended, 'fresh', format('%d', now_ms))
--- Who asks for some types knows nothing of what came before; without memory for that they ask anew.
+-- Lists of event types begin again with this event; if Redis is too full for that, subscribers ask again.
 if before[6] then redis.call('HSET', meta, 'interests', (string.gsub(before[6], '@%d+', '@' .. event))) end
 if known == '1' then redis.call('HSET', meta, 'names', epoch, unpack(ARGV, 9)) end
 return {'ok'}

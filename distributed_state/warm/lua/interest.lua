@@ -1,9 +1,9 @@
 --[[
-  Have events of some types published on a channel of their own, each with the offset of the one before of these types.
-  Whoever asks is subscribed to that channel already; it is kept while somebody is.
+  Publish events of some types on a channel of their own, each with the offset of the previous one of these types. The caller
+  is subscribed to that channel already. The list is kept as long as the channel has a subscriber.
   KEYS  meta  events_channel
   ARGV  types   'turn.ended,conversation.*': joined by ',', each a type or all that begin so
-        most    so many lists are kept at most
+        most    how many lists are kept at most
   Returns {'ok'} | {'uninitialised'} | {'full'}
 ]]
 local meta, events_channel = KEYS[1], KEYS[2]
@@ -18,6 +18,6 @@ for list, before in string.gmatch(interests or '', '(%S+)@(%d+)') do
   end
 end
 if count >= most then return {'full'} end
--- What was published before is not known.
+-- Which of the earlier events were of these types is not known.
 redis.call('HSET', meta, 'interests', kept .. types .. '@' .. (event or '0') .. ' ')
 return {'ok'}

@@ -1,5 +1,5 @@
 --[[
-  Read items of a record, those of which Redis knows how they are.
+  Read items of a record, as far as Redis knows them.
   KEYS  record  items  meta
   ARGV  life    of the connection: see port/lives.py
         ttl_ms  a TTL that exists is extended to this when a tenth of it is gone

@@ -13,7 +13,7 @@ local written = call('HGET', meta, 'journal')
 -- @include same_data
 -- @include journal_end
 if current ~= epoch then return {'epoch'} end
--- First what takes no memory, so that a full Redis lets the rest be done: it makes room.
+-- A first write that takes no memory lets a full Redis accept the rest, which makes room.
 redis.call('PERSIST', journal)
 -- No record, version 0: the archiver moves on and inserts nothing.
 local entry_id, text, version, kind = event, '', '0', 'mark'

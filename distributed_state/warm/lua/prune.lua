@@ -1,8 +1,8 @@
 --[[
-  Drop the oldest events of a partition, as far as they are older than this, and note up to where.
+  Drop the events of a partition that are older than age_ms, and note the offset of the last one.
   KEYS  meta  events
   ARGV  age_ms
-        most    this many at a time
+        most    how many at most in one call
   Returns {'ok', dropped}
 ]]
 local meta, events = KEYS[1], KEYS[2]
@@ -12,8 +12,8 @@ local age_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local before_ms = now[1] * 1000 + now[2] / 1000 - age_ms
 local place = redis.call('HMGET', meta, 'event', 'event_floor')
 local floor = tonumber(place[2] or '0')
--- Events are in the order of their times, so the first that is new enough is found by halving. One that was taken out
--- is as the next that is there, or the one before it.
+-- Events are in the order of their times, so a binary search finds the first that is new enough. For one that was taken out
+-- the next one counts, or else the previous one.
 local low, high = floor, math.min(tonumber(place[1] or '0'), floor + most)
 while low < high do
   local middle = math.ceil((low + high) / 2)

@@ -1,12 +1,12 @@
 --[[
-  Read a record whole, keep an archived one alive, and leave a hydration token when there is none.
+  Read a whole record, extend the TTL of an archived one, and leave a hydration token if the record is absent.
   KEYS  record  hydration  meta
   ARGV  life             of the connection: see port/lives.py
         epoch, version   what the caller has, '' = nothing
-        token   what is left behind when the record is absent begins so
+        token   with this the hydration token begins that is left for an absent record
         ttl_ms  a TTL that exists is extended to this when a tenth of it is gone
   Returns {'ok', epoch, {field, value, ...}} | {'same', epoch} | {'cold', epoch, token} | {'uninitialised'}
-        token '' = none could be left, as Redis is full: what SQL has is to be read and not brought here
+        token '' = Redis is too full to leave one: the caller reads SQL and does not hydrate the record
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, version, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]

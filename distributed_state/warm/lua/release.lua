@@ -1,17 +1,17 @@
 --[[
-  Give a lock back if it is still ours, leave its queue, and offer it to the next in line: who is woken, and skipped
+  Release a lock if it is still the caller's, leave its queue, and offer the lock to the next waiter, which is skipped
   unless it comes within the grace.
   KEYS  lock  wait  lock_channel  record  leases
   ARGV  holder  the name under which it was asked for
-        order   of our place in the queue, '' = none
+        order   of the caller's place in the queue, '' = none
         grace_ms
-        replica, sequence   the op id of a commit sent just before, '' = none: only if that was applied
+        replica, sequence   the op id of a commit sent just before: the lock is kept unless that was applied. '' = none
   Returns {'ok'} | {'lost'} | {'kept'}
 ]]
 local lock, wait, lock_channel, record, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local holder, order, grace_ms, replica, sequence = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
--- Whatever kept the commit from being applied (its script is unknown here, the record left Redis, an increment has to
--- be a swap), it is sent again under this lock. What was applied is remembered in the record, as commit.lua has it.
+-- A commit that was not applied (its script is unknown here, the record left Redis, an increment has to be a swap) is sent
+-- again under this lock. If it was applied, the record has its op id: see known_op.lua.
 if sequence ~= '' then
   local ops = redis.call('HGET', record, '#ops')
   -- @include op_pieces
@@ -25,7 +25,7 @@ if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 if held and string.sub(held, -#holder - 1) ~= ':' .. holder then return {'lost'} end
 redis.call('DEL', lock)
 redis.call('ZREM', leases, record)
--- Mostly nobody waits, and what the time is need not be asked.
+-- Mostly nobody waits, and the time is not needed.
 if redis.call('EXISTS', wait) == 0 then return {'ok'} end
 local place = ''
 -- @include clock

@@ -1,5 +1,5 @@
 --[[
-  Note that the life of a partition's data has another name: nothing was lost.
+  Note that the life of a partition's data has another name now, although nothing was lost.
   KEYS  meta
   ARGV  life         of the connection: see port/lives.py; '' = of a replica
         epoch, from  the epoch and the life of the partition, as they were seen
@@ -10,7 +10,7 @@ local life, epoch, from = ARGV[1], ARGV[2], ARGV[3]
 -- @include clock
 local kept = redis.call('HMGET', meta, 'epoch', 'life', 'journal', 'mint')
 if life == '' or kept[1] ~= epoch or kept[2] ~= from or not kept[3] then return {'other'} end
--- Somebody starts it just now, and nobody else may let others write there meanwhile.
+-- A worker is starting the partition: until it is done, writes must stay refused.
 if kept[4] and string.match(kept[4], '%d+$') + 0 > now_ms then return {'other'} end
 redis.call('HSET', meta, 'life', life, 'journal', string.match(kept[3], '^%S+ %S+ %S+ %S+ %S+ ') .. life .. ' 0')
 return {'ok'}

@@ -13,7 +13,7 @@ local life, epoch, text = ARGV[1], ARGV[2], ARGV[3]
 if current ~= epoch then return {'epoch'} end
 local place, mark, listed, is_new, fresh
 -- @include known_ids
--- First what takes no memory, so that a full Redis lets the rest be done.
+-- A first write that takes no memory lets a full Redis accept the rest.
 redis.call('PERSIST', meta)
 if is_new then redis.call('HSET', meta, place, listed .. mark) end
 return {'ok'}

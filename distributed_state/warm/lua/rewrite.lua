@@ -1,5 +1,5 @@
 --[[
-  Store values of a record in another form, each only if it still is what was found. The record's version stays.
+  Store values of a record in another form, each only if it has not changed since it was read. The version stays.
   KEYS  record  hydration  channel  items
   ARGV  epoch  replica
         then triples: field, the bytes that were found, the bytes to store, '' to drop the field
@@ -7,7 +7,7 @@
 ]]
 local record, hydration, channel, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local epoch, replica = ARGV[1], ARGV[2]
--- The token goes in any case: whoever read SQL before must not bring back what he read.
+-- The token is deleted in any case: a reader of SQL must not hydrate the record with the earlier form.
 redis.call('DEL', hydration)
 local version = redis.call('HGET', record, '#v')
 if not version then return {'absent'} end
@@ -19,6 +19,6 @@ for i = 3, #ARGV, 3 do
 end
 -- Items are read from SQL then, as they are stored there. What is not archived yet stays.
 if redis.call('PTTL', items) >= 0 then redis.call('DEL', items) end
--- As a change after the present one, so that it is a gap: what is kept hot is read anew.
+-- Published as the change after the present one. Replicas see a gap, and read their hot copies again.
 redis.call('SPUBLISH', channel, epoch .. ' ' .. string.format('%d', version + 1) .. ' ' .. replica .. ' -')
 return {'ok', (redis.call('PTTL', record) == -1 or redis.call('EXISTS', items) == 1) and 1 or 0}

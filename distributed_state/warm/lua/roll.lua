@@ -1,5 +1,5 @@
 --[[
-  The replicas that are there, and when each counts as lost.
+  The live replicas, and when each counts as lost.
   KEYS  roll
   ARGV  none
   Returns {'ok', now_ms, {id, due_ms, ...}}

@@ -1,5 +1,5 @@
 --[[
-  Drop the oldest events of a partition, this one and all before it, and note up to where.
+  Drop the events of a partition up to this offset, and note it.
   KEYS  meta  events
   ARGV  epoch, offset
   Returns {'ok'} | {'epoch'}

@@ -1,5 +1,5 @@
 --[[
-  The last entry of a partition's journal; event '' if nothing was written yet, or the journal lacks it.
+  The last entry of a partition's journal; event '' if there is none yet, or the journal lacks it.
   KEYS  journal  meta
   ARGV  life    of the connection: see port/lives.py
   Returns {'ok', epoch, offset, event} | {'uninitialised'}

@@ -1,9 +1,8 @@
 --[[
-  Say which records of a partition are at the versions that the caller has. None lives longer for it, and nothing is left
-  where there is none.
+  Compare records of a partition with the versions that the caller has. No TTL is extended, and no hydration token is left.
   KEYS  meta  records ...
   ARGV  life   of the connection: see port/lives.py
-        then of each record what the caller has: 'epoch version'
+        then for each record the caller's 'epoch version'
   Returns {'ok', words} | {'uninitialised'}   a word for each record, with spaces between: same, other or absent
 ]]
 local meta, records = KEYS[1], {unpack(KEYS, 2)}

@@ -1,24 +1,24 @@
 --[[
-  Lifecycle events: into the stream and to who listens, and the oldest out of the stream.
+  Append lifecycle events to the stream, publish them, and trim the stream.
   Expects  clock, call (redis.call), events, events_channel, meta, epoch, actor, publish_bytes, kept_events
-           op            what their ids begin with
+           op            the beginning of their ids
            event         the number of the last one so far
            last_event    that of the last one of these, as text
            interests     meta's field of that name: see interest.lua
            types, payloads   of the new ones, at least one; payloads: their data
-           subject       whom they are about
+           subject       the id that they are about
            version       of the record that was changed, '0' = none
   Defines  event         the number of the last one now, which is noted with the journal's entry
 ]]
 for i, type in ipairs(types) do
-  -- Mostly there is one, and what makes a text of a number costs as much as two fields.
+  -- Mostly there is one, and formatting a number costs as much as two fields.
   local number = i == #types and last_event or format('%d', event + i)
   local place = epoch .. ' ' .. number
   local head = op .. '.' .. (i == 1 and '0' or i - 1) .. '\n' .. type .. '\n' .. subject
     .. '\n' .. now[1] .. ' ' .. now[2] .. '\n' .. version .. '\n' .. actor
   call('XADD', events, number .. '-0', 'h', head, 'd', payloads[i])
   local body = #payloads[i] <= publish_bytes and '\n' .. head .. '\n' .. payloads[i] or ''
-  -- Who hears only some types is told which event of them was the last before.
+  -- A subscriber to some types receives the offset of the previous event of these types.
   local asked = ''
   if interests then
     local exact, family = ',' .. type .. ',', ',' .. string.match(type, '^[^.]*') .. '.*,'

@@ -1,7 +1,7 @@
 --[[
-  What each read of a record's items begins with: whether the record is here; if so, it and its items stay for longer.
+  The beginning of each read of a record's items: if the record is here, its TTL and that of its items are extended.
   Expects  same_data (current); call, record, items, ttl_ms
-  Defines  version, epoch    as item_window.lua wants them
+  Defines  version, epoch    for item_window.lua
   Returns  {'cold', epoch} | {'uninitialised'}
 ]]
 if not current then return {'uninitialised'} end

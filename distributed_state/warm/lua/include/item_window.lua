@@ -1,15 +1,15 @@
 --[[
-  The window of a record's items: the newest of them, in a hash beside the record's. What is not in it is in SQL, so it may
-  be evicted for itself. Its fields: ':' and a name = 'number version ' and the frame, an empty one of a deleted item; 'k'
-  and a number = 'version size ' and the name, the log by which items leave it; '#e' epoch, '#n' the last number, '#d' the
-  first that may be left, '#c' how many items, '#b' their bytes, '#f' the floor: each item changed above this version is
-  here; '#u' below lie items that it never had, '2' = also of its own layer; '#h' and a collection = '=' and the greatest
-  key below, '-' if there is none. A name is collection, NUL and key.
+  The window of a record's items: the newest of them, in a hash of their own. All other items are in SQL, and so are all in
+  a window with a TTL, which Redis may evict. Its fields: ':' and a name = 'number version ' and the frame, an empty one of a
+  deleted item; 'k' and a number = 'version size ' and the name, the log by which items leave the window; '#e' epoch, '#n'
+  the last number, '#d' the first that may be left, '#c' how many items, '#b' their bytes, '#f' the floor: each item that
+  changed above this version is here; '#u' below lie items that the window never had, '2' = also of its own layer; '#h' and a
+  collection = '=' and the greatest key below, '-' if there is none. A name is collection, NUL and key.
   Expects  byte_order; call, record, items, epoch, version (of the record, false = absent)
   Defines  layer_from    since which version the present layer holds, '' if the record never had items
            bare     whether nothing was put in that layer, and none lies below
            window   the head of the window, nil if it is not here
-           needed   who says what SQL has of items must have read it at this version at least, a number
+           needed   the caller must have read items in SQL at this version or a later one, a number
            proofs, greatest       what SQL was seen to have, by name and by collection; the caller adds to them
            top(collection)        the greatest key below
            stamp(name, held)      the version of an item, '-' if there is none, nil if only SQL knows

@@ -18,5 +18,5 @@ end
 -- The head is one value, lines as in warm._entry: a stream entry of many fields costs more than the rest of the write.
 call('XADD', journal, offset .. '-0', 'h', entry_id .. '\n' .. text .. '\n' .. version .. '\n' .. now[1] .. ' ' .. now[2]
   .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message, 'd', data)
--- Who archives it looks rarely where there is nothing to archive. Of those behind it nobody needs to be told.
+-- The archiver seldom looks at a journal that is archived whole: the first entry wakes it, later ones need not.
 if alone then call('SPUBLISH', journal, '') end

@@ -1,5 +1,5 @@
 --[[
-  Whether the journal ends where meta says, looked at as often as the server is asked in same_data. After a slot was moved
+  Whether the journal ends where meta says, checked as often as same_data asks the server. After a slot was moved
   key by key while a node restarted it may be newer than meta: no entry could be added then, and a script would fail when
   it has written all else. Such a partition is recovered: see Recovery._is_apart.
   Expects  same_data (current, age, written), offset, journal, meta

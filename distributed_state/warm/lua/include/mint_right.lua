@@ -1,6 +1,6 @@
 --[[
-  Whether this is who may start the partition: mint.lua gave the right in this life, and nobody else has got it since.
-  Expects  meta, life, token, seen (the epoch before, as it was when the right was given; '' = none)
+  Whether the caller may start the partition: mint.lua gave it the right in this life, and gave it to nobody else since.
+  Expects  meta, life, token, seen (the previous epoch, when the right was given; '' = none)
   Defines  may
 ]]
 local holder, held_epoch = unpack(redis.call('HMGET', meta, 'mint', 'epoch'))

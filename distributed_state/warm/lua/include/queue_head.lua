@@ -1,8 +1,8 @@
 --[[
-  The head of a lock's queue, after whoever did not come back in time was taken out.
-  Expects  clock, wait, place (taken out as well: what a call of the same name left, whose answer was lost; '' = none)
+  The head of a lock's queue, after waiters that did not come back in time were removed.
+  Expects  clock, wait, place (also removed: the place of an earlier call with this name, whose answer was lost; '' = none)
   Defines  head             {member, score}, empty if nobody waits
-           deadline, name   what the member is made of, nil if nobody waits
+           deadline, name   the parts of the member, nil if nobody waits
 ]]
 local head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
 local deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')

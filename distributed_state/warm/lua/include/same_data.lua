@@ -14,7 +14,7 @@ local same, age = true, proved and now_ms - proved
 if not age or age > 20 or age < 0 then
   local data = string.match(life, '^(%x+)/')
   local said = data and redis.pcall('INFO', 'replication')
-  -- Who may not ask any more is told of no other data, as one who never could (port/lives.py).
+  -- A user without the right to ask counts as one whose data is the same (port/lives.py).
   same = type(said) ~= 'string' or string.find(said, 'master_replid:' .. data, 1, true)
   -- A node that hands over a slot refuses the keys of it that it does not have; this one is never there. It is not one of
   -- KEYS: then the node would refuse the whole script.

@@ -1,6 +1,6 @@
 --[[
-  Do nothing, unless the journal holds this entry at this offset: Redis may have come back older since the entry was
-  read, and then neither an offset nor a version says anything about what is here now.
+  Go on only if the journal has this entry at this offset. Redis may have come back with older data since the entry was read;
+  then offsets and versions of the caller do not apply to the data that is here.
   Expects  journal, offset, event
   Returns  {'other'}, or goes on
 ]]

@@ -1,6 +1,6 @@
 --[[
-  How far the journal of a partition was written, and archived. All in one field, which is taken apart faster than six
-  are read.
+  How far the journal of a partition is written and archived. All of this is in one field, because parsing it costs less than
+  reading six fields.
   Expects  life (of the connection), written (meta's field 'journal')
   Defines  current          the epoch, nil if the partition holds none, or is of another life of the data
            offset, bytes    of the last entry, as texts
