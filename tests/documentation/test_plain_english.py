@@ -86,7 +86,7 @@ LEFT = {
     ("docs/reliability.md", "because its writer was not heard when Redis had lost it"): "what the last run printed",
 }
 # How often the patterns occur in all. Lower a limit when the count falls; never raise one.
-LIMITS = {"design": 389, "package": 1892}
+LIMITS = {"design": 376, "package": 1822}
 
 
 class Text(NamedTuple):
