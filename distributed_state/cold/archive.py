@@ -21,7 +21,7 @@ from distributed_state.cold.aside import Fault, set_aside
 from distributed_state.cold.engine import Row, Sql
 from distributed_state.cold.epochs import ordinal
 from distributed_state.cold.erasure import inherit
-from distributed_state.cold.record_history import snapshot_row, states
+from distributed_state.cold.record_history import note_shown, snapshot_row, states
 from distributed_state.cold.record_index import (
     Parsed,
     hashed,
@@ -38,7 +38,7 @@ from distributed_state.cold.values import Batch
 from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, State, fold
-from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, REPAIR, SEGMENTS
+from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, REPAIR
 
 log = logging.getLogger(__name__)
 
@@ -381,7 +381,7 @@ def adopt(
             sql.add(tables.messages, [(key, seq, first, data) for seq, data in base_messages])
             insert_parsed(sql, parsed, {record: key})
             record_items.bring(sql, record, key, items, parsed)
-            _share(sql, record, base)
+            note_shown(sql, {record: base} if base else {})
             record_index.replace_tags(sql, record, kept[-1].fields)
     except exc.IntegrityError as error:
         raise Conflict(f"{record}: a part of it is already in the archive") from error
@@ -428,12 +428,6 @@ def _keep_states(epoch: str, base: State | None, parsed: Sequence[Parsed], every
         if number % every == 0 or item is parsed[-1]:
             kept.append(State(epoch, item.entry.version, dict(fields)))
     return kept
-
-
-def _share(sql: Sql, record: str, base: State | None) -> None:
-    runs = message_ranges.parse(base.fields.get(SEGMENTS, b"[]")) if base else []
-    held = {(sql.namespace, run.source, record, base.version, run.start, run.stop) for run in runs} if base else set()
-    sql.add(tables.shares, list(held))
 
 
 def _imported_head(sql: Sql, record: str, partition: int, state: State, parsed: Sequence[Parsed]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -39,7 +39,7 @@ from distributed_state.cold.aside import records_with
 from distributed_state.cold.blocks import Kind
 from distributed_state.cold.engine import Part, Row, Sql, chunks
 from distributed_state.cold.erasure import hand_down, hand_down_all, let_go
-from distributed_state.cold.record_history import snapshot_row, states
+from distributed_state.cold.record_history import note_shown, snapshot_row, states
 from distributed_state.cold.record_index import ERASED, LARGEST, following, lock
 from distributed_state.cold.tables import (
     OF_A_RECORD,
@@ -66,6 +66,7 @@ _LEAST = 4  # changes of a record that are worth a block
 _ROW_BYTES = 64  # what a row takes beside its data, before it is compressed
 _Packed = blocks.ChangeRow | blocks.MessageRow
 CHUNK = 200
+T = TypeVar("T")
 _TOGETHER = 10_000  # events, or rows of the quarantine, that are removed in one transaction
 
 
@@ -76,13 +77,11 @@ def purge_all(
     keep: int | None = None,
     events_before_ms: int | None = None,
     branches_before_ms: int | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Purged:
     """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
 
     With `keep` also all but so many of the newest changes of each record. Events and branches have a time of their own
-    if it is given. Calls `progress` after each chunk with the number of records purged so far. No transaction takes
-    more than some hundred records, or branches, or some thousand events.
+    if it is given. No transaction takes more than some hundred records, or branches, or some thousand events.
     """
     branches_before = before_ms if branches_before_ms is None else branches_before_ms
     # First: what a branch continues stays until the branch is old.
@@ -97,8 +96,6 @@ def purge_all(
         if names:
             with part.database.long_write(part.namespace) as sql:
                 total += purge(sql, names, before_ms, keep)
-        if progress:
-            progress(total.records)
     events_before = before_ms if events_before_ms is None else events_before_ms
     cut = partial(purge_events, before_ms=events_before)
     return total + Purged(0, 0, 0, _by_batches(part, cut))
@@ -122,7 +119,7 @@ def candidates(sql: Sql, before_ms: int, keep: int | None, after: int) -> tuple[
     """Of the next records in order of their keys, those that have something to purge; and where to go on."""
     c, b = changes.c, change_blocks.c
     s = snapshots.c
-    rows = following(sql, after, before_ms if keep is None else LARGEST, CHUNK)
+    rows, further = following(sql, after, before_ms if keep is None else LARGEST, CHUNK)
     keys = [row.key for row in rows]
     deleted = [row.key for row in rows if row.deleted and row.updated_ms < before_ms]
     # Of each record one row is looked at: what is behind a newer change stays, whatever its time is.
@@ -141,7 +138,7 @@ def candidates(sql: Sql, before_ms: int, keep: int | None, after: int) -> tuple[
         for place, first in ((c.record, c.version), (b.record, b.first)):
             beyond = select(place).join(upto, and_(place == upto.c.key, first <= upto.c.last))
             found.update(sql.execute(beyond.distinct()).scalars())
-    return [row.record for row in rows if row.key in found], rows[-1].key if len(rows) == CHUNK else None
+    return [row.record for row in rows if row.key in found], further
 
 
 def purge(sql: Sql, names: Sequence[str], before_ms: int, keep: int | None = None) -> Purged:
@@ -240,12 +237,7 @@ def _purge_live(sql: Sql, bases: Mapping[str, State], keys: Mapping[str, int]) -
     passed = [{"r": record, "v": state.version} for record, state in bases.items()]
     sql.remove(shares, passed, lambda base: and_(s.namespace == sql.namespace, s.record == base.r, s.version <= base.v))
     sql.add(snapshots, [snapshot_row(keys[record], state) for record, state in bases.items()])
-    held = {
-        (sql.namespace, run.source, record, state.version, run.start, run.stop)
-        for record, state in bases.items()
-        for run in message_ranges.parse(state.fields.get(SEGMENTS, b"[]"))
-    }
-    sql.add(shares, list(held))
+    note_shown(sql, bases)
     _thin_items(sql, {record: state.version for record, state in bases.items()}, keys)
     return int(removed_changes), removed_messages
 
@@ -503,11 +495,12 @@ def compact_page(part: Part, before_ms: int, *, after: int = 0) -> tuple[Compact
 def _candidates(sql: Sql, before_ms: int, after: int) -> tuple[dict[int, int], int | None]:
     """Of the next records in order of their keys, those with enough old rows, and how many; and where to go on."""
     c = changes.c
-    keys = [row.key for row in following(sql, after, before_ms, _COMPACTED_TOGETHER)]
+    rows, further = following(sql, after, before_ms, _COMPACTED_TOGETHER)
+    keys = [row.key for row in rows]
     old = and_(sql.among(c.record, keys), c.time_ms < before_ms, c.label.is_(None))
     count = select(c.record, func.count().label("rows")).where(old).group_by(c.record).having(func.count() > _LEAST)
     found = {row.record: int(row.rows) for row in sql.execute(count.order_by(c.record))}
-    return found, keys[-1] if len(keys) == _COMPACTED_TOGETHER else None
+    return found, further
 
 
 def _portions(counts: Mapping[int, int]) -> Iterator[list[int]]:
@@ -561,9 +554,7 @@ def _rows(sql: Sql, last: Mapping[int, int]) -> dict[int, list[blocks.ChangeRow]
     query = _up_to_last(sql, select(c.record, *blocks.CHANGE), c.record, c.version, last).where(c.label.is_(None))
     if len(last) == 1:
         query = query.order_by(c.version).limit(_ROWS)  # of several there are no more, see `_portions`
-    # Sorted here: asked for the first so many of several records, PostgreSQL walks all of `changes` in that order.
-    rows = sorted(map(tuple, sql.execute(query)), key=itemgetter(0, 1))
-    return {record: [blocks.ChangeRow(*row) for _, *row in group] for record, group in groupby(rows, itemgetter(0))}
+    return _by_record(sql, query, blocks.ChangeRow)
 
 
 def _messages(sql: Sql, last: Mapping[int, int]) -> dict[int, list[blocks.MessageRow]]:
@@ -573,8 +564,13 @@ def _messages(sql: Sql, last: Mapping[int, int]) -> dict[int, list[blocks.Messag
         sql, select(m.record, m.seq, m.version, func.coalesce(c.time_ms, -1), m.data), m.record, m.version, last
     )
     query = query.outerjoin(changes, and_(c.record == m.record, c.version == m.version)).where(m.version > 0)
+    return _by_record(sql, query, blocks.MessageRow)
+
+
+def _by_record(sql: Sql, query: Select[Any], row: Callable[..., T]) -> dict[int, list[T]]:
+    # Sorted here: asked for the first so many of several records, PostgreSQL walks all of `changes` in that order.
     rows = sorted(map(tuple, sql.execute(query)), key=itemgetter(0, 1))
-    return {record: [blocks.MessageRow(*row) for _, *row in group] for record, group in groupby(rows, itemgetter(0))}
+    return {record: [row(*rest) for _, *rest in group] for record, group in groupby(rows, itemgetter(0))}
 
 
 def _up_to_last(

@@ -37,12 +37,22 @@ from distributed_state.cold import blocks, record_index, record_items
 from distributed_state.cold.engine import Row, Sql, chunks
 from distributed_state.cold.epochs import last_event
 from distributed_state.cold.record_index import ERASED, LARGEST, Head, find, following, hashed, key_of, keys, oldest
-from distributed_state.cold.tables import TEXT, change_blocks, changes, events, messages, quarantine, records, snapshots
+from distributed_state.cold.tables import (
+    TEXT,
+    change_blocks,
+    changes,
+    events,
+    messages,
+    quarantine,
+    records,
+    shares,
+    snapshots,
+)
 from distributed_state.cold.values import RESOLVED, Archived, Commits
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, Loaded, Op, Segment, State, fold, item_of, pack, unpack
-from distributed_state.values.model import DELETED, RESTORED, unescape
+from distributed_state.values.model import DELETED, RESTORED, SEGMENTS, unescape
 
 log = logging.getLogger(__name__)
 _PAGE = 200
@@ -54,6 +64,16 @@ def snapshot_row(key: int, state: State) -> Row:
     """The row of `snapshots` that keeps a state of the record with this number."""
     data = pack((b"s", name, value) for name, value in state.fields.items())
     return (key, state.version, state.epoch, data)
+
+
+def note_shown(sql: Sql, bases: Mapping[str, State]) -> None:
+    """Add to `shares` the messages that the oldest states of records show by `#segments`."""
+    rows = {
+        (sql.namespace, run.source, record, state.version, run.start, run.stop)
+        for record, state in bases.items()
+        for run in message_ranges.parse(state.fields.get(SEGMENTS, b"[]"))
+    }
+    sql.add(shares, list(rows))
 
 
 # A record's head, and its state at a version
@@ -346,7 +366,7 @@ def since(sql: Sql, record: str, runs: Sequence[Segment], since_ms: int) -> list
 def overfull(sql: Sql, keep: int | None, before_ms: int | None, after: int) -> tuple[list[str], int | None]:
     """Of the next records those that show more than `keep` messages, or older ones; and where to go on."""
     created = before_ms if keep is None and before_ms is not None else LARGEST
-    rows = following(sql, after, created, _PAGE)
+    rows, further = following(sql, after, created, _PAGE)
 
     def is_overfull(record: str, state: State) -> bool:
         runs = message_ranges.segments(record, state.fields)
@@ -356,7 +376,7 @@ def overfull(sql: Sql, keep: int | None, before_ms: int | None, after: int) -> t
 
     heads = states(sql, {row.record: row.version for row in rows})
     found = [record for record, state in heads.items() if is_overfull(record, state)]
-    return found, rows[-1].key if len(rows) == _PAGE else None
+    return found, further
 
 
 # Reading

@@ -315,13 +315,17 @@ def _rows(sql: Sql, query: Select[Any], wanted: Iterable[str]) -> dict[str, Head
     return {row["record"]: row for row in found}
 
 
-def following(sql: Sql, after: int, before_ms: int, limit: int) -> Sequence[Any]:
-    """The next records in order of their numbers that were there before a time, without erased ones."""
+def following(sql: Sql, after: int, before_ms: int, limit: int) -> tuple[Sequence[Any], int | None]:
+    """The next records in order of their numbers that were there before a time, without erased ones.
+
+    And what `after` is for those after them; None: these are the last.
+    """
     r = records.c
     # Along the primary key. By an index of the namespace, which this is not, PostgreSQL would sort all for each page.
     mine = and_(r.namespace + "" == sql.namespace, r.key > after, r.created_ms < before_ms, r.scope != ERASED)
     query = select(r.key, r.record, r.version, r.deleted, r.updated_ms).where(mine)
-    return sql.execute(query.order_by(r.key).limit(limit)).all()
+    found = sql.execute(query.order_by(r.key).limit(limit)).all()
+    return found, found[-1].key if len(found) == limit else None
 
 
 def known_names(sql: Sql, partition: int) -> list[str] | None:
@@ -433,8 +437,8 @@ def put(sql: Sql, rows: Iterable[Mapping[str, Any]], before: Mapping[str, Head] 
                 every.append(_every(row))
         else:
             new.append(tuple(row[column.name] for column in _COLUMNS))
-    sql.change(records.c.key, [records.c[name] for name in _USUAL], usual)
-    sql.change(records.c.key, [records.c[name] for name in (*_USUAL, *_RARE)], every)
+    sql.change(records, records.c.key, [records.c[name] for name in _USUAL], usual)
+    sql.change(records, records.c.key, [records.c[name] for name in (*_USUAL, *_RARE)], every)
     sql.add(records, new, _COLUMNS)
 
 
