@@ -17,7 +17,7 @@ HI = {"role": "user", "content": "hi"}
 OPERATIONS = {f"{each.method} {each.path}": each for each in Service().operations}
 BODIES: dict[str, Any] = {
     "Create": {"id": "new"}, "Turn": {"messages": [HI]}, "Append": {"messages": [HI]}, "Patch": {"set": {"n": 1}},
-    "SetField": {"value": 1}, "Retag": {"tag": {"a": ["b"]}}, "Checkpoint": {"label": "here"},
+    "SetField": {"value": 1}, "Retag": {"tag": {"a": ["b"]}}, "MakeCheckpoint": {"label": "here"},
     "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
     "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
     "Compact": {}, "Purge": {"keep_changes": 1000}, "ChangeItems": {"put": {"1": 1}}, "Live": {"idle": 60},
