@@ -74,6 +74,21 @@ async def every(items: AsyncItems, **wanted: Any) -> list[Item]:
     return found
 
 
+async def sessions_below(store: AsyncStateStore, prefix: str, **wanted: Any) -> list[str]:
+    """The ids of all sessions that begin so, what is not archived too.
+
+    In the order of ids, in which nothing that is written meanwhile moves past the pages.
+    """
+    found: list[str] = []
+    after = None
+    while True:
+        page = await store.sessions(prefix=prefix, **wanted, fresh=True, limit=_PAGE, after=after)
+        found += [info.id for info in page]
+        if len(page) < _PAGE:
+            return found
+        after = page[-1].cursor
+
+
 class Opening(Generic[T]):
     """A store that is about to be opened for one adapter: for `with` and for `async with`."""
 

@@ -48,7 +48,7 @@ from distributed_state import (
     InvalidValue,
     StateStore,
 )
-from distributed_state.adapters.stores import open_store
+from distributed_state.adapters.stores import open_store, sessions_below
 
 UPDATED = "adk:updated"
 REVISION = "adk:revision"
@@ -240,15 +240,9 @@ async def listed(store: AsyncStateStore, app: str, user: str | None) -> list[tup
     names = [app] if user is None else [app, user]
     # With an owner, who may see only what is their own may ask.
     owner = None if user is None else joined(*names)
-    found: list[tuple[str, str, str]] = []
-    after = None
-    # In the order of ids, in which nothing that is written meanwhile moves past the pages.
-    while page := await store.sessions(prefix=joined(*names, ""), user=owner, fresh=True, limit=1000, after=after):
-        parts = [parted(info.id) for info in page]
-        # A name with more parts is not ADK's: somebody forked a session to a name below its own.
-        found += [(each[0], each[1], each[2]) for each in parts if len(each) == len(("app", "user", "id"))]
-        after = page[-1].cursor
-    return found
+    parts = map(parted, await sessions_below(store, joined(*names, ""), user=owner))
+    # A name with more parts is not ADK's: somebody forked a session to a name below its own.
+    return [(each[0], each[1], each[2]) for each in parts if len(each) == len(("app", "user", "id"))]
 
 
 _RECENT = 100  # messages among which an event is looked for that may have been stored before

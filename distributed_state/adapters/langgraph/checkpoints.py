@@ -35,8 +35,8 @@ from distributed_state.adapters.langgraph.frames import (
     write_key,
     writes_prefix,
 )
-from distributed_state.adapters.langgraph.threads import AGAIN, AT, HEAD, HEAD_BYTES, PAGE, Thread, flag, id_of
-from distributed_state.adapters.stores import every
+from distributed_state.adapters.langgraph.threads import AGAIN, AT, HEAD, HEAD_BYTES, Thread, flag, id_of
+from distributed_state.adapters.stores import every, sessions_below
 
 _FIRST = 10
 _MOST = 100
@@ -248,13 +248,7 @@ async def thread_ids(store: Any, prefix: str, runs: Collection[str] | None = Non
     tags: list[dict[str, str] | None] = [None] if runs is None else [{RUN: each} for each in sorted(map(run_tag, runs))]
     found: dict[str, None] = {}
     for wanted in tags:
-        after: str | None = None
-        while True:
-            rows = await store.sessions(prefix=prefix, tags=wanted, limit=PAGE, after=after, fresh=True)
-            found |= {row.id.removeprefix(prefix): None for row in rows}
-            if len(rows) < PAGE:
-                break
-            after = rows[-1].cursor
+        found |= dict.fromkeys(id.removeprefix(prefix) for id in await sessions_below(store, prefix, tags=wanted))
     return list(found)
 
 
