@@ -42,7 +42,7 @@ _ROUNDS = 100
 async def read_lifetime(tiers: Tiers, names: RecordKeys) -> Lifetime:
     """The lifetime that a session has now, from Redis."""
     for _ in range(_ROUNDS):
-        if not (await read_path.present(tiers, names)).version:
+        if not (await read_path.load_uncached(tiers, names)).version:
             return Lifetime(None, None, None)
         # Together, so that they fit; only a commit that leaves the record in Redis has changed either.
         version, lifetime, last_ms = await tiers.warm.command(b"HMGET", names.record, b"#v", LIFETIME, b"#t")

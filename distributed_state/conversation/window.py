@@ -526,7 +526,7 @@ async def leave_out(context: RecordContext, keep: int | None, before_ms: int | N
         runs = message_ranges.segments(context.text, entry.fields)
         kept = runs if keep is None else message_ranges.last(runs, keep)
         if before_ms is not None:
-            await write_path.reach(context.tiers, context.keys)
+            await read_path.reach(context.tiers, context.keys)
             kept = await context.tiers.port.sql(context.tiers.cold.since, context.text, kept, before_ms)
         data = entry.fields.get(SUMMARY)
         if data is not None and runs:

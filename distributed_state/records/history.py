@@ -22,7 +22,7 @@ from distributed_state.records import branches, messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.items import opened
-from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges, turn_times
 from distributed_state.values.codec import Codec
@@ -68,7 +68,7 @@ async def history(
 async def _rows(
     context: RecordContext, after: int, before: int | None, limit: int | None, most: int | None
 ) -> list[JournalEntry]:
-    first = partial(write_path.archived, context.tiers, context.keys, long=True)
+    first = partial(read_path.archived, context.tiers, context.keys, long=True)
     read = partial(context.tiers.cold.history, context.text, before=before)
     if most is None:
         return await first(partial(read, after=after, limit=limit))
@@ -207,7 +207,7 @@ async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> Stat
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     if version >= 2**63:
         raise NotFound(f"{names.ref.text[:200]} has no version {version!r:.80}: no database counts so far")
-    return await write_path.archived(tiers, names, partial(tiers.cold.state_at, names.ref.text, version))
+    return await read_path.archived(tiers, names, partial(tiers.cold.state_at, names.ref.text, version))
 
 
 async def checkpoints(context: RecordContext, page: messages.Page) -> list[Checkpoint]:
@@ -220,7 +220,7 @@ async def named(tiers: Tiers, names: RecordKeys, page: messages.Page = _ALL) -> 
     """The checkpoints, whoever asks."""
     page.checked()
     given = page.after or 0, page.before, page.limit, page.order
-    rows = await write_path.archived(tiers, names, partial(tiers.cold.checkpoints, names.ref.text, *given))
+    rows = await read_path.archived(tiers, names, partial(tiers.cold.checkpoints, names.ref.text, *given))
     return [Checkpoint(label, version, time_ms / 1000) for label, version, time_ms in rows]
 
 
@@ -310,7 +310,7 @@ async def timeline(context: RecordContext, before: int | None, limit: int, *, mo
     """
     context.allow("read", None)
     read = partial(_outlines_of, context.tiers.cold, context.text, before, limit, most)
-    rows = await write_path.archived(context.tiers, context.keys, read, long=True)
+    rows = await read_path.archived(context.tiers, context.keys, read, long=True)
     found = [_outline(row) for row in rows]
     names = dict.fromkeys(name for each in found for name in (*each.fields, *each.deleted))
     parts = {MESSAGES: any(each.messages for each in found), ITEMS: any(each.items for each in found)}

@@ -149,7 +149,7 @@ async def shown_in(
     known = await _found(tiers, names, entry, runs, most)
     if not holds(known, runs):
         # A fork gets its own of what is not kept where it was written any more when it is archived.
-        await write_path.reach(tiers, names)
+        await read_path.reach(tiers, names)
         known = await _found(tiers, names, entry, runs, most)
     lacking = [number for run in runs for number in lacked(known, run)]
     if lacking:
@@ -233,7 +233,7 @@ async def plan_cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before
     shown = [] if present.deleted else message_ranges.segments(text, present.fields)
     if not shown:
         return None, 0
-    await write_path.reach(tiers, names)
+    await read_path.reach(tiers, names)
     kept = await tiers.port.sql(tiers.cold.since, text, shown, int(before * 1000))
     hidden = message_ranges.count(shown) - message_ranges.count(kept)
     if not hidden:

@@ -85,7 +85,7 @@ async def plan(
         if steps >= present.version:
             raise NotFound(f"{names.ref.text[:200]}: has had {present.version} commits, {steps} back there is none")
         back = partial(tiers.cold.step_back, names.ref.text, present.version, steps)
-        version = await write_path.archived(tiers, names, back)
+        version = await read_path.archived(tiers, names, back)
     if label is not None:
         matching = [each.version for each in await history.named(tiers, names) if each.label == label]
         if not matching:
@@ -259,7 +259,7 @@ async def fork(
         done = await write_path.commit(tiers, target, draft)
     if under_way.over:
         # An erasure of its source may have stopped waiting for this fork. SQL has a note of that.
-        await write_path.reach(tiers, target)
+        await read_path.reach(tiers, target)
         if noted := await tiers.port.sql(partial(tiers.cold.pending, names=[target.ref.text])):
             await lifecycle.finish(tiers, noted)
             raise Deleted(f"{context.text[:200]}: was erased while it was forked")

@@ -21,7 +21,7 @@ from distributed_state.cold.engine import chunks
 from distributed_state.cold.record_items import OlderItem
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import NotFound, StateError
-from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import as_text, message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, unpack
@@ -47,7 +47,7 @@ class Export:
 
     async def begin(self) -> list[str]:
         """The first lines. Raises NotFound if there never was such a record."""
-        await write_path.reach(self._tiers, self._names)
+        await read_path.reach(self._tiers, self._names)
         return await self.following()
 
     async def following(self) -> list[str]:

@@ -26,7 +26,7 @@ from distributed_state.errors import ConfigurationError, CorruptState, Deleted, 
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.typed import TypedContext
-from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.unarchived import unarchived
 from distributed_state.values import codec, message_ranges
@@ -467,7 +467,7 @@ class _Run:
         tiers.hot.forget(names.ref.text)
         if answer[0] == b"ok" and answer[1]:
             # Written meanwhile, perhaps still under an old key, by a worker that had not heard of the new one.
-            await write_path.reach(tiers, names)
+            await read_path.reach(tiers, names)
             await self._rewrite(names.ref.text)
 
 

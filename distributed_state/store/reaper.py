@@ -225,7 +225,7 @@ class Reaper(JobWorker):
         calls = []
         for at in absent:
             try:
-                if not (await read_path.present(self._tiers, due[at].names)).version:
+                if not (await read_path.load_uncached(self._tiers, due[at].names)).version:
                     gone.add(at)
             except Unavailable:
                 raise

@@ -1,12 +1,13 @@
 """The write path: one change of one record, in one round trip. Law: only a commit changes a record.
 
-A change is sent to warm under an op id, merged into hot, and reaches cold through the journal. What the server needs
-before it can apply the change (the record back from SQL, a started partition, what became of a lost reply) is done
-here, and the change is sent again under the same op id, so that it is applied once.
+`commit` sends a change to warm under an op id, keeps it until it is archived (`memory.py`), merges it into hot, and
+waits for its durability; the archiver brings it to cold later. The server may ask for something before it applies the
+change: the record from SQL, a started partition, whether a write whose reply was lost had been applied.
+`_supply_and_resend` does that, and sends the change again under the same op id, so that it is applied once.
 
 A record that left Redis and came back has lost its op ids; SQL has them all. A write that neither of them has was not
-applied and may be sent again. While SQL is away the caller gets DurabilityUnknown: reported as refused, the write could
-be made twice.
+applied and may be sent again. While SQL is down the caller gets DurabilityUnknown: if the write were reported as
+refused, the caller would repeat it, and it could be applied twice.
 
 Design: sections 4, 5.
 """
@@ -35,9 +36,7 @@ from distributed_state.port import Call, retrying
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.durability import Applied, admit, ensure_durability, ensure_many
 from distributed_state.tiers.items import prove
-from distributed_state.tiers.read import ROUNDS, hydrate, read
-from distributed_state.tiers.read import archived as archived  # re-exported for changes that read SQL
-from distributed_state.tiers.read import reach as reach
+from distributed_state.tiers.read import ROUNDS, hydrate, reach, read
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.journal import unpack
@@ -49,8 +48,8 @@ from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
-_SWEPT = 500  # fields past their deadline that one commit deletes; the next one goes on
-_REPLACED = 0.05  # seconds until a server that was replaced is asked no more
+_SWEPT = 500  # expired fields that one commit deletes; the next commit deletes the next ones
+_REPLACED = 0.05  # seconds after which the port no longer asks a server that was replaced
 Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
 Sent = tuple[RecordKeys, Draft, OpId]
 
@@ -84,7 +83,7 @@ async def _commit(tiers: Tiers, names: RecordKeys, draft: Draft, last: AsyncLeas
         if isinstance(answer, Committed) and memory.remember(names, op, answer):
             done = answer
         else:
-            done = await _carry_through(tiers, names, draft, op, answer, trailing_call)
+            done = await _supply_and_resend(tiers, names, draft, op, answer, trailing_call)
         if last:
             last.release_answered(done.trailing)
     except BaseException as error:
@@ -106,13 +105,13 @@ async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
         op.lock_value = tiers.leases.lock_value(names.ref.text)
         op.creation = draft.creation
         answer = await tiers.warm.commit(names, draft, op)
-        await _carry_through(tiers, names, draft, op, answer)
+        await _supply_and_resend(tiers, names, draft, op, answer)
     finally:
         tiers.warm.ops.end(op)
 
 
 def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Coroutine[Any, Any, Committed]:
-    """As `commit`, and with it goes what hot knows to be past its deadline, unless somebody changed that meanwhile."""
+    """Apply one change as `commit` does; it also deletes fields that hot knows to be expired, unless they changed."""
     entry = tiers.hot.entries.get(names.ref.text)
     if entry is None or entry.expires == NEVER:
         return commit(tiers, names, draft)
@@ -122,7 +121,7 @@ def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Coroutine
 async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRecord) -> Committed:
     await tiers.clock.know()
     now = tiers.clock.now()
-    # What the server is asked about is not ours to judge.
+    # Not fields with a precondition: the server decides whether they have expired.
     touched = {name for _, name, _ in draft.steps} | {name for name, _ in draft.preconditions}
     over = (each for each in entry.fields.items() if field_ttl.over(each[1], now) and each[0] not in touched)
     gone = dict(islice(over, _SWEPT))
@@ -138,7 +137,7 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
 
 
 def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
-    """Give the write an op id, to be ended whatever comes of it, with what it is sent with beside its draft."""
+    """Give the write an op id, with the arguments that are not in its draft. The caller must end the op id."""
     text = names.ref.text
     creation = draft.creation
     if not creation and tiers.known_ids.get(text) != "":
@@ -155,7 +154,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
 
 
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
-    """Apply one change each to as many records, in one round trip. What was refused comes back as its error."""
+    """Apply one change each to several records, in one round trip. A refused change is returned as its error."""
     if len({names.text for names, _ in writes}) < len(writes):
         # On a server that does not know the script yet, the second might be carried out before the first.
         raise InvalidValue("a record stands twice in a batch, which changes each once")
@@ -170,7 +169,7 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
         for names, draft in writes:
             sent.append((names, draft, _begin(tiers, names, draft)))
         answers = await tiers.warm.commit_many(sent)
-        results = [await _carried_through(tiers, each, answer) for each, answer in zip(sent, answers, strict=True)]
+        results = [await _finish_one(tiers, each, answer) for each, answer in zip(sent, answers, strict=True)]
         applied = {
             at: Applied(names, done, op, level)
             for at, ((names, _, op), done, level) in enumerate(zip(sent, results, levels, strict=True))
@@ -188,13 +187,13 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     return results
 
 
-async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError) -> Committed | StateError:
-    """The same for one of a batch, whatever becomes of the others."""
+async def _finish_one(tiers: Tiers, sent: Sent, answer: Answer | StateError) -> Committed | StateError:
+    """Finish one write of a batch as `commit` does; its error is returned, since the others go on."""
     names, draft, op = sent
     try:
         if isinstance(answer, StateError):
             raise answer
-        done = await _carry_through(tiers, names, draft, op, answer)
+        done = await _supply_and_resend(tiers, names, draft, op, answer)
         _update_cached(tiers, names, draft, op, done)
     except StateError as error:
         invalidate_cached(tiers, names, error)
@@ -202,7 +201,7 @@ async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError
     return done
 
 
-async def _carry_through(
+async def _supply_and_resend(
     tiers: Tiers,
     names: RecordKeys,
     draft: Draft,
@@ -212,20 +211,21 @@ async def _carry_through(
 ) -> Committed:
     """Do what the server asks for before it can apply the change, and send it again under the same op id.
 
-    Every kind of write ends here with the commit that it became, remembered; a check with what would become of it.
+    Returns the commit, after the writer has kept it among its unarchived commits. A check (kind "") is not kept.
     """
     for _ in range(ROUNDS):
         if isinstance(answer, Committed):
             if not draft.kind or tiers.memory.remember(names, op, answer):
                 return answer
-            # Its answer was lost and came once more. A primary that was held up answered, and was replaced: its
-            # successor never had the commit, which is not lost yet.
+            # This answer repeats one that was lost, and lacks the time, so the journal's entry is kept instead. If
+            # that is not found, a stalled primary answered and was then replaced by one that never had the commit: the
+            # write is sent again there.
             if await tiers.memory.recall(names, op, answer):
                 return answer
             await tiers.port.sleep(_REPLACED)
         elif isinstance(answer, Swap):
             await tiers.clock.know()
-            draft = _added_here(names, draft, answer, tiers.clock.now())
+            draft = _with_swaps(names, draft, answer, tiers.clock.now())
         elif isinstance(answer, Cold) and not answer.token:
             done = await applied(tiers, names, op, answer.epoch)
             if done is not None:
@@ -247,10 +247,10 @@ async def _carry_through(
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 
 
-def _added_here(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draft:
-    """The change with swaps in place of increments of numbers with a deadline. Raises Conflict for other values.
+def _with_swaps(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draft:
+    """Compute increments here and replace them by swaps, for numbers with a deadline. Raises Conflict for other values.
 
-    A number keeps its deadline; past it, the field counts as absent.
+    A number keeps its deadline; an expired one counts as absent.
     """
     steps = list(draft.steps)
     places = {name: at for at, (kind, name, _) in enumerate(steps) if kind == b"i"}
@@ -269,34 +269,35 @@ def _added_here(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draf
 
 
 def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
-    """A write without an answer may have been applied: what hot holds from before it must not be shown any more."""
+    """Drop the hot copy if this error leaves open whether the write was applied: the copy may be out of date."""
     if not isinstance(error, StateError) or isinstance(error, Unavailable | DurabilityUnknown):
         tiers.hot.forget(names.ref.text)
 
 
 def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done: Committed) -> None:
+    """Merge the commit into the hot copy, or drop the copy if the answer does not say all that the commit changed."""
     tiers.see(names.partition, done.epoch)
     text = names.ref.text
     tiers.known_ids.add(text)
-    if text in tiers.hot.entries and not (op.events and _may_live_otherwise(op)):
-        applied = done.applied()
-        if draft.items and applied is not None:
-            applied = None if not done.text else applied + done.first_items
-        tiers.hot.apply(text, done.epoch, done.version, applied)
+    if text in tiers.hot.entries and not (op.events and _may_change_lifetime(op)):
+        steps = done.applied()
+        if draft.items and steps is not None:
+            steps = None if not done.text else steps + done.first_items
+        tiers.hot.apply(text, done.epoch, done.version, steps)
     else:
         tiers.hot.apply(text, done.epoch, done.version, None)
 
 
-def _may_live_otherwise(op: OpId) -> bool:
-    """Whether the record may have another lifetime now, which only the server computes."""
+def _may_change_lifetime(op: OpId) -> bool:
+    """Whether the commit may have changed the record's lifetime, whose end only the server computes."""
     return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in op.events)
 
 
 async def sums(tiers: Tiers, names: RecordKeys, done: Committed, keys: Iterable[str]) -> dict[str, int]:
-    """The sums that the increments of a commit gave; from SQL if Redis does not remember."""
+    """The sums of a commit's increments; from SQL if the answer has none, because only SQL knew the commit."""
     if done.results is not None:
         results = iter(done.results)
-        # Not of items: they come behind the fields, and the name of one may be a field's.
+        # Without steps of items, whose names may equal those of fields. Results of fields come first.
         steps = [each for each in done.steps if each[0] in (b"i", b"s")]
         fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in steps}
     else:
@@ -315,7 +316,7 @@ async def swap(
     change: Callable[[bytes | None], T],
     draft: Callable[[T, Expectations], Draft],
 ) -> tuple[T, Committed]:
-    """Replace a field by what `change` makes of its stored bytes, atomically: one round trip if hot knew them."""
+    """Replace a field by `change(stored bytes)`, atomically: one round trip if hot has the current value."""
     entry = await read(tiers, names)
     raw = None if entry.deleted else entry.raw(name)
 
@@ -338,7 +339,7 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
 
 
 async def resolve(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> Committed | None:
-    """The commit that a write became although the record does not remember it; None: it can be sent again."""
+    """Ask SQL whether a write was applied whose op id Redis may have dropped. None: it can be sent again."""
     if op.doubted and unsure.late:
         raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST} too long ago")
     done = await applied(tiers, names, op, unsure.epoch)
@@ -350,7 +351,7 @@ async def resolve(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> 
 
 
 async def applied(tiers: Tiers, names: RecordKeys, op: OpId, epoch: str) -> Committed | None:
-    """What SQL knows of a write whose reply was lost; None: it was not applied."""
+    """Find in SQL the commit of a write whose reply was lost; None: it was not applied."""
     if not op.doubted:
         return None
     event = tiers.warm.ops.event(op)
@@ -359,7 +360,7 @@ async def applied(tiers: Tiers, names: RecordKeys, op: OpId, epoch: str) -> Comm
 
 
 async def from_sql(names: RecordKeys, op: OpId, asking: Awaitable[T]) -> T:
-    """What only SQL knows. Raises DurabilityUnknown if it cannot say and the write's reply was lost."""
+    """Await an answer of SQL. If it fails and the write's reply was lost, raises DurabilityUnknown."""
     try:
         return await asking
     except (ColdUnavailable, NotFound) as error:

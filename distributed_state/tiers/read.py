@@ -26,13 +26,14 @@ from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
 ROUNDS = 100
-_OVERTAKEN = 20
-_FLIGHT_SECONDS = 15.0
-_LOOK_SECONDS = 0.5  # between two looks whether the leader of a flight is there
+"""How often one call asks the server again, when each answer needs something to be done first."""
+_OVERTAKEN = 20  # loads that newer commits made useless, before a reader takes its own load as the answer
+_FLIGHT_SECONDS = 15.0  # that a reader waits for the load of another one
+_LOOK_SECONDS = 0.5  # between two checks that the leader of a flight still runs
 
 
 async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> CachedRecord:
-    """The record as it is, from the nearest tier that knows; version 0: never written. `fresh` asks the server."""
+    """Read a record from the nearest tier that has it; version 0: never written. `fresh` asks the server."""
     hot = tiers.hot
     text = names.ref.text
     entry = hot.get(text)
@@ -43,7 +44,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
 
 @one_call
 async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
-    """The record as the server has it; who asks for the same at once shares the answer, unless it is to be `fresh`."""
+    """Load the record from the server. Concurrent readers of a record share one load, except `fresh` ones."""
     hot = tiers.hot
     text = names.ref.text
     tiers.listen(names)
@@ -63,11 +64,11 @@ async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
             began = tiers.port.monotonic()
             if not await _landed(tiers, flight):
                 alone = True
-                flight.open = False  # nor is it waited for by those who come after us
+                flight.open = False  # later readers must not wait for it either
             if (account := waited.present()) is not None and (away := away or flight.lost):
-                account.add(began)  # its leader waited for nothing, and we with it
+                account.add(began)  # its leader got no answer, so our wait counts as one for Redis, too
         elif attempt >= _OVERTAKEN:
-            # Somebody writes faster than we read. The changes published on the way came after this read began.
+            # Others write faster than we read. Only changes made after this read began are missing in it.
             return await _living(tiers, loads.found[text])
         if flight.result is not None:
             return await _living(tiers, flight.result)
@@ -77,7 +78,7 @@ async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
 
 
 async def _landed(tiers: Tiers, flight: Flight) -> bool:
-    """Whether it landed in time. Its leader may have been interrupted at the one moment when it cannot land it."""
+    """Wait for another reader's load; False if it takes too long, or its leader was interrupted and cannot end it."""
     end = tiers.port.monotonic() + min(_FLIGHT_SECONDS, tiers.warm.left())
     while True:
         left = end - tiers.port.monotonic()
@@ -87,13 +88,13 @@ async def _landed(tiers: Tiers, flight: Flight) -> bool:
             return False
 
 
-async def present(tiers: Tiers, names: RecordKeys) -> CachedRecord:
-    """The record as the server has it, brought there from SQL if need be; nothing of it is kept here."""
+async def load_uncached(tiers: Tiers, names: RecordKeys) -> CachedRecord:
+    """Load the record from the server, which hydrates it if need be; hot does not keep it."""
     return await _load(tiers, names, None)
 
 
 async def _living(tiers: Tiers, entry: CachedRecord) -> CachedRecord:
-    """The entry as it is by the server's clock."""
+    """The entry without the fields that have expired by the server's clock."""
     if entry.expires == NEVER:
         return entry
     await tiers.clock.know()
@@ -101,7 +102,7 @@ async def _living(tiers: Tiers, entry: CachedRecord) -> CachedRecord:
 
 
 async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = False) -> list[CachedRecord]:
-    """Several records: what is not hot comes in one round trip. `fresh` asks the server for all."""
+    """Read several records: those that hot does not have in one round trip. `fresh` asks the server for all."""
     entries = {names: None if fresh else tiers.hot.get(names.ref.text) for names in many}
     missing = [names for names, entry in entries.items() if entry is None]
     known = [tiers.hot.known(names.ref.text) for names in missing]
@@ -130,16 +131,16 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = F
 
 
 async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedRecord:
-    """Take a lease and read the record as its holder sees it: one round trip if nobody else holds it."""
+    """Take a lease and read the record under it: one round trip if nobody else holds it."""
     hot = tiers.hot
     text = names.ref.text
     known = hot.known(text)
     tiers.listen(names)
     found = None
     with Loads(hot) as loads:
-        # Private: who only wants to read must not wait for our lease.
+        # Private: other readers must not wait for our lease.
         loads.take_off(text, freshness=tiers.link.freshness(names.channel), alone=True, private=True)
-        # Sent after the lock's script, and again if the server did not know that one: it shows what the holder found.
+        # Sent behind acquire.lua, and again with it after NOSCRIPT: so it shows the record as the holder found it.
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
@@ -166,7 +167,7 @@ async def _load(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> 
 async def _understand(
     tiers: Tiers, names: RecordKeys, known: CachedRecord | None, answer: list[Any] | Cold | Uninitialised | None
 ) -> CachedRecord | None:
-    """The record of an answer of read.lua; None: ask again."""
+    """The record in an answer of read.lua, hydrated if it was not in Redis; None: ask again."""
     if answer is None:
         return _unchanged(tiers, names, known)
     if isinstance(answer, list):
@@ -179,7 +180,7 @@ async def _understand(
 
 
 def _unchanged(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> CachedRecord | None:
-    """What the server said is still the record: it is under that epoch."""
+    """The copy that the server confirmed as current; that also confirms its epoch."""
     if known is not None:
         tiers.see(names.partition, known.epoch)
     return known
@@ -187,14 +188,14 @@ def _unchanged(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> C
 
 @observed("hydrate", "cold", of_record)
 async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None = None) -> CachedRecord | None:
-    """Bring a record back from SQL, to send `op` after that; None if somebody else changed or hydrated it meanwhile."""
+    """Load a record from SQL into Redis; None if it was changed or hydrated meanwhile. `op` is the write that waits."""
     tiers.see(names.partition, cold.epoch)
     window = tiers.settings.recent_messages
     text = names.ref.text
     try:
         loaded = await tiers.port.sql(partial(tiers.cold.load, text, window=window))
     except ColdUnavailable:
-        # Redis itself proves that SQL's last answer about this record still holds.
+        # SQL is down. If Redis still has the token under which SQL had no such record, it has none now either.
         if not cold.token or cold.token != tiers.known_ids.get(text):
             raise
         loaded = None
@@ -207,16 +208,16 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
         if not came_ms:
             return None
         if op is not None and not op.doubted:
-            op.since_ms = came_ms
-    # Without a token Redis is full. The record is archived whole, as it was not there before SQL was asked.
+            op.since_ms = came_ms  # no reply was lost, so it was not applied before
+    # Without a token Redis is full, and the record is answered from SQL, which has all of it: it had left Redis.
     state = loaded.state
     return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
 
 async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> CachedRecord:
-    """The record with every message that Redis holds; hot keeps only the recent ones."""
+    """Load the record with all messages that Redis has; hot keeps only the recent ones."""
     entry = await _load(tiers, names, None)
-    # As everywhere, no step back: what hot knew already must be in it.
+    # A server that lags may answer with less than hot had: then hot's copy is returned.
     return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
 
 

@@ -117,7 +117,7 @@ class Held:
                 await home.port.sleep(0.005)
             return await commit(home, keys, draft, **more)
 
-        monkeypatch.setattr(restoring, "write_path", SimpleNamespace(commit=held, reach=write_path.reach))
+        monkeypatch.setattr(restoring, "write_path", SimpleNamespace(commit=held))
 
 
 async def forgotten_during_a_fork(opener: Any, held: Held, erase: Callable[[Any], Any]) -> tuple[bool, list[str]]:

@@ -525,7 +525,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "what a batch wrote is not remembered": Sabotage(
         (
             Python(
-                commit._carry_through,
+                commit._supply_and_resend,
                 "not draft.kind or tiers.memory.remember(names, op, answer)",
                 "not reached()",
             ),
