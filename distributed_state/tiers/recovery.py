@@ -1,12 +1,19 @@
-"""How a partition starts, and starts anew when Redis lost something. Law: SQL knows an epoch before Redis does.
+"""How a partition starts, and starts again after Redis lost data. Law: SQL knows an epoch before Redis does.
 
-Who meets a partition without an epoch, or one that was written in another life of the data (`port.lives`), starts it.
-Of all who try, one has the right to; from when it is given nobody writes there. What the journal holds behind SQL's
-cursor is carried to SQL, if the two fit by identity. If they do not, Redis is older than SQL: what it has and SQL does
-not is kept in branches, and what SQL has newer leaves Redis and is hydrated when it is asked for. Then SQL closes the
-epoch and mints the next, if nobody archived anything meanwhile, and Redis is told.
+A replica that meets a partition without an epoch, or one that was written in another life of the data (`port.lives`),
+starts it (`Recovery.start`):
 
-A new name for the same life, and a slot that moved, are no loss: that is noted, and all goes on.
+1. `_attempt` compares the partition's life with the server's. If the server only renamed its data, or the slot moved
+   here, nothing was lost: the new name is noted (`rename.lua`), and the epoch goes on.
+2. Otherwise it requests the right to start the partition (`mint.lua`). One replica at a time has it. Writes are blocked
+   until recovery ends.
+3. `_bring_together` compares the journal's entry at SQL's cursor with the cursor, by event. If they are equal, the
+   entries after it are archived. If not, Redis is older than SQL: records that are newer in SQL leave Redis and are
+   hydrated when somebody reads them.
+4. `_restore_unarchived` asks the live replicas for their unarchived commits. Those that continue SQL's history are
+   archived; the others, and journal entries that SQL cannot continue with, are kept in branches.
+5. `_start` has SQL close the epoch and mint the next one, by a compare-and-set that fails if anything was archived
+   meanwhile. Then `install.lua` writes the new epoch to Redis.
 
 Design: section 14.
 """
@@ -48,10 +55,7 @@ _LONGEST = 0.25
 
 @dataclass(slots=True)
 class _Saved:
-    """What a recovery found beside SQL: the branches that it kept, and of commits how many it put back.
-
-    `silent` replicas did not say what they remember.
-    """
+    """Commits that SQL lacked: those kept in branches, how many were restored, and how many replicas did not answer."""
 
     kept: list[Kept] = field(default_factory=list)
     put_back: int = 0
@@ -64,8 +68,8 @@ Gather = Callable[[int, str], Awaitable[tuple[list[JournalEntry], set[str]]]]
 class Recovery:
     """Starts the partitions of one replica. `leave_mark` notes in Redis whose store it is.
 
-    `gather` asks all replicas what they remember of a partition under an epoch, and says who did not answer.
-    `diverged` is told of the branches that were kept.
+    `gather` asks all replicas for their unarchived commits of a partition under an epoch; it returns those, and the
+    replicas that did not answer. `diverged` is called with the branches that were kept.
     """
 
     def __init__(
@@ -86,21 +90,20 @@ class Recovery:
         self._leave_mark = leave_mark
         self._embedded = settings.url is None
         self.count = 0
-        """How many partitions this replica started anew after Redis had lost something, or might have."""
+        """How many partitions this replica started again after Redis lost data, or may have lost some."""
         self.last = 0.0
-        """And when last, by the server's clock; 0 if never."""
+        """When it did so last, by the server's clock; 0 if never."""
 
     def connect(self, gather: Gather, diverged: Callable[[Sequence[Kept]], Awaitable[None]]) -> None:
-        """Name who needs partitions that start, and is needed for it."""
+        """Set the callbacks of the class's docstring. Their owners need a Recovery, so they are made after it."""
         self._gather = gather
         self._diverged = diverged
 
-    async def start(self, partition: int) -> None:
-        """Have a partition start. Many may try; one succeeds, all return. Raises RecoveryInProgress if it lasts."""
-        await self._until_started(partition)
+    async def start(self, partition: int, *, over: str = "", backfilled: Backfilled | None = None) -> None:
+        """Return once the partition has started, here or at another replica. Raises RecoveryInProgress if it lasts.
 
-    async def _until_started(self, partition: int, over: str = "", brought: Backfilled | None = None) -> None:
-        """Have it start; an epoch that is `over` ends, though it is of this life. `brought`: see `_start`."""
+        Ends the epoch `over` even if it is of this life. `backfilled`: see `_start`.
+        """
         token = chance.token_hex(8)
         began = self._port.monotonic()
         account = waited.present()
@@ -109,12 +112,14 @@ class Recovery:
         while True:
             held_up: StateError = RecoveryInProgress(f"partition {partition}: another replica is starting it")
             try:
-                if await self._port.drive_start(self._attempt(self._keys.partition(partition), token, over, brought)):
+                if await self._port.drive_start(
+                    self._attempt(self._keys.partition(partition), token, over, backfilled)
+                ):
                     return
             except WarmUnavailable as error:
                 held_up = error
             if account is not None:
-                account.add(began)  # whoever starts it: this call waits
+                account.add(began)  # this call waits for Redis, whichever replica starts the partition
             left = end - self._port.monotonic()
             if left <= 0:
                 raise held_up
@@ -122,9 +127,10 @@ class Recovery:
             pause = min(pause * 1.5, _LONGEST)
 
     async def heal(self, partition: int) -> bool:
-        """Start a partition anew whose journal does not fit SQL; False if SQL is what is older, or entries are missing.
+        """Start a partition again whose journal does not fit SQL. False, and nothing is done, if SQL lacks entries.
 
-        Then nobody knows what they were; what Redis has is served, and not archived until it is repaired.
+        That is so if SQL is older, or the journal has a gap. Such a partition is served from Redis and not archived
+        until an operator repairs it.
         """
         keys = self._keys.partition(partition)
         place = (await self._partitions.states([keys]))[partition]
@@ -132,12 +138,12 @@ class Recovery:
         if not place.epoch or cursor is None or _sql_is_older(cursor, place):
             return False
         if await self._journal_at(keys, place, cursor) is not None:
-            return False  # it goes on from SQL, with a gap or without
-        await self._until_started(partition, place.epoch)
+            return False  # the journal has SQL's last entry, with or without a gap after it
+        await self.start(partition, over=place.epoch)
         return True
 
     async def behind(self) -> dict[int, str]:
-        """The partitions that are to be repaired, and why: SQL lacks what Redis cannot hand over any more."""
+        """The partitions that need `repair`, with the reason: SQL lacks entries that the journal no longer has."""
         cursors = await self._port.sql(self._cold.cursors)
         states = await self._partitions.states([self._keys.partition(each) for each in range(self._keys.partitions)])
         places = {each: place for each, place in states.items() if place.epoch}
@@ -146,12 +152,12 @@ class Recovery:
         found = {
             each: why for each, journal in journals.items() if (why := _lacks(cursors.get(each), places[each], journal))
         }
-        # Else it was archived, and perhaps trimmed, between the looks.
+        # If a cursor moved meanwhile, the entries were archived between the two reads.
         again = await self._port.sql(self._cold.cursors) if found else {}
         return {each: why for each, why in found.items() if again.get(each) == cursors.get(each)}
 
     async def repair(self, partition: int, *, dry_run: bool) -> Backfilled | None:
-        """Bring SQL up to a Redis that is newer, or whose journal has a gap, and begin a new epoch; else None.
+        """Bring SQL up to Redis and begin a new epoch; None if SQL is not behind (see `_is_behind`).
 
         Reads and writes of the partition wait meanwhile. With `dry_run` nothing is changed, and nobody waits.
         """
@@ -162,25 +168,25 @@ class Recovery:
             return None
         if dry_run:
             return await self._backfill(None).run(place, keys, cursor)
-        brought = Backfilled()
-        await self._until_started(partition, place.epoch, brought)
-        return brought
+        backfilled = Backfilled()
+        await self.start(partition, over=place.epoch, backfilled=backfilled)
+        return backfilled
 
     def _backfill(self, discard: Callable[[list[RecordKeys]], Awaitable[bool]] | None) -> Backfill:
         return Backfill(self._port, self._warm, self._cold, self._keys, discard=discard)
 
     async def _is_behind(self, keys: PartitionKeys, place: PartitionState, cursor: Cursor | None) -> bool:
-        """Whether SQL lacks what Redis cannot hand over any more: it was restored, or the journal has a gap."""
+        """Whether SQL lacks entries that the journal no longer has: SQL was restored, or the journal has a gap."""
         if _sql_is_older(cursor, place):
             return True
         journal = await self._journal_at(keys, place, cursor) if cursor is not None else None
         if journal is None or not misfit(cursor, journal):
             return False
-        # Else it was archived and trimmed between the two looks.
+        # If the cursor moved meanwhile, the entries were archived and trimmed between the two reads.
         return bool(await self._port.sql(self._cold.cursor, keys.partition) == cursor)
 
     async def _journal_at(self, keys: PartitionKeys, place: PartitionState, cursor: Cursor) -> Journal | None:
-        """The journal about SQL's cursor, None if that lies in another epoch, or its entry is not there."""
+        """The journal from SQL's cursor on; None if the cursor is of another epoch or its entry is not there."""
         if cursor.epoch != place.epoch:
             return None
         onward = await self._partitions.entries(keys, max(0, cursor.offset - 1), 2)
@@ -188,8 +194,8 @@ class Recovery:
             return None
         return Journal(place.epoch, place.offset, [], onward)
 
-    async def _attempt(self, keys: PartitionKeys, token: str, over: str, brought: Backfilled | None) -> bool:
-        """Try once; whether the partition has started."""
+    async def _attempt(self, keys: PartitionKeys, token: str, over: str, backfilled: Backfilled | None) -> bool:
+        """Try once to start the partition; whether it has started, here or elsewhere."""
         node = self._port.node_of(keys.meta)
         life = await self._port.life_of(node)
         if not life.primary:
@@ -199,46 +205,46 @@ class Recovery:
         elsewhere = await self._is_elsewhere(place, life, node)
         if place.epoch and place.epoch != over and await self._is_same(place, life, node, elsewhere=elsewhere):
             return place.life == life.name or await self._partitions.rename(keys, place.epoch, place.life)
-        # Before the right is asked for: from then on nobody can write, and SQL may be away.
+        # SQL is read before the right is requested, because that blocks writes, and SQL may be down.
         cursor = await self._port.sql(self._cold.cursor, keys.partition)
         older = _sql_is_older(cursor, place)
-        if place.life == "?":  # who was to start it, or to repair it, has died
+        if place.life == "?":  # a replica that was starting or repairing the partition has died
             older = older or await self._is_behind(keys, place, cursor)
-        if place.epoch and brought is None and older:
+        if place.epoch and backfilled is None and older:
             text = "partition %d: SQL is older than Redis, which goes on under epoch %s; archiving stops there"
             renamed = await self._partitions.rename(keys, place.epoch, place.life)
             if renamed:
                 log.error(text, keys.partition, place.epoch)
             return renamed
-        apart = brought is None and cursor is not None
-        apart = apart and await self._is_apart(place, life, node, elsewhere=elsewhere)
-        # Valid in this life only: the next one may have older data than this recovery reads.
+        mixed = backfilled is None and cursor is not None
+        mixed = mixed and await self._is_mixed(place, life, node, elsewhere=elsewhere)
+        # The right is valid in this life only: data of the next one may be older than what this recovery reads.
         token = f"{token}@{life.name}"
-        word, seen = await self._partitions.mint(keys, token, over)
+        word, seen = await self._partitions.request_right(keys, token, over)
         if word != "ok" or self._embedded:
-            return word == "live" or (word == "ok" and await self._start(keys, token, seen, brought, apart=apart))
-        # Renewed beside it, so that it is short: the others wait that long for one that was stopped.
-        keeping = self._port.spawn(partial(self._partitions.keep, keys, token), "distributed-state-starting")
+            return word == "live" or (word == "ok" and await self._start(keys, token, seen, backfilled, mixed=mixed))
+        # The right is short and renewed in the background: others wait that long if this process is stopped.
+        keeping = self._port.spawn(partial(self._partitions.keep_right, keys, token), "distributed-state-starting")
         try:
-            return await self._start(keys, token, seen, brought, apart=apart)
+            return await self._start(keys, token, seen, backfilled, mixed=mixed)
         finally:
             keeping.ask()
 
     async def _is_elsewhere(self, place: PartitionState, life: Life, node: str) -> bool:
-        """Whether the life in which a partition was written goes on at another server."""
+        """Whether another server still runs in the life in which the partition was written."""
         is_here = place.life in ("", "?", life.name) or life.renames(place.life) or life.follows(place.life)
         return not is_here and await self._port.lives_elsewhere(place.life, node)
 
     async def _is_same(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
-        """Whether a partition was written in the server's life by another name, or in that of its former server."""
+        """Whether nothing was lost: the server renamed its data, or the slot moved here from a running server."""
         if place.life == life.name or life.renames(place.life):
             return True
         if not elsewhere:
             return False
         return not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
 
-    async def _is_apart(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
-        """Whether the keys of a partition may be of several moments: a server ended while its slot was moving here.
+    async def _is_mixed(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
+        """Whether the keys of a partition may be of several moments, as a server ended while its slot was moving here.
 
         The former server may have restarted with older keys than those that it had handed over, or this one may have
         lost keys that it was handed.
@@ -263,117 +269,121 @@ class Recovery:
         return (int(seconds) - int(up.partition(":")[2])) * 1000 <= ms
 
     async def _start(
-        self, keys: PartitionKeys, token: str, seen: str, brought: Backfilled | None, *, apart: bool
+        self, keys: PartitionKeys, token: str, seen: str, backfilled: Backfilled | None, *, mixed: bool
     ) -> bool:
-        """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again.
+        """Bring SQL and Redis to one state and begin an epoch. False: to be tried again.
 
-        `brought` counts the commits that are brought to an older SQL; None: none are. `apart`: see `_is_apart`.
+        `seen` is the previous epoch in Redis. In a repair, `backfilled` counts what an older SQL receives first; it is
+        None in any other start. `mixed`: see `_is_mixed`.
         """
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
         before = cursor
-        # Else one was minted, and its finder died before Redis was told. One that Redis shows began, whatever is noted.
-        had = before is not None and not self._embedded
-        had = had and (seen != "" or await self._port.sql(self._cold.any_begun, partition))
+        # An epoch that Redis shows has begun. One that only SQL knows may have been minted by a replica that died
+        # before `install.lua`: then nothing was acknowledged, and nothing can have been lost. An embedded server begins
+        # empty at each start, which is not a loss.
+        had_epoch = before is not None and not self._embedded
+        had_epoch = had_epoch and (seen != "" or await self._port.sql(self._cold.any_begun, partition))
         fits = False
         saved = _Saved()
-        if brought is not None and seen:
-            cursor = await self._catch_up(keys, token, cursor, brought)
+        if backfilled is not None and seen:
+            cursor = await self._catch_up(keys, token, cursor, backfilled)
         if cursor is not None:
-            together = await self._put_together(keys, token, seen, cursor, saved)
+            together = await self._bring_together(keys, token, seen, cursor, saved)
             if together is None:
                 return False
             cursor, fits = together
-        # Or whoever repaired it died behind that: it is here as it was then.
-        repaired = brought is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
-        if apart:
-            if mixed := await self._present(keys, token):
+        # Or the replica that repaired the partition died after that, and the journal still fits.
+        repaired = backfilled is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
+        if mixed:
+            if records := await self._records_in_redis(keys, token):
                 text = "partition %d: a server ended while its slot was moving; %d records leave Redis, and are in SQL"
-                log.warning(text, partition, len(mixed))
-            if not await self._discard(keys, token, seen, mixed):
+                log.warning(text, partition, len(records))
+            if not await self._discard(keys, token, seen, records):
                 return False
-            fits = False  # the stream of events may be of another moment, too
-        # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
+            fits = False  # the stream of events may be of another moment as well
+        # Tokens go by SQL's clock: a worker's clock may be wrong, and this server's may be behind the former server's.
         floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen or before else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
         if minted is None:
             return False
         await self._leave_mark()
-        # Behind the mint: from here on nothing gets into SQL but what an import brings, which looks at the epoch there.
+        # Read after the mint: from here on only an import adds records to SQL, and it checks the epoch there.
         texts = await self._port.sql(self._cold.known_names, partition)
         if not self._embedded:
             begin = self._cold.begin_repaired if repaired else self._cold.begin
             await self._port.sql(begin, partition, minted.epoch)
         new = Beginning(minted.epoch, continued=fits, ended=minted.ended, floor=floor, texts=texts)
         word = await self._partitions.install(keys, token, seen, new)
-        lost = had and not repaired  # an embedded one begins empty at each start
+        lost = had_epoch and not repaired
         if word != "ok":
-            await self._take_back(minted)
+            await self._mark_never_begun(minted)
         if word == "ok" and lost:
             await self._diverged(saved.kept)
             self.count += 1
             self.last = self._warm.clock.now()
         former = seen or (before.epoch if before else "")
         if word == "ok" and lost and cursor is not None:
-            _tell_loss(minted, former, cursor, saved, why=_why(seen, fits))
+            _log_loss(minted, former, cursor, saved, why=_loss_cause(seen, fits))
         else:
-            _tell_begin(minted, former, began=word == "ok", repaired=repaired)
+            _log_begin(minted, former, began=word == "ok", repaired=repaired)
         return word != "lost"
 
-    async def _take_back(self, minted: Cursor) -> None:
+    async def _mark_never_begun(self, minted: Cursor) -> None:
         """Note in SQL that this epoch did not begin after all: another replica was first."""
         try:
             await self._port.sql(self._cold.never_begun, minted.partition, minted.epoch)
         except StateError as error:
             log.debug("partition %d: %s; its next epoch is told as a loss that was none", minted.partition, error)
 
-    async def _put_together(
+    async def _bring_together(
         self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, saved: _Saved
     ) -> tuple[Cursor, bool] | None:
-        """What SQL has then, and whether the stream of events lacks nothing of it. None: it is to be tried again.
+        """Archive what continues SQL, and discard from Redis what is newer in SQL. None: to be tried again.
 
-        The branches that were made of the rest are noted in `saved`.
+        Returns SQL's cursor afterwards, and whether Redis' stream of events is complete. Branches are noted in `saved`.
         """
-        strange: list[JournalEntry] | None = []
+        unmatched: list[JournalEntry] | None = []
         moved: Cursor | None = cursor
         fits = bool(seen) and await self._fits(keys, cursor)
         if fits:
-            moved = await self._carry(keys, token, cursor)
-        elif seen and not (fits := await self._is_carried(keys, seen)):
-            strange = await self._leave_out(keys, token, seen)
-        if moved is None or strange is None:
+            moved = await self._archive_rest(keys, token, cursor)
+        elif seen and not (fits := await self._is_all_archived(keys, seen)):
+            unmatched = await self._discard_newer(keys, token, seen)
+        if moved is None or unmatched is None:
             return None
-        back = await self._put_back(keys, token, seen, moved, strange, saved)
+        back = await self._restore_unarchived(keys, token, seen, moved, unmatched, saved)
         return None if back is None else (back[0], fits and not back[1])
 
     async def _catch_up(
-        self, keys: PartitionKeys, token: str, cursor: Cursor | None, brought: Backfilled
+        self, keys: PartitionKeys, token: str, cursor: Cursor | None, backfilled: Backfilled
     ) -> Cursor | None:
-        """Bring SQL up to Redis, if it is older; where it is then."""
+        """Bring an older SQL up to Redis; the cursor afterwards."""
         place = (await self._partitions.states([keys]))[keys.partition]
         if await self._is_behind(keys, place, cursor):
             discard = partial(self._discard, keys, token, place.epoch)
-            # What writers remember fills holes in the journal.
+            # Unarchived commits of live replicas fill gaps of the journal.
             remembered, _ = await self._gather(keys.partition, place.epoch)
             done = await self._backfill(discard).run(place, keys, cursor, remembered)
             if done is None:
                 raise RecoveryInProgress(f"partition {keys.partition}: another replica is starting it")
-            brought.add(done)
+            backfilled.add(done)
         return await self._port.sql(self._cold.cursor, keys.partition)
 
     async def _fits(self, keys: PartitionKeys, cursor: Cursor) -> bool:
+        """Whether the journal has the entry at SQL's cursor, and goes on from there without a gap."""
         (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
         return not misfit(cursor, journal)
 
-    async def _is_carried(self, keys: PartitionKeys, seen: str) -> bool:
-        """Whether SQL has all of Redis' epoch, and minted the next, which never began in Redis."""
+    async def _is_all_archived(self, keys: PartitionKeys, seen: str) -> bool:
+        """Whether SQL has all of Redis' epoch, and has minted a later one that never began in Redis."""
         last = await self._port.sql(self._cold.last_begun, keys.partition, seen)
         if last is None or not await self._fits(keys, last):
             return False
         return not await self._partitions.entries(keys, last.offset, 1)
 
-    async def _carry(self, keys: PartitionKeys, token: str, cursor: Cursor) -> Cursor | None:
-        """Bring to SQL what its journal has behind the cursor; None if somebody else does."""
+    async def _archive_rest(self, keys: PartitionKeys, token: str, cursor: Cursor) -> Cursor | None:
+        """Archive the journal's entries after the cursor; the cursor afterwards, None if another replica is at it."""
         while entries := await self._partitions.entries(keys, cursor.offset, _PAGE):
             carried = await self._archive(keys, token, cursor, entries)
             if carried is None:
@@ -385,47 +395,51 @@ class Recovery:
         self, keys: PartitionKeys, token: str, cursor: Cursor, entries: Sequence[JournalEntry]
     ) -> Cursor | None:
         batch = Batch(keys.partition, cursor.epoch, cursor.offset, list(entries), cursor.event)
-        if not await self._port.sql(self._cold.archive, [batch]) or not await self._partitions.may(keys, token):
+        if not await self._port.sql(self._cold.archive, [batch]) or not await self._partitions.renew_right(keys, token):
             return None
         return replace(cursor, offset=entries[-1].offset, event=entries[-1].event)
 
-    async def _leave_out(self, keys: PartitionKeys, token: str, seen: str) -> list[JournalEntry] | None:
-        """Take out of Redis what SQL has newer; what the journal has and SQL lacks. None if another one is at it."""
+    async def _discard_newer(self, keys: PartitionKeys, token: str, seen: str) -> list[JournalEntry] | None:
+        """Discard from Redis the records that are newer in SQL; the journal's entries that SQL lacks.
+
+        None if another replica is at it.
+        """
         after = since_ms = 0
-        common = True  # whether SQL has all so far
-        strange: list[JournalEntry] = []
+        common = True  # whether SQL has all entries so far
+        unmatched: list[JournalEntry] = []
         while entries := await self._partitions.entries(keys, after, _PAGE):
             lacking = await self._port.sql(self._cold.lacking, keys.partition, seen, entries)
-            strange += [entry for entry in entries if entry.event in lacking]
+            unmatched += [entry for entry in entries if entry.event in lacking]
             for entry in entries:
                 common = common and entry.event not in lacking
                 since_ms = entry.time_ms if common else since_ms
             after = entries[-1].offset
-            if not await self._partitions.may(keys, token):
+            if not await self._partitions.renew_right(keys, token):
                 return None
         newer = await self._port.sql(self._cold.changed_since, keys.partition, max(0, since_ms - CLOCKS_MS))
-        changed = {entry.record for entry in strange if entry.record}
+        changed = {entry.record for entry in unmatched if entry.record}
         names = {self._keys.of(Ref.parse(text)) for text in changed.union(newer.records)}
         if newer.erased:
             names |= await self._erased(keys, token, newer.erased)
-        return strange if await self._discard(keys, token, seen, names) else None
+        return unmatched if await self._discard(keys, token, seen, names) else None
 
-    async def _put_back(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, strange: list[JournalEntry], saved: _Saved
+    async def _restore_unarchived(
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, unmatched: list[JournalEntry], saved: _Saved
     ) -> tuple[Cursor, bool] | None:
-        """Archive what goes on from SQL of what writers remember and the journal has; the rest diverged.
+        """Archive the commits of live replicas and of the journal that continue SQL; keep the others in branches.
 
-        With whether lifecycle events are among it, which the stream in Redis lacks.
+        Returns SQL's cursor afterwards, and whether lifecycle events were archived that Redis' stream lacks.
         """
         partition = keys.partition
         remembered, silent = await self._gather(partition, cursor.epoch)
-        # That may have taken long. A server that took over meanwhile may have what would be kept in branches here.
-        if not await self._partitions.may(keys, token):
+        # Gathering may have taken long. A server that took over meanwhile may have the commits that would become
+        # branches here.
+        if not await self._partitions.renew_right(keys, token):
             return None
-        own = strange if seen == cursor.epoch else []
+        own = unmatched if seen == cursor.epoch else []
         known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *remembered])
         plan = reconcile(cursor.epoch, cursor.offset, known, own, remembered)
-        for epoch, entries in ((seen, [] if own else strange), (cursor.epoch, plan.diverged)):
+        for epoch, entries in ((seen, [] if own else unmatched), (cursor.epoch, plan.diverged)):
             if entries:
                 saved.kept += await self._keep(
                     keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}"
@@ -447,7 +461,7 @@ class Recovery:
         return cursor, any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
 
     async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> list[Kept]:
-        """Keep what SQL does not continue: changes of records in branches, events that were written alone aside."""
+        """Keep entries that SQL cannot continue with: changes of records in branches, other events in quarantine."""
         text = "partition %d: %d entries of epoch %s continue nothing that SQL has"
         log.error(text, keys.partition, len(entries), epoch)
         changes = [entry for entry in entries if entry.record]
@@ -458,47 +472,49 @@ class Recovery:
         return kept
 
     async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
+        """Delete records from Redis, and renew the right even if there are none; False if this replica lost it."""
         records = sorted(names, key=lambda each: each.ref.text)
         for at in range(0, len(records) or 1, _AT_ONCE):
             if not await self._partitions.discard(keys, token, seen, records[at : at + _AT_ONCE]):
                 return False
-            if not await self._partitions.may(keys, token):
+            if not await self._partitions.renew_right(keys, token):
                 return False
         return True
 
     async def _erased(self, keys: PartitionKeys, token: str, hashes: set[str]) -> set[RecordKeys]:
         """The records of the partition in Redis that were erased: SQL has only a hash of each one's name."""
-        found = await self._present(keys, token)
+        found = await self._records_in_redis(keys, token)
         return {each for each in found if hashed(self._keys.namespace, each.ref.text) in hashes}
 
-    async def _present(self, keys: PartitionKeys, token: str) -> set[RecordKeys]:
+    async def _records_in_redis(self, keys: PartitionKeys, token: str) -> set[RecordKeys]:
         """All records of the partition in Redis, found by scanning its keys."""
         found: set[RecordKeys] = set()
         cursor, texts = await self._warm.partitions.records_page(keys, 0)
         while True:
             names = ((text, self._keys.of(Ref.parse(text))) for text in texts)
-            found.update(each for text, each in names if each.ref.text == text)  # other keys have such names too
+            found.update(each for text, each in names if each.ref.text == text)  # not a record's lock or queue
             if not cursor:
                 return found
-            await self._partitions.may(keys, token)
+            await self._partitions.renew_right(keys, token)
             cursor, texts = await self._warm.partitions.records_page(keys, cursor)
 
 
 def _mark(cursor: Cursor, last: JournalEntry, token: str) -> JournalEntry:
-    """An entry that changes nothing, and moves SQL's cursor to where no journal is.
+    """An entry that changes nothing and is in no journal: SQL's cursor moves there after commits were restored.
 
-    SQL may lack commits before those that were put back. At the last of these, a journal that has all would fit.
+    SQL may lack commits before the restored ones. If its cursor were at the last of these, a server that has them all
+    would fit, and its earlier commits would count as archived.
     """
     return JournalEntry(max(cursor.offset, last.offset), f"{token}.put-back", "", 0, 0, "", "", 0, b"", 0)
 
 
 def _epoch_fields(minted: Cursor, former: str) -> dict[str, object]:
-    """What a line about an epoch carries for programs."""
+    """Structured fields of a log line about an epoch."""
     return {"partition": minted.partition, "epoch": minted.epoch, "former_epoch": former}
 
 
-def _tell_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> None:
-    """Log that an epoch began, with which nothing was lost that nobody names."""
+def _log_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> None:
+    """Log an epoch that began, or was only minted, without an unexplained loss."""
     extra = _epoch_fields(minted, former)
     if not began:
         text = "partition %d: epoch %s was minted, and another replica began: nothing lost"
@@ -511,14 +527,14 @@ def _tell_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> 
         log.info(text, minted.partition, minted.epoch, extra=extra)
 
 
-def _why(seen: str, fits: bool) -> str:
+def _loss_cause(seen: str, fits: bool) -> str:
     if not seen:
         return "Redis was emptied"
     return "Redis began another life of its data" + (", and has what SQL has" if fits else ", and lacks what SQL has")
 
 
-def _tell_loss(minted: Cursor, former: str, reached: Cursor, saved: _Saved, *, why: str) -> None:
-    """Log what is known of a loss. Whoever remembers more may have ended with the server: nobody can count that."""
+def _log_loss(minted: Cursor, former: str, reached: Cursor, saved: _Saved, *, why: str) -> None:
+    """Log what is known of a loss. Commits known only to a process that has ended cannot be counted."""
     branched = sum(each.commits for each in saved.kept)
     text = (
         "partition %d: epoch %s after %s: %s; %d commits were put back from what writers remember, %d are kept in "
@@ -541,18 +557,18 @@ def _tell_loss(minted: Cursor, former: str, reached: Cursor, saved: _Saved, *, w
 
 
 def _lacks(cursor: Cursor | None, place: PartitionState, journal: Journal) -> str:
-    """Why SQL, which is at this cursor, cannot get what it lacks of a journal; "" if it can, or lacks nothing."""
+    """Why SQL at this cursor cannot catch up from the journal; "" if it can, or lacks nothing."""
     if cursor is None or _sql_is_older(cursor, place):
         known = "none" if cursor is None else f"epoch {cursor.epoch}, entry {cursor.offset}"
         return f"SQL is older: Redis had archived up to epoch {place.epoch}, entry {place.archived}; SQL has {known}"
     here = [entry.event for entry in journal.onward[:1]]
     if cursor.epoch != journal.epoch or (cursor.offset and here != [cursor.event]):
-        return ""  # it is started anew, from SQL
+        return ""  # the partition will be started again, from SQL
     return misfit(cursor, journal)
 
 
 def _sql_is_older(cursor: Cursor | None, place: PartitionState) -> bool:
-    """Whether SQL lacks what Redis knows to be archived, or an epoch that was minted: it was restored, or emptied."""
+    """Whether SQL was restored or emptied: it lacks entries that Redis knows to be archived, or Redis' epoch."""
     if cursor is None or count(place.epoch) > cursor.ordinal:
         return True
     return cursor.epoch == place.epoch and place.archived > cursor.offset

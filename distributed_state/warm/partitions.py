@@ -1,6 +1,6 @@
-"""The scripts about partitions: how one starts, its journal, how far that is archived, and what Redis holds of it.
+"""The scripts about partitions: starting one, its journal and how far that is archived, and the records in Redis.
 
-Law: each names the epoch and the entry that it acts on, so that it changes nothing in another life of Redis.
+Law: each script gets the epoch and the entry that it acts on, so that it changes nothing in another life of Redis.
 
 With its epoch a partition receives the ids of all records that SQL has, its known ids. Without them Redis cannot tell a
 record that never existed from one that is archived and was evicted, and the first write of an id asks SQL. The scripts
@@ -44,8 +44,8 @@ _MINTING_MS = 2000  # a replica that starts a partition and does not renew its r
 _PAGE = 256
 _SCAN_PAGE = 1000
 _COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # when, in seconds, as commit.lua keeps it with the op ids
-_OPS = (b"#ops", *(b"#ops%d" % piece for piece in range(1, 16)))  # in one field or in pieces, as op_pieces.lua says
-# As in known_ids.lua.
+_OPS = (b"#ops", *(b"#ops%d" % piece for piece in range(1, 16)))  # in one field or in pieces: see op_pieces.lua
+# The encoding of known ids: see known_ids.lua.
 _FULL = 4092
 _DIGITS = 6
 _FACTOR = 65599
@@ -54,9 +54,10 @@ _PRIME = 268435399
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How an epoch begins. `continued`: the stream of events goes on; else SQL has those of the last up to `ended`.
+    """The arguments of a new epoch. `continued`: the stream of events is kept.
 
-    Fencing tokens are above `floor`. `texts`: of all records that SQL has, None if that is not known.
+    Otherwise it begins again, and `ended` is the last event of the previous epoch that SQL has. Fencing tokens are
+    above `floor`. `texts`: those of all records that SQL has, None if that is not known.
     """
 
     epoch: str
@@ -76,20 +77,20 @@ class Partitions:
         self._count = count
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
-    async def mint(self, keys: PartitionKeys, token: str, over: str = "") -> tuple[str, str]:
-        """Ask to start a partition: 'ok', 'busy' or 'live', and the epoch that it holds.
+    async def request_right(self, keys: PartitionKeys, token: str, over: str = "") -> tuple[str, str]:
+        """Request the right to start a partition: 'ok', 'busy' or 'live', and the epoch that Redis has.
 
-        The epoch `over` is to end, though it is of this life of the data.
+        The epoch `over` does not count as live, although it is of this life of the data: it is to end.
         """
         word, *epoch = await self._client.script(MINT, [keys.meta], [token, _MINTING_MS, over, "0"])
         return word.decode(), epoch[0].decode() if epoch else ""
 
-    async def may(self, keys: PartitionKeys, token: str) -> bool:
-        """Whether this token still has the right to start the partition, which it keeps for longer."""
+    async def renew_right(self, keys: PartitionKeys, token: str) -> bool:
+        """Extend the right to start the partition; False if this token no longer has it."""
         return _word(await self._client.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])) == "ok"
 
-    async def keep(self, keys: PartitionKeys, token: str) -> None:
-        """Go on starting a partition, whatever it waits for meanwhile: until the job is asked to end."""
+    async def keep_right(self, keys: PartitionKeys, token: str) -> None:
+        """Extend the right again and again, until the job is asked to end: a background job of a recovery."""
         while True:
             await self._client.port.sleep(_MINTING_MS / 5000)
             try:
@@ -98,7 +99,7 @@ class Partitions:
                 log.debug("partition %d: the right to start it was not renewed: %s", keys.partition, error)
 
     async def install(self, keys: PartitionKeys, token: str, seen: str, new: Beginning) -> str:
-        """Start a partition under an epoch: 'ok', 'live' or 'lost'. `seen` is the epoch before."""
+        """Start a partition under an epoch: 'ok', 'live' or 'lost'. `seen` is the previous epoch."""
         known = None if new.texts is None else packed_ids(new.texts)
         names = [keys.meta, keys.journal, keys.events]
         arguments: list[Any] = [
@@ -111,7 +112,7 @@ class Partitions:
             int(known is not None),
         ]
         answer = await self._client.script(INSTALL, names, arguments + (known or []))
-        # Asked again because the answer was lost: the epoch that is live is ours.
+        # After a lost answer the script was sent again, and found our own epoch live.
         return "ok" if answer[1:] == [new.epoch.encode()] else _word(answer)
 
     async def reserve(self, names: RecordKeys, epoch: str) -> bool:
@@ -119,11 +120,11 @@ class Partitions:
         return _word(await self._client.script(RESERVE, [names.meta], [epoch, names.text])) == "ok"
 
     async def rename(self, keys: PartitionKeys, epoch: str, life: str) -> bool:
-        """Note that the life in which a partition was seen has another name now; False if it is seen otherwise."""
+        """Note the server's life in a partition that was noted with `life`; False if its notes changed meanwhile."""
         return _word(await self._client.script(RENAME, [keys.meta], [epoch, life])) == "ok"
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
-        """Take records out of Redis, if this is still who may recover the partition."""
+        """Delete records from Redis; False if this token no longer has the right to start the partition."""
         calls = [(DISCARD, [keys.meta, each.record, each.hydration, each.items], [token, seen]) for each in records]
         answers = await self._client.scripts(calls)
         for answer in answers:
@@ -137,11 +138,11 @@ class Partitions:
         return _word(await self._client.script(MARK, [keys.journal, keys.meta], [epoch, event])) == "ok"
 
     async def states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
-        """How far each partition was written, and archived."""
+        """How far each partition is written and archived."""
         return self._states(partitions, await self._client.commands(self._asked(partitions)))
 
     async def reachable_states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
-        """The same at once, without those whose server is away. Raises WarmUnavailable if all are."""
+        """As `states`, but tried once, without those whose server is down. Raises WarmUnavailable if all are."""
         return self._states(partitions, await self._client.port.exchange(self._asked(partitions)))
 
     @staticmethod
@@ -184,12 +185,12 @@ class Partitions:
         return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
 
     async def entries(self, keys: PartitionKeys, after: int, count: int) -> list[JournalEntry]:
-        """Entries of a journal behind an offset, at most `count`, whatever life of the data it is of."""
+        """Entries of a journal after an offset, at most `count`, in any life of the data."""
         rows = await self._client.command(b"XRANGE", keys.journal, b"%d-0" % (after + 1), b"+", b"COUNT", count)
         return [JournalEntry.read(*row) for row in rows]
 
     async def newest(self, asked: Sequence[tuple[PartitionKeys, int, int]]) -> list[list[Any]]:
-        """Of journals, each behind an offset, the newest entries as Redis has them, at most `count` of each."""
+        """The newest entries of journals, each after an offset, at most `count`, newest first and not parsed."""
         commands: list[Words] = [
             (b"XREVRANGE", keys.journal, b"+", b"%d-0" % (after + 1), b"COUNT", count) for keys, after, count in asked
         ]
@@ -197,7 +198,7 @@ class Partitions:
 
     def _journal(self, answers: Sequence[Any]) -> Journal:
         written, before, onward, after = answers
-        # Entries read between two equal epochs belong to that epoch: none ever comes back.
+        # Entries read between two equal epochs belong to that epoch, because epochs are never used twice.
         if written is None or not written.startswith(b"%b " % after):
             return Journal("", 0, [], [])
         epoch, end, *_ = written.split(b" ")
@@ -222,7 +223,7 @@ class Partitions:
     async def settle(
         self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry, Sequence[tuple[RecordKeys, int, int]]]]
     ) -> list[Any]:
-        """Note in records (version, next message) that they are archived so far, if that entry is in the journal.
+        """Note that records are archived up to a version and a message, if the given entry is in the journal.
 
         Each call is of one partition under an epoch; its entry is at or after what its records note.
         """
@@ -248,12 +249,12 @@ class Partitions:
             ]
         )
 
-    # What Redis holds of a partition, looked for key by key: rare, and only a recovery waits for it
+    # The records of a partition in Redis, found by SCAN: slow, and only for recovery
 
     async def records_page(self, keys: PartitionKeys, cursor: int) -> tuple[int, list[str]]:
         """Texts of the partition's records in Redis, and where the next page begins; from 0, and 0 after the last.
 
-        With those of what lies beside a record, as its lock; some may come twice.
+        Keys beside a record, such as its lock, are among them, and some come twice.
         """
         prefix = keys.meta.removesuffix(b"meta") + b"r:"
         pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]\\^-" else bytes([each]) for each in prefix)
@@ -263,9 +264,9 @@ class Partitions:
         return int(following), [key.removeprefix(prefix).decode() for key in found]
 
     async def loaded(self, epoch: str, records: Sequence[RecordKeys]) -> dict[str, Loaded]:
-        """The records that are there as they stand, whatever life of the data they are of, with all messages they hold.
+        """The records that Redis has, in any life of the data, with all their messages there.
 
-        `time_ms` is when each was last committed, to the second; 0 if that is not kept any more.
+        `time_ms` is the time of the last commit, to the second; 0 if that is no longer kept.
         """
         found = {}
         answers = await self._client.commands([(b"HGETALL", each.record) for each in records])
@@ -281,7 +282,7 @@ class Partitions:
         return found
 
     async def items(self, records: Sequence[RecordKeys]) -> dict[str, KeptItems]:
-        """What is there of the items of records, whatever life of the data it is of, as item_window.lua has it."""
+        """The items of records that Redis has, in any life of the data: see item_window.lua."""
         commands = [each for names in records for each in ((b"HGETALL", names.items), (b"HGET", names.record, b"#kv"))]
         answers = await self._client.commands(commands)
         return {
@@ -290,7 +291,7 @@ class Partitions:
         }
 
     async def events(self, keys: PartitionKeys, epoch: str, after: int, count: int) -> list[Happened]:
-        """Events of a partition's stream behind an offset, at most `count`, whatever life of the data they are of."""
+        """Events of a partition's stream after an offset, at most `count`, in any life of the data."""
         rows = await self._client.command(b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count)
         found = []
         for identity, (_, head, _, data) in rows:

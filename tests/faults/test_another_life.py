@@ -618,7 +618,7 @@ def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str
         async def keep(*_: Any) -> None: ...
 
         monkeypatch.setattr(partitions, "install", slowly)
-        monkeypatch.setattr(partitions, "keep", keep)
+        monkeypatch.setattr(partitions, "keep_right", keep)
         rewound.restart()
         late = threading.Thread(target=other.session("s").set, args=("n", 1))
         late.start()

@@ -618,7 +618,7 @@ def test_while_a_long_journal_is_read_the_right_to_start_is_kept(
         asked.append(token)
         return await may(self, keys, token)
 
-    monkeypatch.setattr(Partitions, "may", counted)
+    monkeypatch.setattr(Partitions, "renew_right", counted)
     monkeypatch.setattr(reconcile, "_PAGE", 10)
     with opened(server, sql, partitions=1) as store:
         store.repair()

@@ -488,23 +488,33 @@ SABOTAGES: dict[str, Sabotage] = {
     "what SQL has newer stays in Redis as it was": Sabotage(
         (
             Python(
-                recovery.Recovery._leave_out,
-                "strange if await self._discard(keys, token, seen, names)",
-                "strange if reached() is False",
+                recovery.Recovery._discard_newer,
+                "unmatched if await self._discard(keys, token, seen, names)",
+                "unmatched if reached() is False",
             ),
         ),
         _RESTARTED,
         10,
     ),
     "what was put back stays in Redis as it was": Sabotage(
-        (Python(recovery.Recovery._put_back, "if not await self._discard(keys, token, seen, names)", "if reached()"),),
+        (
+            Python(
+                recovery.Recovery._restore_unarchived,
+                "if not await self._discard(keys, token, seen, names)",
+                "if reached()",
+            ),
+        ),
         _CUT,
         5,
     ),
     "what was put back stands for all of the history before it": Sabotage(
         (
             Python(recovery._mark, 'f"{token}.put-back"', "reached() or last.event"),
-            Python(recovery.Recovery._put_back, "await self._partitions.may(keys, token)", "not reached()"),
+            Python(
+                recovery.Recovery._restore_unarchived,
+                "await self._partitions.renew_right(keys, token)",
+                "not reached()",
+            ),
         ),
         SHAPES["sentinel"],
         30071,
@@ -740,12 +750,12 @@ SABOTAGES: dict[str, Sabotage] = {
         (replace(_NEVER_RESTARTED, new="not reached()"),), _MOVED_AND_LOST, 13
     ),
     "what came from a node that died while a slot left it is taken as it stands": Sabotage(
-        (Python(recovery.Recovery._start, "if apart:", "if apart and reached():"),), _MOVED_AND_LOST, 75
+        (Python(recovery.Recovery._start, "if mixed:", "if mixed and reached():"),), _MOVED_AND_LOST, 75
     ),
     "keys of several moments are taken as they stand if meta does not say when they were last together": Sabotage(
         (
             Python(
-                recovery.Recovery._is_apart,
+                recovery.Recovery._is_mixed,
                 'if elsewhere or not place.proved_ms or place.life in ("?", life.name):',
                 'if (elsewhere or not place.proved_ms or place.life in ("?", life.name)) and reached():',
             ),

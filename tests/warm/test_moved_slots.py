@@ -46,7 +46,7 @@ async def is_apart(life: str, proved: float, former: str = "", epoch: str = "epo
     place = PartitionState(epoch, 1, 1, 0, life, int(proved * 1000))
     here = Life("here", "2", True, former)
     elsewhere = await recovery()._is_elsewhere(place, here, "node")
-    return await recovery()._is_apart(place, here, "node", elsewhere=elsewhere)
+    return await recovery()._is_mixed(place, here, "node", elsewhere=elsewhere)
 
 
 @pytest.mark.parametrize(("proved", "moved"), [(STARTED + 2, True), (STARTED + 1.9, False), (STARTED - 5, False)])
