@@ -1,23 +1,22 @@
-"""What this replica was acknowledged and SQL may not have yet. Law: nothing is forgotten that SQL is not known to have.
+"""A replica's unarchived commits. Law: an acknowledged commit is kept until SQL is known to have it.
 
-Redis can come back older than an acknowledgment: from a file, or as a replica that was behind. Then the writers that
-live still know what was lost. So each commit is noted here on its way back to the caller, as what was sent and what was
-answered; nothing of it is computed or copied before somebody asks.
+Redis can come back with data older than an acknowledgment: from a file, or after failover to a lagging server. Then
+live writers still know the lost commits. So each commit is kept here on its way back to the caller (`Memory.remember`),
+as the arguments that were sent and the answer. Its journal entry is computed from these only when somebody asks, byte
+for byte as commit.lua wrote it, but for the size of the journal, which nobody else needs.
 
-**Identity, never numbers.** An answer says how far its partition is archived under its epoch. That drops what is kept
-of the same epoch, and says nothing about another one. Of an epoch that is over, SQL is asked for each commit by its
-event. An epoch never spans two lives of the data: a changed life begins another one before anything is committed in it.
+**Identity, never numbers.** An answer says how far its partition is archived under its epoch, so earlier commits of
+that epoch are dropped; commits of other epochs are not. Once an epoch has ended, SQL is asked for each of its commits
+by event. An epoch never spans two lives of the data: a changed life begins a new epoch before it takes any commit.
 
-What is kept of a commit makes its journal entry, byte for byte as commit.lua wrote it. Only the size that the journal
-had is missing, which nobody else needs.
+The memory is bounded in bytes. At the bound a writer has the archiver run, or waits for another writer that does; after
+`retry_for` seconds its write is refused.
 
-The memory is bounded in bytes. At the bound a writer archives, or waits for who does, and is refused in the end.
-
-**Gathering.** A replica that recovers a partition leaves a request, with a token and the epoch that is asked for, and
-reads a list to which each replica adds what it remembers, in pieces, and then its end. A replica receives requests
-through its link, looks for them when the link begins, and several times a second while it has none. So a replica that
-does not answer for a while has ended or stands still: it counts as silent, and what it remembers comes late. A request
-lies in one hash of the fleet, and in its partition, for those who cannot reach the other.
+**Gathering.** A replica that recovers a partition publishes a request with a token and an epoch, and reads a list to
+which each replica adds its unarchived commits in pieces, and then an end. A replica receives requests through its link,
+and looks for them when the link begins and several times a second while it is down. So a replica that does not answer
+for a while has ended or stands still: it counts as silent, and its commits become branches later (`late`). A request
+stands in one hash for the fleet, and in its partition for replicas that cannot reach that hash.
 
 Design: section 14.
 """
@@ -50,21 +49,21 @@ log = logging.getLogger(__name__)
 Late = Callable[[int, str, list[JournalEntry]], Awaitable[None]]
 _TOKEN = re.compile(r"[A-Za-z](\d+)")
 _FIRST_EVENT = re.compile(rb"e(\d+)$")
-# What is held for one commit, and for each word that was sent, beside the bytes of names and values. Measured with
+# The memory of one commit, and of each word that was sent, without the bytes of names and values. Measured with
 # tracemalloc on CPython 3.11 (tests/tiers/test_unarchived.py measures it again).
 _EACH_BYTES = 300
 _WORD_BYTES = 34
-_EXPECTATIONS = 15  # where what is sent says how many there are
-_BESIDE = (b"e", b"E", b"x", b"X")  # steps that change no record
+_EXPECTATIONS = 15  # the index, in the arguments of commit.lua, of the number of expectations
+_BESIDE = (b"e", b"E", b"x", b"X")  # steps of `Draft.events`
 
 
 # One commit
 
 
 class Remembered(NamedTuple):
-    """A commit that was acknowledged: what was sent and what was answered, of which nothing is computed or copied.
+    """An acknowledged commit: the arguments of commit.lua and its answer.
 
-    `sent` is the entry itself, where the writer does not know all of it: its answer was lost and came once more.
+    If the answer was lost and then repeated, it lacks the time. Then `sent` is the entry, as read from the journal.
     """
 
     offset: int
@@ -74,7 +73,7 @@ class Remembered(NamedTuple):
     answer: bytes = b""
 
     def entry(self) -> JournalEntry:
-        """As it stands in the journal."""
+        """Its entry in the journal."""
         if isinstance(self.sent, JournalEntry):
             return self.sent
         (constants, _, sequence, _, digest, _, lock_value), (kind, actor, owner, record) = (
@@ -99,10 +98,10 @@ class Remembered(NamedTuple):
 
 
 def _of_commit(op: OpId, done: Committed) -> tuple[Any, ...]:
-    """A commit as `Remembered` has it, as a plain tuple.
+    """The fields of `Remembered`, as a plain tuple.
 
-    Python's garbage collector goes through lists and objects as long as they live, again and again, but takes tuples
-    of plain values out of its account. Keeping the draft itself cost three times as much as all of the rest.
+    Python's garbage collector visits lists and objects as long as they live, but stops tracking tuples of plain values.
+    Keeping the draft itself cost three times as much as everything else here.
     """
     sent = tuple(op.sent)
     size = _EACH_BYTES + op.size + _WORD_BYTES * len(sent)
@@ -112,22 +111,22 @@ def _of_commit(op: OpId, done: Committed) -> tuple[Any, ...]:
 
 
 def _of_entry(epoch: str, entry: JournalEntry) -> tuple[Any, ...]:
-    """The same of an entry that is known as it stands in the journal."""
+    """The same for an entry that was read from the journal."""
     size = _EACH_BYTES + len(entry.data) + len(entry.record)
     return entry.offset, epoch, size, entry
 
 
 def _steps(sent: Sequence[Any]) -> list[Step]:
-    """The triples at the end of what commit.lua was sent."""
+    """The steps at the end of the arguments of commit.lua."""
     first = _EXPECTATIONS + 1 + 2 * sent[_EXPECTATIONS]
     return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3)]
 
 
 def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -> Iterator[Step]:
     """The steps as commit.lua wrote them."""
-    said = done.said
+    flags = done.flags
     yield from done.applied() or ()
-    found = _FIRST_EVENT.search(said)
+    found = _FIRST_EVENT.search(flags)
     number = int(found[1]) if found else 0
     for step, name, value in sent:
         if step not in _BESIDE or (step in (b"E", b"X") and not done.begins):
@@ -139,15 +138,15 @@ def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -
             limit = (done.time_ms or 0) + int(value) if int(value) > 0 else 0
             yield b"s", LIFETIME, b"%b %d" % (name, limit)
     yield from done.first_items
-    if b"o" in said:
+    if b"o" in flags:
         yield b"s", OWNER, owner.encode()
 
 
 class Memory:
     """The acknowledged commits of one replica, by partition, each until it is archived.
 
-    `late(partition, epoch, entries)` keeps what was acknowledged under an epoch that is over, and that SQL lacks; it is
-    called again with the same entries if it raises. `limit` is in bytes; infinite if nothing is remembered at all.
+    `late(partition, epoch, entries)` keeps commits of an epoch that has ended and that SQL lacks, as branches; it is
+    called again with the same entries if it raises. `limit` is in bytes; infinite if no commits are kept at all.
     """
 
     late: Late
@@ -156,7 +155,7 @@ class Memory:
         self, port: Port, warm: Warm, cold: ColdStore, archiver: Archiver, keys: Keys, settings: Settings
     ) -> None:
         self.bytes = 0
-        # What an embedded server loses, its process lost with it.
+        # Not for an embedded server: it loses data only with its process, and so with this memory.
         self.remembers = settings.memory_bytes > 0 and settings.url is not None
         self.limit = settings.memory_bytes if self.remembers else float("inf")
         self._port = port
@@ -167,24 +166,24 @@ class Memory:
         self._wait = settings.retry_for
         # Plain tuples, as `Remembered` has them.
         self._kept: defaultdict[int, deque[tuple[Any, ...]]] = defaultdict(deque)
-        self._last: dict[int, tuple[str, int]] = {}  # where nothing is remembered: epoch and offset of the last commit
+        self._last: dict[int, tuple[str, int]] = {}  # epoch and offset of the last commit, if no commits are kept
         self._mutex = Mutex()
-        self._driving: set[object] = set()  # where
+        self._driving: set[object] = set()  # where a writer archives in `make_room`: see `Port.here`
 
     def __len__(self) -> int:
         with self._mutex:
             return sum(map(len, self._kept.values()))
 
-    # On the way of a commit
+    # Called for each commit
 
     def remember(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
-        """Note a commit that is being acknowledged, and let go of those that its answer shows to be archived.
+        """Keep a commit that is being acknowledged, and drop those that its answer shows to be archived.
 
-        False if it does not say enough: its answer was lost and came once more. Then it is to be recalled.
+        False if the answer repeats one that was lost, and so lacks the time. Then the caller must `recall` the commit.
         """
         if not self.remembers or not done.offset:
             self._note(names.partition, done.epoch, done.offset)
-            return True  # it is from SQL that we know it, or nothing is remembered
+            return True  # SQL has it (offset 0), or no commits are kept
         if done.time_ms is None:
             return False
         self._append(names.partition, _of_commit(op, done), done.archived)
@@ -208,7 +207,7 @@ class Memory:
             self._last[partition] = epoch, offset
 
     async def remember_event(self, keys: PartitionKeys, epoch: str, entry: JournalEntry, archived: int) -> None:
-        """Note an event that was written alone, as `remember` does a commit."""
+        """Keep an event that was written without a commit, as `remember` keeps a commit."""
         if not self.remembers:
             self._note(keys.partition, epoch, entry.offset)
             return
@@ -221,15 +220,15 @@ class Memory:
             raise WarmUnavailable(f"partition {keys.partition}: the server that said it has an event was replaced")
 
     async def recall(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
-        """Note a commit by its entry in the journal.
+        """Keep a commit by reading its entry from the journal.
 
-        False if neither that nor SQL has it: the server that said so was replaced meanwhile by one without it. Raises
-        WarmUnavailable or ColdUnavailable if they cannot be asked: then its answer is as good as lost again.
+        False if neither the journal nor SQL has it: the server that answered was replaced by one without the commit.
+        Raises WarmUnavailable or ColdUnavailable if Redis or SQL is down; to the caller that is another lost answer.
         """
         event = self._warm.ops.event(op)
         if await self._recall(names, event):
             return True
-        # It was trimmed, so it is archived; unless this is another server's journal.
+        # It was archived and trimmed, or this is another server's journal. SQL knows which.
         entry = JournalEntry(done.offset, event, names.ref.text, done.version, 0, "", "", 0, b"", 0)
         return not await self._port.sql(self._cold.lacking, names.partition, done.epoch, [entry])
 
@@ -240,14 +239,14 @@ class Memory:
         return found is not None
 
     def archived(self, partition: int, epoch: str, offset: int) -> None:
-        """Let go of what a partition committed under this epoch, up to this offset: SQL has that."""
+        """Drop a partition's commits under this epoch up to this offset, because SQL has them."""
         kept = self._kept.get(partition)
         with self._mutex:
             while kept and kept[0][0] <= offset and kept[0][1] == epoch:
                 self.bytes -= kept.popleft()[2]
 
     async def make_room(self, text: str) -> None:
-        """Wait until less is remembered than may be. Raises Backpressure if that lasts for `retry_for` seconds."""
+        """Archive until the kept commits are below the limit. Raises Backpressure after `retry_for` seconds."""
         deadline = self._port.monotonic() + min(self._wait, self._warm.left())
         here = self._port.here()
         problem: StateError | None = None
@@ -270,10 +269,10 @@ class Memory:
                 raise Backpressure(f"{text[:200]}: {kept}{why}") from problem
             await self._port.sleep(0.02)
 
-    # For who recovers a partition
+    # For recovery
 
     def entries(self, partition: int, epoch: str) -> list[JournalEntry]:
-        """What is remembered of a partition's commits under an epoch, in the order of their answers."""
+        """The kept commits of a partition under an epoch, in the order of their answers."""
         with self._mutex:
             kept = [each for each in self._kept.get(partition, ()) if each[1] == epoch]
         return self._entries(kept)
@@ -284,13 +283,13 @@ class Memory:
     # In the background
 
     async def look(self) -> None:
-        """Let go of what is archived; asks nobody if nothing is remembered."""
+        """Drop the commits that are archived by now. No I/O if none are kept."""
         partitions = self.partitions()
         if partitions:
             states = await self._warm.partitions.reachable_states([self._keys.partition(each) for each in partitions])
             for partition, state in states.items():
                 self.archived(partition, state.epoch, state.archived)
-                await self._settle_closed(partition, state)
+                await self._drop_closed(partition, state)
 
     def written(self) -> dict[int, tuple[str, int]]:
         """Epoch and offset of this replica's last commit in each partition where some may not be archived yet."""
@@ -303,17 +302,17 @@ class Memory:
             return last
 
     def partitions(self) -> list[int]:
-        """Those of which anything is remembered."""
+        """The partitions of which commits are kept."""
         with self._mutex:
             return [partition for partition, kept in self._kept.items() if kept]
 
-    async def _settle_closed(self, partition: int, state: PartitionState) -> None:
-        """Let go of what was acknowledged under epochs that are over: SQL has it, or it came too late."""
-        # SQL closes an epoch before Redis begins the next one, so SQL has whatever it will ever have of it.
+    async def _drop_closed(self, partition: int, state: PartitionState) -> None:
+        """Drop commits of epochs that have ended, after those that SQL lacks were kept by `late`."""
+        # SQL closes an epoch before Redis begins the next one, so nothing more of it will be archived.
         with self._mutex:
             kept = self._kept[partition]
             if not kept or kept[0][1] == state.epoch:
-                return  # those of before were first, and are gone
+                return  # commits of earlier epochs come first, so there are none
             closed = [each for each in kept if ordinal(each[1]) < ordinal(state.epoch)]
         for epoch, some in groupby(sorted(closed, key=lambda each: ordinal(each[1])), key=lambda each: str(each[1])):
             entries = self._entries(list(some))
@@ -330,25 +329,25 @@ class Memory:
             kept.extend(left)
 
 
-_EVERY = 0.2  # seconds between two looks for requests, while they are not heard
+_EVERY = 0.2  # seconds between two looks for requests, while the link is down
 _LOOK = 1.0  # seconds between two looks for what is archived
-_KEPT_MS = b"60000"
+_KEPT_MS = b"60000"  # TTL of a request and of its answers
 _PIECE_BYTES = 256 * 1024
 _PAGE = 64  # pieces
 _PIECE, _END = b"p", b"z"
 
 
 class Gathered(NamedTuple):
-    """What was found: each commit once, by its event, and the replicas that did not answer to the end."""
+    """The commits that replicas gave, each once, and the replicas that did not answer completely."""
 
     entries: list[JournalEntry]
     silent: set[str]
 
 
 class Gathering:
-    """Asks other replicas what they remember, and answers them.
+    """Asks other replicas for their unarchived commits, and answers their requests.
 
-    `active`: this one is on the roll of replicas. `link`: through which requests are heard, None to look for them.
+    `active`: this replica is on the roll. `link`: the one that receives requests; None to look for them instead.
     """
 
     def __init__(self, port: Port, warm: Warm, keys: Keys, memory: Memory, link: Link | None, *, active: bool) -> None:
@@ -356,14 +355,14 @@ class Gathering:
         self._warm = warm
         self._keys = keys
         self._memory = memory
-        self._hearing = link if active else None  # nobody waits for the answer of one that is not on the roll
+        self._link = link if active else None  # nobody waits for the answer of a replica that is not on the roll
         self._active = active
         self._asked = port.signal()
         self._answered: dict[str, None] = {}
         self._job: Job | None = None
 
     def begin(self) -> None:
-        """Answer from now on, and let go of what is archived, in the background."""
+        """Answer requests and drop archived commits from now on, in the background."""
         if self._memory.remembers:
             self._job = self._port.spawn(self._run, "distributed-state-memory")
 
@@ -373,12 +372,12 @@ class Gathering:
             await self._job.stop()
             self._job = None
 
-    # Who asks
+    # Asking
 
     async def gather(self, partition: int, epoch: str, replicas: Iterable[str], *, silence: float = 0.5) -> Gathered:
-        """What this replica and these remember of a partition's commits under an epoch.
+        """Collect the unarchived commits of a partition under an epoch, from this replica and these.
 
-        Waits for them while anything comes, and for `silence` seconds without a word. Raises WarmUnavailable.
+        Ends when all have answered, or nothing came for `silence` seconds. Raises WarmUnavailable.
         """
         found = {entry.event: entry for entry in self._memory.entries(partition, epoch)}
         wanted = set(replicas) - {self._warm.replica}
@@ -403,7 +402,7 @@ class Gathering:
         return Gathered(list(found.values()), wanted)
 
     async def _try(self, commands: Sequence[Words]) -> None:
-        """What may fail: the list of requests lies at one server, and every key ends by itself."""
+        """Run commands that may fail: the fleet's hash may be unreachable, and every key has a TTL."""
         try:
             for answer in await self._port.exchange(commands):
                 if isinstance(answer, StateError):
@@ -412,7 +411,7 @@ class Gathering:
             log.warning("gathering: %s", error)
 
     async def _read(self, answers: bytes, wanted: set[str], found: dict[str, JournalEntry], silence: float) -> set[str]:
-        """Read answers until all have ended or nothing came for so long; those that ended."""
+        """Read answers into `found`, until all replicas have ended or nothing came for `silence`; those that ended."""
         ended = set[str]()
         broken = set[str]()
         at = 0
@@ -439,17 +438,17 @@ class Gathering:
                 await self._port.sleep(0.01)
         return ended - broken
 
-    # Who answers
+    # Answering
 
     async def _run(self) -> None:
         looked = 0.0
         said = ""
         asked = True
-        if self._hearing is not None:
-            self._hearing.listen(self._keys.gatherings_channel, lambda *_: self._asked.set())
+        if self._link is not None:
+            self._link.listen(self._keys.gatherings_channel, lambda *_: self._asked.set())
         while True:
             try:
-                if asked or not self._hears():
+                if asked or not self._is_subscribed():
                     self._asked.clear()
                     await self.answer()
                     asked = False
@@ -461,26 +460,26 @@ class Gathering:
             except StateError as error:
                 log.log(logging.DEBUG if said else logging.WARNING, "memory: %s", error)
                 said = str(error)
-            asked = await self._asked.wait(_LOOK if self._hears() and not asked else _EVERY) or asked
+            asked = await self._asked.wait(_LOOK if self._is_subscribed() and not asked else _EVERY) or asked
 
-    def _hears(self) -> bool:
-        return self._hearing is not None and self._hearing.confirmed(self._keys.gatherings_channel)
+    def _is_subscribed(self) -> bool:
+        return self._link is not None and self._link.confirmed(self._keys.gatherings_channel)
 
     async def answer(self) -> None:
-        """Answer whoever asks now what this replica remembers."""
+        """Answer all present requests with this replica's unarchived commits."""
         for partition, request in await self._requests():
             token, _, epoch = request.partition(" ")
             if token in self._answered:
                 continue
             for piece in self._pieces(self._memory.entries(partition, epoch)):
                 await self._push(self._keys.gathered(partition, token), piece)
-            # Only now: one that was broken off is begun again, and what comes twice is found once.
+            # Only now: an interrupted answer is sent again from its beginning, and commits that come twice count once.
             self._answered[token] = None
             while len(self._answered) > 4 * self._keys.partitions:
                 del self._answered[next(iter(self._answered))]
 
     async def _requests(self) -> list[tuple[int, str]]:
-        """Who asks, as the fleet's list of requests says, or else the partitions of which anything is remembered."""
+        """Requests by partition: from the fleet's hash or, if that is unreachable, from our commits' partitions."""
         mine = self._memory.partitions()
         if not mine and not self._active:
             return []  # nobody waits for our answer
@@ -495,7 +494,7 @@ class Gathering:
         return [(each, answer.decode()) for each, answer in zip(mine, answers, strict=True) if type(answer) is bytes]
 
     def _pieces(self, entries: Sequence[JournalEntry]) -> Iterator[bytes]:
-        """What is sent, each piece of a bounded size unless one entry is larger; the last one is the end."""
+        """Pack entries into pieces of bounded size, unless one entry is larger; the last piece has the end."""
         some: list[JournalEntry] = []
         size = 0
         replica = self._warm.replica.encode()

@@ -35,23 +35,31 @@ REFUSALS = (
     *("fenced", "forgotten", "item", "locked", "misused", "tags", "toolarge"),
 )
 _SHOWN = {PHASE: "phase", SCHEMA: "schema version"}
-_REPEATED = 6  # words of an answer that came once more
+_REPEATED = 6  # words of an answer that repeats one that was lost: known_op.lua
 
 Expectations = Sequence[tuple[bytes, bytes | None]]
-"""Fields with their stored bytes, None for an absent one: the write is refused if they are otherwise."""
+"""Fields with their stored bytes, None for an absent one: the write is refused if they differ."""
 
 
 class Draft(NamedTuple):
-    """A change ready to be sent, as its caller wants it. `steps` are as in model.Op.
+    """A change as its caller asks for it; `OpId` has the arguments of commit.lua that are not in here.
 
-    `events` are steps beside them, as commit.lua has them: lifecycle events written with the change ('e'), another
-    lifetime ('x'). `expectations` are the store's own, `preconditions` the user's, in commit.lua's words. `items`:
-    whether any step is about items; `expected_items` are steps 'A', 'P' and 'M', the conditions on them. `lifetime` is
-    that of a session which begins with this: idle and whole, in ms, 0 for no end. `level` is how durable it must be
-    before it is acknowledged; None: the store's own.
+    - `kind`, `owner`, `actor`: as the journal notes them. With kind '' nothing is changed, only checked.
+    - `steps`: changes of fields, messages and items, as in `journal.Op`. `items`: whether any is about items.
+    - `events`: steps beside them: lifecycle events ('e') and another lifetime ('x'); see steps.lua.
+    - `lifetime`: of a session that begins with this commit: idle and whole, in ms, 0 for no end.
 
-    `creation` is what the caller knows of a record that is not in Redis: '*' its id is fresh, or the hydration token
-    under which SQL had no such record; '' nothing.
+    Conditions, all checked by commit.lua:
+
+    - `expected`: the record's version, None for any; `epoch`: the epoch under which it was read, '' for any.
+    - `deleted`: what to do with a deleted record; see commit.lua.
+    - `expectations`: the store's own compare-and-swaps of stored bytes.
+    - `preconditions`: the user's, as pairs of field and commit.lua's word. `expected_items`: those on items, as steps
+      'A', 'P' and 'M'.
+
+    `level` is how durable the commit must be before it is acknowledged; None: the store's own. `creation` is what the
+    caller knows of a record that is not in Redis: '*' its id is fresh; or the hydration token under which SQL had no
+    such record; '' nothing.
     """
 
     kind: str
@@ -72,12 +80,12 @@ class Draft(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
+    """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL knows it.
 
-    `first_message` is the number of the next message before the write, whether it adds one or not: see `added`.
-    `time_ms` is None as well if it was repeated; `trailing` is the answer of the script that was sent after it.
-    `archived`: up to which offset its partition is archived under this epoch; `text`: all of the answer. `steps`: as
-    they were sent at last.
+    `first_message` is the number that the next message had before the write, whether it adds one or not: see `added`.
+    `time_ms` is None as well if the answer repeats one that was lost. `archived`: up to which offset the partition is
+    archived under this epoch. `text`: the whole answer. `trailing`: the answer of the script sent after this one.
+    `steps`: those of the last attempt, which may have swaps in place of increments.
     """
 
     version: int
@@ -93,31 +101,31 @@ class Committed(NamedTuple):
 
     @property
     def added(self) -> int | None:
-        """The number of the first message that it added; None if it added none, or only SQL remembers it."""
+        """The number of the first message that it added; None if it added none, or only SQL knows it."""
         return self.first_message if any(step == b"m" for step, _, _ in self.steps) else None
 
     @property
     def begins(self) -> bool:
-        """Whether the record began with this, or began anew."""
-        return self.version == 1 or b"b" in self.said
+        """Whether this commit began the record, or began a deleted one again."""
+        return self.version == 1 or b"b" in self.flags
 
     @property
-    def said(self) -> bytes:
-        """What else the answer says of the entry: see commit.lua."""
+    def flags(self) -> bytes:
+        """What commit.lua added to the steps, as letters."""
         return self.text.rpartition(b" ")[2]
 
     @property
     def first_items(self) -> list[Step]:
         """The step that commit.lua adds where a record gets its first items."""
-        return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.said else []
+        return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.flags else []
 
     def applied(self) -> list[Step] | None:
-        """The steps as the journal has them; None if the answer does not say what came of them."""
+        """The steps as the journal has them: with sums, numbers and times. None if the answer lacks some of these."""
         if self.first_message is None or self.results is None:
             return None
         number = self.first_message
         sums = iter(self.results)
-        said = self.said
+        flags = self.flags
         applied = []
         for each in self.steps:
             step, name, value = each
@@ -139,7 +147,7 @@ class Committed(NamedTuple):
             elif step == b"y":
                 if not self.text:
                     return None
-                if b"y" not in said:
+                if b"y" not in flags:
                     continue
                 each = (b"s", ITEMS, b"%d %b" % (self.version, value))
             applied.append(each)
@@ -171,7 +179,7 @@ def _sums(results: bytes) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UnknownItems:
-    """Only SQL knows how items are that a change expects to be so: as of version `needed` or later."""
+    """A change has conditions on items that Redis does not have: SQL must be read, at version `needed` or later."""
 
     epoch: str
     needed: int
@@ -212,7 +220,7 @@ class Cold:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Increments that the server cannot do exactly: the fields, with what is stored in each."""
+    """Increments that the server cannot compute exactly: the fields, with the stored bytes of each."""
 
     fields: tuple[tuple[bytes, bytes], ...]
 

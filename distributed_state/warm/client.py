@@ -1,22 +1,23 @@
 """The scripts about records: commit, read, hydrate, items. Law: a write has an op id, so that it may be sent again.
 
-It is applied once, however often and however late it is sent. Partitions have their own client, `partitions`.
+A write is applied once, however often and however late it is sent. Partitions have their own client, `partitions`.
 
-A record notes the op ids of its commits from when it came into Redis: all of them, until nobody may send them any
-more. Those of before are in SQL, because a record leaves Redis only when it is archived, and stay there alone: neither
-a count nor a clock chooses some to be brought back. A write therefore says since when, by the server's clock, its op id
-can have been applied at all (`since_ms`). Where the record looks back that far, it knows. Where it came back from SQL
-since, it says so and changes nothing, and who sent the write asks SQL for its op id. SQL is read after the record came
-back, and so has whatever was applied before: what it does not have was not, and the write is sent again, saying that.
-If the record left and came back once more meanwhile, SQL is asked once more. Where Redis is too full to bring it back,
-SQL is asked before the write is refused: nothing that was applied may seem to be refused.
+A record in Redis keeps the op ids of its commits since it was hydrated, until they can no longer be sent again.
+Earlier op ids are in SQL only: a record leaves Redis only when it is archived, and hydration does not bring op ids
+back. So each write carries `since_ms`, a time of the server's clock before which it cannot have been applied.
 
-A write whose answers all came is sent again with a new time, so that a first sending costs one round trip and no SQL.
-One whose answer was lost keeps its time. It is not repeated later than half of `op_window` after it was first sent, and
-the server applies none that is older than the whole window: a request that was delayed for longer is refused.
+- If the record was hydrated before that time, its op ids show whether the write was applied.
+- If it was hydrated later, the script changes nothing and answers `unsure`. The client asks SQL for the op id. SQL is
+  read after the hydration, so a write that SQL does not have was not applied before it: it is sent again with the time
+  of that answer as `since_ms`. If the record was evicted and hydrated again meanwhile, this is repeated.
+- If Redis is too full to hydrate the record, SQL is asked before the write is refused, because a write that was applied
+  must not be reported as refused.
 
-A record that is archived and has more op ids than fit into a small field lets go of them in the same way, where it
-is (`settle.lua`).
+A write without a lost answer gets a new time at each attempt, so it costs one round trip and no SQL. A write with a
+lost answer keeps its time. It is not repeated later than half of `op_window` after it was first sent, and the server
+refuses a write that is older than the whole window, which may have been delayed on its way.
+
+`settle.lua` drops the op ids of an archived record in the same way, if they do not fit into a small field.
 
 Design: sections 4, 5.
 """
@@ -60,25 +61,24 @@ from distributed_state.warm.scripts import COMMIT, HYDRATE, LIST_ITEMS, READ, RE
 from distributed_state.warm.telemetry import Telemetry, observed, several
 
 T = TypeVar("T")
-_MARGIN_MS = 2000  # how far the clocks of two servers may be apart, one of which may never have been heard
+_MARGIN_MS = 2000  # how far the clocks of two servers may differ, one of which may never have answered here
 FULL = "Redis is at maxmemory and nothing more is evictable; nothing was written"
 LOST = "a write may have been applied, its answer was lost"
 
 
 class OpId:
-    """Names one write of this replica; `oldest`: of its writes to that record, the first unanswered (RIFL, SOSP 2015).
+    """Names one write of this replica, and has the arguments of commit.lua that may differ between its attempts.
 
-    `record` is the record's text. `first` is when it was first sent, by the monotonic clock. `since_ms`: before then,
-    by the server's clock, it was surely not applied. `doubted`: an answer was lost, so that it may have been applied
-    since. `eased_ms`: that time, when it was last put back because another server's clock may count. `size`: of its
-    steps, in bytes.
-
-    The arguments of one sending that are not in its draft stand here too: `lock_value`; `creation`, as commit.lua has
-    it; `listening`, our own channel if we listen to the record's too; `proofs`, steps 'V' and 'G' that say what SQL has
-    of items; `events`, the steps beside the change, sealed. `sent`: all arguments with which it was last sent.
+    - `sequence`, `digest` name it; `oldest` is this replica's first unanswered write to the record (RIFL, SOSP 2015).
+    - `record` is the record's text, `size` the bytes of the steps, `first` when it was begun, by the monotonic clock.
+    - `since_ms`: it was not applied before that time of the server's clock. `doubted`: an answer was lost, so it may
+      have been applied since. `eased_ms`: `since_ms` as it was last set back for another server's clock.
+    - `lock_value`, `creation`: see commit.lua. `listening`: our own channel, if we are subscribed to the record's.
+    - `proofs`: steps 'V' and 'G', which say which items SQL has. `events`: the draft's and a new session's, encrypted.
+    - `sent`: all arguments of the last attempt.
     """
 
-    # Defaults of the class: to set each of them would take a commit longer than anything else here.
+    # Defaults of the class, because setting each in __init__ would be the slowest part of making an op id.
     since_ms = 0
     doubted = False
     eased_ms = -1
@@ -100,9 +100,9 @@ class OpId:
 
 @dataclass(frozen=True, slots=True)
 class Unsure:
-    """Redis does not remember so far back whether an op id was applied; `late`: nothing does.
+    """Redis no longer has all op ids since `since_ms`, so the write may have been applied earlier.
 
-    `time_ms` is the server's time at which it was not among those that it remembers.
+    `late`: it is older than `op_window`, so the server no longer applies it. `time_ms`: the server's time then.
     """
 
     time_ms: int
@@ -111,7 +111,7 @@ class Unsure:
 
 
 class OpIds:
-    """Those of one replica."""
+    """Makes the op ids of one replica, and keeps those that are unanswered."""
 
     def __init__(self, port: Port, clock: ServerClock, replica: str, count: itertools.count[int], window: float):
         self._port = port
@@ -127,7 +127,7 @@ class OpIds:
         text = b"\0".join(chain.from_iterable(steps))
         with self._mutex:
             sequence = next(self._count)
-            # Not of all records: they would remember, for a writer of many, what was answered long ago.
+            # Per record: with one list for all, a record would keep op ids because of another record's slow write.
             unanswered = self._unanswered.get(record)
             if unanswered is None:
                 unanswered = self._unanswered[record] = []

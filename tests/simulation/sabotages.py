@@ -467,7 +467,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (Python(memory.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
     ),
     "what a silent writer remembers is not kept": Sabotage(
-        (Python(memory.Memory._settle_closed, "await self.late(partition, epoch, late)", "reached()"),), _UNHEARD, 1
+        (Python(memory.Memory._drop_closed, "await self.late(partition, epoch, late)", "reached()"),), _UNHEARD, 1
     ),
     "an answer under one epoch lets go of what is remembered of another": Sabotage(
         (Python(memory.Memory._append, "and first[1] == commit[1]:", "and (first[1] == commit[1] or not reached()):"),),

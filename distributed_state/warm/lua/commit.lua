@@ -17,10 +17,10 @@
         own_channel     of the writer's link, if that is subscribed to the record's channel too, else ''
         expectations    how many, then pairs of field and value: see expectations.lua
         then triples: step, name, value: see steps.lua, and item_checks.lua for those of items
-  Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
+  Returns 'ok version epoch first_message results offset seconds microseconds archived_offset flags'
           one text, because each element of an answer costs as much as a step. first_message: the number of the first one.
           results, joined by ',': the sum of each increment, 1 or 0 for each 'n' (whether it put its item). offset: of the
-          journal's entry, archived_offset: up to there it is archived. The server's time. said, letters: 'o' the owner was
+          journal's entry, archived_offset: up to there it is archived. The server's time. flags, letters: 'o' the owner was
           set, 'b' a deleted record began again, 'y' a new layer of items began, 'i' the record's first items, 'e' and the
           number of the first event. A commit that was applied before is answered without what follows offset
         | {'uninitialised'} | {'epoch', epoch} | {'deleted', version} | {'exists', version}
@@ -81,11 +81,11 @@ if not version then
   if creation ~= '*' and (string.sub(creation, -#epoch - 1) ~= '@' .. epoch or call('GET', hydration) ~= creation) then
     local token = replica .. '.' .. sequence
     -- @include hydration_token
-    return {'cold', epoch, left}
+    return {'cold', epoch, hydration_token}
   end
 end
 
--- Only now: a repetition must find what was applied before, also under an epoch that has ended since.
+-- Only now: a repetition must find what was applied before, even under an epoch that has ended since.
 if read_under ~= '' and read_under ~= epoch then return {'epoch', epoch} end
 local holder = call('GET', lock)
 -- A lock of another epoch was granted before Redis lost something: it is not valid any longer.
@@ -114,7 +114,7 @@ version = format('%d', (version or 0) + 1)
 local layer, how
 if items then layer, how = new_layer(version) end
 if layer then
-  said = how
+  flags = how
   n = n + 2
   fields[n - 1], fields[n] = '#items', layer
   if how == 'y' then
@@ -127,7 +127,7 @@ if layer then
   end
 end
 if owner ~= '' and not call('HGET', record, '#owner') then
-  said = said .. 'o'
+  flags = flags .. 'o'
   n = n + 2
   fields[n - 1], fields[n] = '#owner', owner
   changes = changes or {change}
@@ -176,9 +176,9 @@ local entry_id = replica .. '.' .. sequence .. '.' .. digest
 if types then
   local op, subject = replica .. '.' .. sequence, text
   -- @include events
-  said = said .. 'e' .. format('%d', event + 1 - #types)
+  flags = flags .. 'e' .. format('%d', event + 1 - #types)
 end
-if head[3] then said = 'b' .. said end
+if head[3] then flags = 'b' .. flags end
 -- The writer needs no message. Only the server knows whether it listens: its link may have ended without notice.
 local listening = own_channel ~= '' and call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if not listening or listening[2] > listening[4] then
@@ -187,4 +187,4 @@ if not listening or listening[2] > listening[4] then
   call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and shown or ''))
 end
 return 'ok ' .. version .. ' ' .. epoch .. ' ' .. first_message .. ' ' .. results .. ' ' .. offset .. ' ' .. now[1] .. ' ' .. now[2]
-  .. ' ' .. archived_offset .. ' ' .. said
+  .. ' ' .. archived_offset .. ' ' .. flags

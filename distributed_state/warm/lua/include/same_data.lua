@@ -1,8 +1,8 @@
 --[[
   Whether the server still has the data in which the connection was made. One that was made a replica and promoted again
   keeps its connections, and may have older data by then: a copy, in which the partition's life is the connection's. So
-  the server is asked for what its data is called, every 20 ms at most for each partition, which notes when that was.
-  Older data brings an older note along, and it takes longer than that to be copied here.
+  the server is asked for its replication id, every 20 ms at most for each partition, which notes when that was. A copy
+  brings its own older note along, and copying takes longer than 20 ms.
   While a slot of a cluster moves key by key, the note stays as it is, so that it says when the partition was last whole:
   a server that has ended since may have lost keys that it was handed, or have older ones: see Recovery._is_same.
   Expects  clock, meta, life (of the connection), current, written, proved (the note)
@@ -13,9 +13,9 @@
 local same, age = true, proved and now_ms - proved
 if not age or age > 20 or age < 0 then
   local data = string.match(life, '^(%x+)/')
-  local said = data and redis.pcall('INFO', 'replication')
+  local info = data and redis.pcall('INFO', 'replication')
   -- A user without the right to ask counts as one whose data is the same (port/lives.py).
-  same = type(said) ~= 'string' or string.find(said, 'master_replid:' .. data, 1, true)
+  same = type(info) ~= 'string' or string.find(info, 'master_replid:' .. data, 1, true)
   -- A node that hands over a slot refuses the keys of it that it does not have; this one is never there. It is not one of
   -- KEYS: then the node would refuse the whole script.
   local there = redis.pcall('EXISTS', meta .. '?')

@@ -14,7 +14,7 @@
            lives, look   whether the record has a lifetime; when to look at it (math.huge = never again, nil = as noted)
            types, payloads     of lifecycle events, nil = none
            event, last_event, interests    for events.lua, if there are any
-           said          '': what else the answer says
+           flags         '': those of the answer
   Returns  {'swap', field, raw value, ...}, {'tags', how many}, {'toolarge', bytes}, or goes on
 ]]
 local size, growth, cleared = head[5] or '0', 0, false
@@ -27,7 +27,7 @@ local public = items and {}
 local exact -- a function, made at the first increment
 local tagged, tagging -- how many more tags there will be, and whether one is new
 -- With room for one step: a table that grows costs more than the step.
-local fields, n, said = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
+local fields, n, flags = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
 for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]
   local result
@@ -77,7 +77,7 @@ for i = first_step, #words, 3 do
     end
   elseif step == 'm' then
     if name == '' then -- else it is a copy, with the number and the time that it had
-      name, value = last_message, '!' .. format('%d', now_ms) .. ' ' .. value -- as in values/field_ttl.py: when it was said
+      name, value = last_message, '!' .. format('%d', now_ms) .. ' ' .. value -- the time, as in values/field_ttl.py
     end
     n = n + 2
     fields[n - 1], fields[n] = '#m' .. name, value
