@@ -1,7 +1,7 @@
-"""Requests that a record remembers, so that none is done twice. Law: a record keeps the last few, in fields of its own.
+"""Answered requests of a record, so that none is served twice. Law: a record keeps the last few, one field each.
 
-What a request came to is a list: the version before it, and, in a session, its outcome, its id, and what it changes of
-the session's user (see `turn_user`). A negative version is that of a request which a fork has from its source.
+The field holds a list: the version before the request's commit, and, in a session, its outcome, its id, and its changes
+of the session's user (see `turn_user`). A negative version marks a request that a fork has from its source.
 
 These fields are not part of the state that `rollback`, `restore_state` or `clear` replace.
 
@@ -43,8 +43,7 @@ def slot_of(name: str) -> bytes:
 
 
 def find(entry: CachedRecord, request: bytes) -> list[Any] | None:
-    """What a request came to, None if it is not remembered."""
-    # Only what a request id names: any other field is what somebody wrote there.
+    """The list of an answered request, None if the record has none."""
     stored = entry.fields.get(request)
     found: list[Any] | None = None if stored is None else entry.codec.decode(stored, codec.decode_key(request))
     return found

@@ -1,7 +1,10 @@
 """A turn: one request to a conversation, from its question to its answer. Law: it is one commit, or nothing.
 
 A turn holds the record's lease, so that no other worker serves the same conversation meanwhile, and costs two round
-trips: take the lease and read, commit and give the lease back.
+trips: `__aenter__` takes the lease and reads the record, `__aexit__` commits the changes and releases the lease.
+
+With a request id the commit also stores the outcome, in a field of the record (`remembered_requests.py`). A turn that
+finds its request there (`_look_for_answer`) is `repeated`: it releases the lease at once and changes nothing.
 
 Design: section 13.
 """
@@ -89,7 +92,7 @@ class AsyncTurn(Transaction):
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
     ) -> None:
-        # `slot`: the name under which the answered request is remembered, if it is not its own
+        # `slot`: the request is stored under this name instead of its id, so it replaces the slot's last request
         super().__init__(Workspace(CachedRecord(context.codec, "", 0, {}, {}), context.changes(), context.allow))
         self._workspace.closed = _NOT_BEGUN
         self._entered = False
@@ -122,7 +125,7 @@ class AsyncTurn(Transaction):
 
     @property
     def session(self) -> Any:
-        """The session that the turn is of."""
+        """The session to which the turn belongs."""
         return self._session
 
     @property
@@ -137,7 +140,7 @@ class AsyncTurn(Transaction):
 
     @property
     def suspends(self) -> bool:
-        """Whether coroutine functions can be run in this turn: on the asyncio face."""
+        """Whether this turn can run coroutine functions: only in the asyncio API."""
         return self._tiers.port.suspends
 
     @property
@@ -157,7 +160,7 @@ class AsyncTurn(Transaction):
 
     @property
     def answered_version(self) -> int:
-        """Of a repeated request: the version that the first one's turn became, else 0."""
+        """The version of the turn that answered a repeated request first, else 0."""
         return self._answered
 
     @property
@@ -198,7 +201,7 @@ class AsyncTurn(Transaction):
         return [*await self._before(None if last is None else last - len(self._pending)), *self._pending]
 
     async def _before(self, last: int | None) -> list[Message]:
-        """The last messages, or all, as they were before this turn."""
+        """The last messages, or all, without those of this turn."""
         self._context.allow("read", MESSAGES)
         with self._clock.reading():
             return await messages.last_of(self._tiers, self._context.keys, self._workspace.entry, last)
@@ -290,7 +293,7 @@ class AsyncTurn(Transaction):
         return self._clock.times
 
     async def _injected(self, wants: frozenset[str]) -> dict[str, Any]:
-        """What a tool is given by us; its changes are kept if it returns."""
+        """The arguments that a tool receives from the turn; its changes of them are kept if it returns."""
         state = Scratch(self)
         user = None
         if "user_state" in wants:
@@ -322,7 +325,7 @@ class AsyncTurn(Transaction):
             if entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}", version=entry.version)
             await self._look_for_answer(entry)
-            # Nobody else writes while the turn runs, and a request that was answered is not made again.
+            # Checked once: nobody else writes while the turn holds the lease. An answered request is not checked.
             if self._expected is not None and not self.repeated:
                 self._expected.check(entry.living(self._context.now()))
         except BaseException:
@@ -337,7 +340,7 @@ class AsyncTurn(Transaction):
         return self
 
     async def _look_for_answer(self, entry: CachedRecord) -> None:
-        """Whether this request was answered before; what that left undone is completed."""
+        """Set `repeated` if this request was answered before, and complete its change of the user's record."""
         found = None if self._request is None else remembered_requests.find(entry, self._request)
         if found is None:
             return
@@ -376,6 +379,7 @@ class AsyncTurn(Transaction):
         await self._lease.__aexit__(kind, error, trace)
 
     async def _commit(self) -> None:
+        """Commit the session's changes and release the lease, then commit those of its user (`turn_user.py`)."""
         context = self._context
         begun = self._workspace.entry
         effect = self._user.effect(self.request_id)
@@ -390,12 +394,12 @@ class AsyncTurn(Transaction):
             if effect:
                 await self._user.apply(effect)
             return
-        # For no version: the lease keeps others out, and what this task wrote beside the turn is no conflict.
+        # Without an expected version: the lease keeps others out, and this task may have written beside the turn.
         signed = context.sign(context.turn_ends(changes.draft("turn", epoch=begun.epoch), begun))
-        theirs = None
+        user_draft = None
         if effect:
             with self._clock.reading():
-                theirs = await self._user.prepare(effect)
+                user_draft = await self._user.prepare(effect)
         self._clock.stop()
         timed = signed._replace(steps=(*signed.steps, step_of(self._clock.times)))
         try:
@@ -404,11 +408,11 @@ class AsyncTurn(Transaction):
         except Fenced as error:
             raise self._tiers.leases.judge(self._lease, error) from None
         except DurabilityUnknown as error:
-            if effect and theirs and error.version:  # else nobody knows whether it is applied: its user is left alone
-                await self._user.follow(effect, theirs, error.version, self.request_id)
+            if effect and user_draft and error.version:  # without a version, the turn may not be applied
+                await self._user.follow(effect, user_draft, error.version, self.request_id)
             raise
         self.written = Written(done.version, first_message=done.added)
         if self._state is not None:
             self._state = agent_state.saved(self._state, context.keys, done.epoch, done.version)
-        if effect and theirs:
-            await self._user.follow(effect, theirs, done.version, self.request_id)
+        if effect and user_draft:
+            await self._user.follow(effect, user_draft, done.version, self.request_id)

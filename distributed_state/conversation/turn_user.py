@@ -45,7 +45,10 @@ _IN_BASE64 = "_base64"
 
 
 class Effect(TypedDict):
-    """What a turn remembers of it: whose record, its version then, the name under which that remembers the request."""
+    """A turn's changes of its user, as the session stores them: the user, its record's version then, and the changes.
+
+    `mark`: the name under which the user's record stores the request; None without a request id.
+    """
 
     user: str
     version: int
@@ -54,9 +57,9 @@ class Effect(TypedDict):
 
 
 def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
-    """Whether this record may have been changed so already and remember it no more: too much came after.
+    """Whether the effect may have been applied although the user's record no longer stores the request.
 
-    Then it is taken for changed: one commit follows the other at once, and a crash in between is the rare case.
+    Then it counts as applied: the user's commit follows the session's at once, and a crash in between is rare.
     """
     if entry.version < effect["version"]:
         return True  # purged since
@@ -68,9 +71,9 @@ def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
 
 
 async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: float) -> Draft | None:
-    """The change of the user's record, as the server would carry it out now; None if there is nothing left to do.
+    """Make the commit of the user's record, and have the server check it; None if it was applied before.
 
-    Raises what it would be refused for; LockTimeout if somebody else holds the record for longer than `wait` seconds.
+    Raises the server's refusal; LockTimeout if somebody else holds the record for longer than `wait` seconds.
     """
     draft = _draft(user, view, effect)
 
@@ -80,10 +83,10 @@ async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: fl
             if draft is not None:
                 await write_path.check(user.tiers, user.keys, draft)
         except Conflict:
-            draft = _draft(user, _anew(user, await _entry(user), effect), effect)
+            draft = _draft(user, _reapplied(user, await _entry(user), effect), effect)
             raise
         except DurabilityUnknown as error:
-            # Of a write that would be true, but this is a question.
+            # A check writes nothing, so nothing is in doubt.
             raise WarmUnavailable(f"{user.text[:200]}: cannot be asked, nothing was written: {error}") from error
 
     await _when_free(user, wait, lambda: write_path.until_no_conflict(user.tiers, once))
@@ -93,9 +96,9 @@ async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: fl
 async def complete(
     user: RecordContext, effect: Effect, wait: float, *, draft: Draft | None = None, doubted: bool = False
 ) -> None:
-    """Apply the effect on what is there now, if that was not done yet; `draft` is what was prepared.
+    """Apply the effect to the record's present state, unless it was applied before. `draft`: as `prepare` made it.
 
-    A user that was deleted meanwhile stays so. `doubted`: the effect is of an earlier turn.
+    A user that was deleted meanwhile stays deleted. `doubted`: the effect is of an earlier turn.
     """
 
     async def once() -> None:
@@ -106,7 +109,7 @@ async def complete(
             entry = await _entry(user)
             if entry.deleted or (doubted and forgotten(effect, entry, user.store.settings.remembered_requests)):
                 return
-            change = _draft(user, _anew(user, entry, effect), effect)
+            change = _draft(user, _reapplied(user, entry, effect), effect)
         if change is not None:
             await write_path.commit(user.tiers, user.keys, change)
 
@@ -115,7 +118,7 @@ async def complete(
 
 
 async def _when_free(user: RecordContext, wait: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Do it; if somebody else holds the user's record, when it is our turn to."""
+    """Do the work; if somebody else holds the user's record, wait for its lock first."""
     try:
         return await work()
     except Locked:
@@ -127,7 +130,7 @@ async def _entry(user: RecordContext) -> CachedRecord:
     return await read_path.read(user.tiers, user.keys, fresh=True)
 
 
-def _anew(user: RecordContext, entry: CachedRecord, effect: Effect) -> Workspace:
+def _reapplied(user: RecordContext, entry: CachedRecord, effect: Effect) -> Workspace:
     view = Workspace(entry, user.changes(), user.allow)
     apply_changes(effect["fields"], view)
     return view
@@ -204,7 +207,7 @@ def _number(value: Any) -> bool:
 
 
 class TurnUser:
-    """The record of a session's user, as far as a turn has to do with it. `wait`: how long its lock is waited for."""
+    """The record of a session's user, in a turn. `wait`: for its lock, in seconds."""
 
     def __init__(self, session: RecordContext, wait: float) -> None:
         self._session = session
@@ -233,7 +236,7 @@ class TurnUser:
         return user
 
     def effect(self, request_id: str | None) -> Effect | None:
-        """What the turn changes of its user."""
+        """The changes of the user's record that this turn made; None if it made none."""
         changed = changes_of(self._workspace) if self._workspace is not None else {}
         if self._user is None or self._workspace is None or not changed:
             return None
@@ -242,7 +245,7 @@ class TurnUser:
         return {"user": self._user.ref.id, "version": version, "mark": mark, "fields": changed}
 
     async def prepare(self, effect: Effect) -> Draft | None:
-        """The change of the user's record, as the server would carry it out now; None if nothing is left to do."""
+        """Make and check the commit of the user's record, before the turn's own commit: see `prepare`."""
         assert self._user is not None and self._workspace is not None
         return await prepare(self._user, self._workspace, effect, self._wait)
 
@@ -251,14 +254,17 @@ class TurnUser:
         await complete(self._of(effect["user"]), effect, self._wait)
 
     async def follow(self, effect: Effect, draft: Draft, version: int, request_id: str | None) -> None:
-        """Apply what was prepared, behind a turn that is applied and must not seem to be refused any more."""
+        """Apply the prepared commit after the turn's own. A failure is DurabilityUnknown, as the turn is applied."""
         try:
             await self._complete(effect, draft)
         except StateError as error:
             raise self._incomplete(effect, error, version, request_id) from error
 
     async def complete_earlier(self, effect: Effect, request_id: str | None, repeated: bool) -> None:
-        """Whatever the slot's last request left out: this one again, or one that this one takes the place of."""
+        """Apply the effect of the request that the record has in this turn's field, if a crash left that undone.
+
+        That is this request, or the one that it replaces in a slot.
+        """
         try:
             await self._complete(effect, doubted=True)
         except StateError as error:
@@ -267,12 +273,12 @@ class TurnUser:
             raise self._incomplete(effect, error, 0, request_id) from error
 
     async def _complete(self, effect: Effect, draft: Draft | None = None, *, doubted: bool = False) -> None:
-        """Apply what a request changes of its user, if that was not done yet, on what is there now."""
+        """Apply an effect to the user's present state, unless it was applied before."""
         wait = max(self._wait, self._session.store.settings.retry_for)
         await complete(self._of(effect["user"]), effect, wait, draft=draft, doubted=doubted)
 
     def _incomplete(self, effect: Effect, error: StateError, version: int, request_id: str | None) -> DurabilityUnknown:
-        """What it comes to if that fails: the turn itself is applied."""
+        """The error of a turn that is applied, while its change of the user is not."""
         text = self._session.text[:200]
         user = Ref("user", effect["user"]).text[:200]
         rest = "it had no request id by which to complete it"

@@ -1,9 +1,9 @@
-"""One record, as the parts of its handle see it. Law: a handle has one context, and its parts use only public names.
+"""What a handle and its parts share about one record. Law: a handle has one context; its parts use public names only.
 
-A handle is what users hold; it shows them the record's methods and nothing else. What a turn, a window, a transaction
-or a batch needs of the record (its keys, who acts, how it is read, how a change is begun, signed and committed) is
-here. A record of a schema has a context of its own kind: see `typed`. All records of a store share
-one `StoreContext`.
+Users hold a handle, which has the record's methods and nothing else. Its context serves a turn, a window, a transaction
+or a batch: the record's keys, the actor, how it is read, and how a change is begun (`changes`), signed (`sign`: the
+policy allows it) and committed (`commit`). A record with a schema has a subclass of this: see `typed`. All records of a
+store share one `StoreContext`.
 
 Design: sections 4, 6.
 """
@@ -108,7 +108,7 @@ Note = Callable[[CachedRecord, Changes], None]
 
 
 class RecordContext:
-    """A record, its store, and who acts through this handle."""
+    """A record, its store, and the actor of this handle."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class RecordContext:
         return value
 
     async def read(self, fresh: bool = False, field: str | None = None) -> CachedRecord:
-        """The record, for one who wants to read this field of it; None: all of it."""
+        """Read the record, if the policy allows to read this field; None: the whole record."""
         self.allow("read", field)
         return await read_path.read(self.tiers, self.keys, fresh=fresh)
 
@@ -227,30 +227,30 @@ class RecordContext:
         )  # fmt: skip
 
     def sign(self, draft: Draft) -> Draft:
-        """Ask the policy for a change, and say whether the record is surely new. Raises AccessDenied."""
+        """Ask the policy for a change, and mark the first one of a generated id as new. Raises AccessDenied."""
         if self.store.guard is not None:
             self.allow_steps(draft)
         if self.unused:
-            self.unused = False  # only one write ever says so
+            self.unused = False  # for one write only: after it the record exists
             return draft._replace(creation="*")
         return draft
 
     def durable(self, durability: str | None) -> AbstractContextManager[None]:
-        """Inside, changes are kept so before they are acknowledged; None: as is asked around it."""
+        """Set the durability of commits inside the `with`; None: leave the setting around it."""
         if durability is None:
             return nullcontext()
         return ambient.durable(self.store.settings, level_of(durability))
 
     def commit(self, draft: Draft) -> Coroutine[Any, Any, Committed]:
-        """Sign a change, and apply it when that is awaited."""
+        """Sign a change at once, and return the coroutine that applies it."""
         return self.send(self.sign(draft))
 
     def send(self, draft: Draft) -> Coroutine[Any, Any, Committed]:
-        """Apply a change that is signed, when that is awaited."""
+        """Return the coroutine that applies a signed change."""
         return write_path.commit_and_sweep(self.tiers, self.keys, draft)
 
     def batched(self, draft: Draft) -> Draft:
-        """The change as it goes into a batch; if it is another one and meets a Conflict, `send` repeats it."""
+        """The draft to send in a batch. If that differs from `draft` and meets a Conflict, `send` applies `draft`."""
         return draft
 
     def expected_value(self, key: str, value: Any) -> Any:
@@ -287,11 +287,11 @@ class RecordContext:
     # Turns
 
     async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
-        """What a turn begins with, when it holds the record and read this."""
+        """The entry that a turn shows, after it took the lease and read `entry`."""
         return entry
 
     def turn_ends(self, draft: Draft, entry: CachedRecord) -> Draft:
-        """The change as it ends a turn, which began with this and held the record since."""
+        """The draft that ends a turn, which began with `entry` and has held the lease since."""
         return draft
 
 

@@ -203,14 +203,14 @@ class TypedContext(RecordContext, Generic[M]):
         return self._guarded(draft, known if known is not None and not known.version else None)
 
     async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
-        """What a turn begins with: the record, upcast if it was older."""
+        """The entry that a turn shows: a view of the record, upcast first if its schema is older."""
         if self.schema.behind(self.text, entry):
             await self.upcast()
             entry = await read_path.read(self.tiers, self.keys, fresh=True)
         return self.schema.view(self.text, entry)
 
     def turn_ends(self, draft: Draft, entry: CachedRecord) -> Draft:
-        """The change as it ends a turn, which began with this and held the record since."""
+        """The draft that ends a turn, which began with `entry` and has held the lease since."""
         entry = entry.stored if isinstance(entry, View) else entry
         if self._lowers(draft):
             draft = self._lowered(draft, entry)[0]._replace(expected=draft.expected)

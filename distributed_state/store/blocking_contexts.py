@@ -124,7 +124,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def session(self) -> Any:
-        """The session that the turn is of."""
+        """The session to which the turn belongs."""
         return face_of(self._twin.session)
 
     @property
@@ -154,7 +154,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def answered_version(self) -> int:
-        """Of a repeated request: the version that the first one's turn became, else 0."""
+        """The version of the turn that answered a repeated request first, else 0."""
         return self._twin.answered_version
 
     @property

@@ -160,13 +160,13 @@ class Record:
         alone, not in a list or an object; else InvalidValue. One round trip. With `expect_version` the write is refused
         with Conflict unless the record is at that version (0: never written).
 
-        `durability` is how hard this write is kept before it is acknowledged, as in `store.durable`, and here as in
-        every method that takes it: DurabilityUnknown if it was applied and that was not reached.
+        `durability` is how durable this write must be before it is acknowledged, as in `store.durable`. Here and in
+        every method that takes it, DurabilityUnknown means that the write was applied and the level was not reached.
 
-        With `ttl` it is there for that many seconds by the server's clock, known to this process within a round trip;
-        then every read and write finds it absent, and it goes with a later commit of a process that has the record
-        hot. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value. `at`
-        and `history` show it as it was written.
+        With `ttl` the field exists for that many seconds by the server's clock, known to this process within a round
+        trip; then every read and write finds it absent, and a later commit of a process that has the record hot
+        deletes it. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value.
+        `at` and `history` show it as it was written.
         """
         return finish(
             self._twin.set(key, value, ttl=ttl, expect=expect, expect_version=expect_version, durability=durability)
@@ -256,11 +256,11 @@ class Record:
 
             session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
 
-        Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
-        costs no round trip more, unless this process had to guess how the value is stored.
+        Values are compared as JSON: numbers by value, objects in any order. An expired field is absent. This needs no
+        extra round trip, unless this process has to guess how the value is stored.
 
         `tag` adds tags, by which `store.sessions` finds records, and `untag` takes them away: texts under a key, one or
-        several, of at most 64 and 256 bytes; a record has at most 256, else TooLarge. Nobody encrypts them::
+        several, of at most 64 and 256 bytes; a record has at most 256, else TooLarge. Tags are not encrypted::
 
             session.write(set={"city": "Oslo"}, tag={"run": ["r1", "r2"], "model": "small"}, untag={"run": "r0"})
 
@@ -268,7 +268,7 @@ class Record:
         anything is sent.
 
         With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
-        counting, and it keeps its owner. To one that is there it makes no difference.
+        counting, and it keeps its owner. It has no effect on a live record.
         """
         return finish(
             self._twin.write(

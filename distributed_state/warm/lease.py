@@ -95,13 +95,13 @@ class Leases:
         return f"{self.warm.replica}.{next(self._count)}"
 
     def keep(self, lease: AsyncLease) -> None:
-        """It is held: renew it from now on."""
+        """Note that the lease was granted: the running task writes under it, and its deadline is watched."""
         self.hold_here(lease)
         lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
         self.renewal.watch(lease)
 
     def hold_here(self, lease: AsyncLease) -> None:
-        """Write under it in this context, too: who leaves a `with` may have another than who entered it."""
+        """Have writes of the running context use the lease: a `with` may be left in another context than entered."""
         if self.of(lease.text) is not lease:
             _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
 
@@ -114,18 +114,18 @@ class Leases:
         _held.set({**_others(lease), (id(self), lease.text): lambda: lease})
 
     def drop(self, lease: AsyncLease) -> None:
-        """It is being given back: nothing is written under it any more."""
+        """Stop writing under a lease that is being released."""
         lease.owner = None  # a task whose error leads back to here would wait for the garbage collector
         self.end_span(lease, "lost" if lease.lost else "ok")
         _held.set(_others(lease))
 
     def end_span(self, lease: AsyncLease, outcome: str) -> None:
-        """Record that it is held no more."""
+        """End the lease's span of telemetry."""
         self.warm.telemetry.finish(lease.span, outcome)
         lease.span = None
 
     def seized(self, lock_value: str) -> None:
-        """Another request took a turn over, or an operator whatever it was."""
+        """Note that another request's turn, or an operator, took over the lock with this value."""
         for lease in self.renewal.leases:
             if lease.lock_value == lock_value:
                 lease.seized = True
@@ -263,11 +263,11 @@ class AsyncLease:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody holds it, asks for it or gives it back."""
+        """Whether its holder still holds, acquires or releases it: see `port.bodies`."""
         return self.body.held_by(self.owner)
 
     def orphaned(self) -> None:
-        """Nobody does any more: whoever did was interrupted or has ended."""
+        """Count the lease as lost: it is no longer `wanted`, because its holder was interrupted or has ended."""
         self._guard = None  # its body is over, and the task may go on
         self._lost = self.released = True
         self._leases.end_span(self, "lost")
@@ -279,7 +279,7 @@ class AsyncLease:
         self.renew_at = sent + self.ttl / 3
 
     def gone(self, consequence: str) -> Fenced:
-        """The error that says so."""
+        """The error of a lease that was lost or taken over."""
         kind, why = (Interrupted, "taken over") if self.seized else (Fenced, "lost")
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
 
@@ -325,7 +325,7 @@ class AsyncLease:
         return taken.trailing
 
     def _begin(self) -> None:
-        """Nothing is left of an earlier time."""
+        """Reset what an earlier acquisition left, and take a new holder's name."""
         self._lost = self.seized = self.loss_reported = self._released_with_commit = False
         self.lock_value = ""
         self.deadline = 0.0
@@ -360,7 +360,7 @@ class AsyncLease:
         return self._lock.release_call(op)
 
     def release_answered(self, answer: Any) -> None:
-        """Read the answer to that call: if the server kept the record for us, `release` gives it back."""
+        """Read the answer to `release_call`. If the server kept the lock ('kept'), `release` gives it back later."""
         if isinstance(answer, list) and answer[0] != b"kept":
             self.released = True
             self._leases.renewal.drop(self.holder)
