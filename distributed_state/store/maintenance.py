@@ -28,7 +28,7 @@ from distributed_state.records.schema import M, Schema
 from distributed_state.records.typed import TypedContext
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.unarchived import unarchived
+from distributed_state.tiers.fresh_listings import unarchived_changes
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.journal import Segment
 from distributed_state.values.keys import RecordKeys
@@ -53,7 +53,7 @@ _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[SessionInfo]:
     """One page of the index in SQL; `fresh`: with what is not archived yet."""
     # The journals first: what is archived meanwhile is found in SQL as well, and counts once.
-    late = await unarchived(tiers, wanted) if fresh else []
+    late = await unarchived_changes(tiers, wanted) if fresh else []
     return [shown(row) for row in await tiers.port.sql(tiers.cold.listing, wanted, late)]
 
 

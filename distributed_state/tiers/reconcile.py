@@ -1,25 +1,27 @@
-"""What of an epoch that ended continues the archive, and what is a branch. Law: no version ever has two states.
+"""Which commits of an epoch that ended continue SQL, and which are branches. Law: no version ever has two states.
 
-SQL has a record up to a version. What the surviving journal and the writers know beyond it is put in one order, and of
-each record what continues it without a gap is to be archived. Everything else diverged.
+`reconcile` handles a Redis that lost data. SQL has each record up to a version. The surviving journal and the writers'
+unarchived commits have later entries. In one order for all, an entry that continues its record without a gap will be
+archived; the others diverged.
 
-Two commits at one offset, or of one version of one record, are of two histories: a Redis that came back older counts on
-from where it was. An entry does not say which one it continues, only its number, so histories must not be mixed by
-number: then a state would come about that nobody ever saw. The journal that survived is one history, whole and without
-gaps, and what its Redis shows is made of it: its entries are preferred. Where only writers know of both, the commit
-with the lower offset is taken, which is nearer to what is archived: fewer unknown ones can lie between. The rest of the
-order (time, event) is there so that every replica chooses alike.
+Two commits at one offset, or of one version of one record, belong to two histories: a Redis that came back older goes
+on counting from where it was. An entry names its predecessor by number only, so entries of two histories must not be
+chained by number: that would give a state that never existed. The rules are:
 
-A journal may itself be another history than the one that was archived: then it goes on only where that had nothing.
-From the lowest offset on at which two histories are known (the fork) a record goes on only within the history of its
-last entry. Within the journal that is known. What writers remember is one history as long as no two of them disagree;
-if they do, a record goes on no further than to its first entry past that point. And where one entry of a record does
-not continue, none that follows it does. Too little put back is a branch, and nothing is lost; too much would be a state
-that nobody wrote.
+- Entries of the surviving journal are preferred: it is one history without gaps, and Redis shows its state.
+- If only writers know two histories, the commit with the lower offset is taken. It is nearer to the archived ones, so
+  fewer unknown commits can lie between. Time and event complete the order, so that all replicas choose alike.
+- The fork is the lowest offset at which two histories are known. From there on a record continues only within the
+  history of its last entry. The journal may itself be another history than the archived one.
+- The writers' commits are one history until two of them disagree (`_dispute`). After that a record continues to its
+  first entry past that point and no further.
+- After an entry that does not continue its record, no later entry of the record does.
 
-A SQL that was restored to an older state is brought up to Redis (`Backfill`) while nobody writes in the partition, so
-all pieces are of one state: each record as it is at the end of the journal, which is SQL's cursor afterwards. Until
-the cursor is moved, all of it may be repeated.
+In doubt an entry becomes a branch, which loses nothing; restoring too much would give a state that nobody wrote.
+
+`Backfill` handles a SQL that was restored to an older state: it is brought up to Redis while the partition takes no
+writes, so all parts are of one moment. Each record gets its state at the end of the journal, where SQL's cursor is
+afterwards. Until the cursor is moved, all of this may be repeated.
 
 Design: section 14.
 """
@@ -44,6 +46,7 @@ from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.stream import count
 
+# Where the last entry of a record comes from: SQL, the surviving journal, or a writer's unarchived commits.
 _ARCHIVED, _SURVIVED, _REMEMBERED = "archived", "survived", "remembered"
 
 
@@ -58,17 +61,17 @@ class Reconciled:
 def reconcile(
     epoch: str, archived_offset: int, known: Commits, tail: Iterable[JournalEntry], remembered: Iterable[JournalEntry]
 ) -> Reconciled:
-    """Choose among what is known of a partition's epoch that ended; what SQL has, and what was erased, is left out.
+    """Divide the entries of an epoch that ended, without those that SQL has and those of erased records.
 
-    SQL has the epoch up to `archived_offset`, and `known` of all these entries; `tail` is what the surviving journal
-    holds, `remembered` what writers gave. Events whose numbers are taken get others.
+    `tail` is the surviving journal, `remembered` the writers' commits. SQL has the epoch up to `archived_offset`;
+    `known` is what SQL has of these entries and their records. Lifecycle events whose numbers are taken get new ones.
     """
     journal = {entry.event: entry for entry in tail if entry.event in known.lacking}
     others = {entry.event: entry for entry in remembered if entry.event in known.lacking}
     survived = sorted(journal.values(), key=_place)
     given = sorted((entry for event, entry in others.items() if event not in journal), key=_place)
     chains = _Chains(epoch, known.heads)
-    parting = _fork(archived_offset, known.heads, [], survived)  # where the journal is no more what SQL has
+    parting = _fork(archived_offset, known.heads, [], survived)  # from here on the journal is not SQL's history
     for entry in survived:
         chains.add(entry, {_ARCHIVED: parting}, _SURVIVED)
     fork = min(parting, _fork(archived_offset, known.heads, survived, given))
@@ -85,7 +88,7 @@ def _place(entry: JournalEntry) -> tuple[int, int, str]:
 
 @dataclass(slots=True)
 class _Head:
-    """Where a record stands: its version, the offset of its last entry under this epoch (0: none), and where from."""
+    """A record's version, the offset of its last entry under this epoch (0: none), and where that entry comes from."""
 
     version: int = 0
     offset: int = 0
@@ -104,7 +107,7 @@ class _Chains:
     diverged: list[JournalEntry] = field(default_factory=list)
 
     def head(self, record: str) -> _Head:
-        """Where a record stands by now."""
+        """The head of a record, with the entries that were added so far."""
         found = self.heads.get(record)
         if found is None:
             known = self.archived.get(record)
@@ -113,9 +116,9 @@ class _Chains:
         return found
 
     def add(self, entry: JournalEntry, limits: Mapping[str, float], origin: str) -> None:
-        """Add an entry if it continues its record, whose last entry lies below the limit for where that is from.
+        """Add an entry to `continued` if it continues its record, else to `diverged`.
 
-        An event alone continues always.
+        The record's last entry must lie below the limit for its origin. An event without a record always continues.
         """
         head = self.head(entry.record)
         below = head.offset < limits.get(head.origin, inf)
@@ -137,7 +140,7 @@ def _fork(
     survived: Sequence[JournalEntry],
     given: Sequence[JournalEntry],
 ) -> float:
-    """The lowest offset at which what writers gave is known to be another history than SQL or the surviving journal."""
+    """The lowest offset at which the entries `given` are known to be another history than SQL's or the journal's."""
     offsets = {entry.offset for entry in survived}
     versions = {(entry.record, entry.version): entry.offset for entry in survived if entry.record}
     fork = inf
@@ -151,7 +154,7 @@ def _fork(
 
 
 def _dispute(given: Sequence[JournalEntry]) -> float:
-    """The lowest offset from which on writers are known to remember two histories."""
+    """The lowest offset from which on the writers' commits are known to be of two histories."""
     offsets: dict[int, str] = {}
     versions: dict[tuple[str, int], int] = {}
     dispute = inf
@@ -167,7 +170,7 @@ def _dispute(given: Sequence[JournalEntry]) -> float:
 
 
 def _numbered(entries: Sequence[JournalEntry], survived: Set[str], last_event: int) -> list[JournalEntry]:
-    """The entries with another number for each lifecycle event whose number is taken; the journal's keep theirs."""
+    """Give new numbers to lifecycle events whose numbers are taken; events of the surviving journal keep theirs."""
     ops = {entry.event: unpack(entry.data) for entry in entries}
     top = max([last_event, *(_number(op) for some in ops.values() for op in some if op.kind == b"e")])
     taken = set[int]()
@@ -198,9 +201,9 @@ _ENDS = ("conversation.deleted", "session.expired")
 
 
 class Backfill:
-    """One partition of which Redis has more than SQL, `after` whose cursor it goes on.
+    """Brings an older SQL up to Redis, for one partition.
 
-    `discard` takes records out of Redis, and says whether it may still go on; None: nothing is changed, only counted.
+    `discard` deletes records from Redis, and returns whether this replica may go on; None: only count, change nothing.
     """
 
     def __init__(
@@ -219,16 +222,16 @@ class Backfill:
         self._discard = discard
         self._entries: dict[str, list[JournalEntry]] = {}  # of the journal, by record
         self._last: JournalEntry | None = None
-        self._archived_ms = 0  # when the last commit was written that was archived, once
+        self._archived_ms = 0  # time of the last commit that Redis notes as archived
         self._happened: dict[int, Happened] = {}  # events by number
-        self._ended: dict[str, int] = {}  # at which version records were deleted, as events tell
+        self._ended: dict[str, int] = {}  # the versions at which records were deleted, from events
 
     async def run(
         self, place: PartitionState, keys: PartitionKeys, after: Cursor | None, remembered: Sequence[JournalEntry] = ()
     ) -> Backfilled | None:
-        """Bring all of it, and move the cursor; None if it was moved meanwhile, or somebody else is at it.
+        """Bring all records and move the cursor from `after`; None if it was moved meanwhile or the right was lost.
 
-        What writers remember of the epoch, and the journal lacks, is taken as if it were there.
+        Entries of `remembered`, the writers' unarchived commits, fill gaps of the journal.
         """
         await self._read_journal(place, keys, remembered)
         await self._read_events(place, keys)
@@ -238,7 +241,7 @@ class Backfill:
         cursor: int | None = None
         while cursor != 0:
             cursor, texts = await self._warm.partitions.records_page(keys, cursor or 0)
-            # What lies beside a record is named behind another colon, which no id has.
+            # Keys beside a record, such as its lock, have a second colon; a record's text has one.
             new = {text for text in texts if text.count(":") == 1} - seen
             seen |= new
             if not await self._bring(place, keys, after, sorted(new), done):
@@ -256,7 +259,7 @@ class Backfill:
     async def _bring(
         self, place: PartitionState, keys: PartitionKeys, after: Cursor | None, texts: list[str], done: Backfilled
     ) -> bool:
-        """Bring these records; whether it may go on."""
+        """Bring these records; False if this replica must stop."""
         for some in chunks(texts, _AT_ONCE):
             records = [self._keys.of(Ref.parse(text)) for text in some if text]
             states = await self._warm.partitions.loaded(place.epoch, records) if records else {}
@@ -277,7 +280,7 @@ class Backfill:
         return True
 
     async def _may_go_on(self, stale: Sequence[RecordKeys] = ()) -> bool:
-        """Whether nobody else may open the partition yet, and not for some seconds more; `stale` leave Redis."""
+        """Delete `stale` records from Redis, and renew the right to start the partition; False if it was lost."""
         return self._discard is None or await self._discard(list(stale))
 
     async def _elsewhere(self, states: Mapping[str, Loaded]) -> dict[str, Mapping[int, bytes]]:
@@ -302,7 +305,7 @@ class Backfill:
         for entry in remembered:
             if entry.offset > place.archived:
                 found.setdefault(entry.offset, entry)
-        # The last archived entry stays in a journal. Without it the next one says until when it may have been.
+        # A journal keeps its last archived entry. If that is missing, the next entry's time is the latest possible one.
         self._archived_ms = next((found[each].time_ms for each in sorted(found) if each >= place.archived), 0)
         for offset in sorted(found):
             if offset <= place.offset:

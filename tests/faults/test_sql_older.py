@@ -612,7 +612,7 @@ def test_while_a_long_journal_is_read_the_right_to_start_is_kept(
             session.set("n", n)
         sql.restore()
     asked: list[str] = []
-    may = Partitions.may
+    may = Partitions.renew_right
 
     async def counted(self: Any, keys: Any, token: str) -> bool:
         asked.append(token)

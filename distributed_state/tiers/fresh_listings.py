@@ -1,6 +1,7 @@
-"""What the journals hold that SQL may not have yet. Law: to be read before SQL is, and never a part of what was there.
+"""The changes in the journals that SQL may lack, for listings with `fresh=True`. Law: read them before SQL is read.
 
-Who reads SQL afterwards has all that was acknowledged before: what is archived in between is in both.
+A listing that reads SQL afterwards has all commits that were acknowledged before it began: those archived in between
+are in both.
 
 Design: section 9.
 """
@@ -17,11 +18,10 @@ _AT_ONCE = 2000  # entries of a journal in one answer
 _BYTES_TOGETHER = 2**22
 
 
-async def unarchived(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
-    """What the entries of all journals that are not noted as archived do to records that may be meant.
+async def unarchived_changes(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
+    """Parse the unarchived entries of all journals, up to their present ends, for records that may be wanted.
 
-    Up to their ends as they are now. What they say is forgotten with each answer: a fleet's journals are gigabytes.
-    Raises UnknownStep.
+    Only the parsed changes of such records are kept, because a fleet's journals are gigabytes. Raises UnknownStep.
     """
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
@@ -39,7 +39,7 @@ async def unarchived(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
         for each, journal in zip(some, await partitions.journals(asked, _AT_ONCE), strict=True):
             place = places[each]
             if journal.epoch != place.epoch:
-                # Another life has begun since: what it goes on with is in SQL, and what it has is newer than our call.
+                # A new epoch has begun since: what it continues is in SQL, and its own commits are newer than our call.
                 del left[each]
                 continue
             found += listings.parsed(Batch(each, place.epoch, place.archived, journal.onward), wanted)
