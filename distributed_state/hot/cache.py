@@ -3,8 +3,9 @@
 A load is a flight, and ends with the `with` in which it began (`Loads`), also if that is interrupted.
 
 An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
-channel. Entries answer only while the subscription under which they were read proves itself (`Freshness`). When that is
-over they are put aside, within the same bounds: the server may say that they still are the record.
+channel. Entries answer only while the subscription under which they were read proves that it is up to date
+(`Freshness`). When that has ended they are put aside, within the same bounds, until the server confirms that they are
+still current (`tiers/refill.py`), or sends the record again.
 
 Design: sections 6, 7.
 """
@@ -20,13 +21,15 @@ from distributed_state.port.bodies import Body, leaving
 from distributed_state.values.journal import Step
 from distributed_state.values.levels import Freshness
 
-_SWEPT = 1000  # records with flights, from which number on it is looked for abandoned ones
+_SWEPT = 1000  # records with flights, from which number on abandoned flights are looked for
 
 
 class Flight:
-    """A load on its way. What it brings is kept only if nothing newer was published meanwhile.
+    """A load that is under way. Its result is kept only if nothing newer was published meanwhile.
 
-    `freshness` is that of the subscription under which it began; None: it is not kept. `lost`: no answer came.
+    - `freshness`: of the subscription under which it began; None: the result is not kept.
+    - `open`: whether other readers may join it. `lost`: no answer came.
+    - `floor`: epoch and version of the newest commit that was seen since it began; an older result is not good enough.
     """
 
     __slots__ = ("began", "body", "done", "floor", "freshness", "here", "lost", "open", "result")
@@ -35,9 +38,9 @@ class Flight:
         self, done: Any, freshness: Freshness | None, open: bool, here: object, body: Body, began: float
     ) -> None:
         self.began = began  # its result may be as old as this
-        self.body = body  # of whoever leads it: if that is over before it has landed, it was interrupted
+        self.body = body  # of its leader: if that has ended before the flight landed, the leader was interrupted
         self.done = done
-        self.here = here  # who waits for it: see `Port.here`
+        self.here = here  # the event loop of its leader, whose tasks may join: see `Port.here`
         self.freshness = freshness
         self.open = open
         self.lost = False
@@ -111,20 +114,20 @@ class Hot:
         return entry
 
     def known(self, text: str) -> CachedRecord | None:
-        """What is kept of a record, though it may not answer: for the server to say whether it still is the record."""
+        """The copy of a record, also one that may not answer: the server is asked whether it is still current."""
         return self.entries.get(text) or self._aside.get(text)
 
     def aside(self, text: str) -> CachedRecord | None:
-        """What was read of a record under a subscription that is over."""
+        """The copy of a record that was read under a subscription that has ended."""
         entry = self.known(text)
         return entry if entry is not None and entry.freshness.over else None
 
     def all_aside(self) -> list[str]:
-        """The records of which such has been put aside."""
+        """The records whose copies are put aside."""
         return list(self._aside)
 
     def count(self, known: CachedRecord | None) -> None:
-        """Note what hot knew when a turn's lease was taken, if the server confirmed it; None: it had another state."""
+        """Count a hit if the server confirmed hot's copy as a turn took its lease; None counts a miss."""
         if known is None:
             self.misses += 1
         else:
@@ -167,7 +170,7 @@ class Hot:
                 del self._flights[text]
             epoch, version = flight.floor
             if entry is not None:
-                self._shown(text, entry)
+                self._note_seen(text, entry)
             if entry is not None and (entry.version >= version or entry.epoch != epoch):
                 flight.result = entry
                 if epoch in ("", entry.epoch):
@@ -198,11 +201,11 @@ class Hot:
             self._evicted(each)
 
     def expect(self, text: str, epoch: str, version: int) -> None:
-        """The server was seen at this version; an older copy is forgotten, and one on its way is not good enough."""
+        """Note that the server has this version: older copies are dropped, and older loads are not good enough."""
         self.apply(text, epoch, version, None)
 
     def forget(self, text: str) -> None:
-        """Drop one record; what is in the air is not kept either, nor joined by later readers."""
+        """Drop one record; its flights are not kept either, nor joined by later readers."""
         with self._mutex:
             self._drop(text)
             for flight in self._flights.get(text, ()):
@@ -210,20 +213,20 @@ class Hot:
                 flight.open = False
 
     def let_go(self, text: str) -> None:
-        """Drop what was read of a record under a subscription that is over."""
+        """Drop the copy of a record that was read under a subscription that has ended."""
         with self._mutex:
             if self.aside(text) is not None:
                 self._drop(text)
 
     def lose(self, gone: Collection[Freshness]) -> None:
-        """Put aside what was read under these subscriptions, which are over; what is in the air is not joined any more.
+        """Put aside the entries of these subscriptions, which have ended; their flights are no longer joined.
 
-        What was never used since it was read is dropped.
+        An entry that was never used since it was read is dropped.
         """
         with self._mutex:
             lost = {text: entry for text, entry in reversed(self.entries.items()) if entry.freshness.over}
             if lost:
-                # In this order: who looks without the mutex finds each in one of the two.
+                # In this order, so that readers without the mutex find each entry in one of the two.
                 self._aside = {text: entry for text, entry in lost.items() if entry.used} | self._aside
                 self.entries = {text: entry for text, entry in self.entries.items() if text not in lost}
                 self.bytes -= sum(entry.size for text, entry in lost.items() if text not in self._aside)
@@ -234,7 +237,7 @@ class Hot:
                         flight.open = False
 
     def clear(self) -> None:
-        """Drop everything; flights in the air are not kept either."""
+        """Drop everything; flights are not kept either."""
         with self._mutex:
             self.entries.clear()
             self._aside.clear()
@@ -244,11 +247,11 @@ class Hot:
                     flight.freshness = None
                     flight.open = False
 
-    def _shown(self, text: str, entry: CachedRecord) -> None:
-        """Nobody who comes from now on is shown less than this.
+    def _note_seen(self, text: str, entry: CachedRecord) -> None:
+        """Make sure that later readers get this version or a newer one.
 
-        Its publication may be on its way still, or is not heard: each thread has a connection of its own, so a load
-        that was asked for earlier may arrive later than this one.
+        The load of another thread may have been sent earlier and arrive later than this one, on another connection. The
+        publication of this version may not have arrived yet.
         """
         for flight in self._flights.get(text, ()):
             epoch, version = flight.floor
@@ -263,7 +266,7 @@ class Hot:
         if freshness is None or freshness.over:
             return []
         present = self.entries.get(text)
-        # One that was read under a former subscription never answers again.
+        # A copy that was read under a former subscription never answers again, so it may be replaced.
         good = present is not None and not present.freshness.over
         if present is not None and good and present.epoch == entry.epoch and present.version >= entry.version:
             return []
@@ -272,9 +275,9 @@ class Hot:
         return self._put(text, entry)
 
     def _put(self, text: str, entry: CachedRecord) -> list[str]:
-        """Keep an entry in no other's place; the texts of those that had to make room for it.
+        """Keep an entry that has no predecessor here; the texts of the records that were evicted to make room.
 
-        First what was put aside; entries used since the last look get a second chance at the young end.
+        Entries put aside are evicted first. An entry used since the last pass gets a second chance at the young end.
         """
         entry.settle()
         self.entries[text] = entry
