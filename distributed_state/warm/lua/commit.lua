@@ -70,7 +70,7 @@ local version, ops = head[1], head[2]
 -- and evicted. The repetition notes the time where nothing is evicted, before it is applied or answered with what SQL knows.
 if creation == '?' then
   creation = ''
-  -- Refused at maxmemory, and it may have been applied before: that must not look as if it was not.
+  -- Redis is too full. The write may have been applied before, so this must not count as a refusal: SQL is asked.
   if type(redis.pcall('HSET', meta, 'fresh', format('%d', now_ms))) == 'table' then return {'cold', epoch, ''} end
 end
 local place, mark, listed, is_new, fresh
@@ -137,7 +137,11 @@ end
 -- @include noted_op
 
 -- From here on only writes.
-if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, format('%d', look), text) end
+if next_look == math.huge then
+  call('ZREM', lifetimes, text)
+elseif next_look then
+  call('ZADD', lifetimes, format('%d', next_look), text)
+end
 if items and write_items(version) then
   n = n + 2
   fields[n - 1], fields[n] = '#kv', version
@@ -152,8 +156,8 @@ if last_message ~= first_message then
   n = n + 2
   fields[n - 1], fields[n] = '#mn', last_message
 end
--- The time of the last commit shows whether a record was idle for too long. Nothing else is noted of that.
-if lives then
+-- The time of the last commit, by which the reaper finds idle sessions.
+if has_lifetime then
   n = n + 2
   fields[n - 1], fields[n] = '#t', format('%d', now_ms)
 end
@@ -179,7 +183,7 @@ if types then
   flags = flags .. 'e' .. format('%d', event + 1 - #types)
 end
 if head[3] then flags = 'b' .. flags end
--- The writer needs no message. Only the server knows whether it listens: its link may have ended without notice.
+-- No message is published if only the writer listens. The server decides: the writer's link may have ended unnoticed.
 local listening = own_channel ~= '' and call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if not listening or listening[2] > listening[4] then
   local shown = public and table.concat(public) or data

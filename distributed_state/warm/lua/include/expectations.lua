@@ -9,6 +9,7 @@ local mismatch = expected ~= '' and expected ~= (version or '0')
 local found
 if expectations ~= '0' then
   found = {}
+  -- The pairs begin at argument 18, so pair j is words[16 + 2 * j] and words[17 + 2 * j].
   -- In parts: Lua passes some thousands of arguments at most.
   for i = 1, expectations, 1000 do
     local names = {}

@@ -15,7 +15,7 @@ if last_event then
 else
   call('HSET', meta, 'journal', progress)
 end
--- The head is one value, lines as JournalEntry.read expects them: a stream entry of many fields costs more than the rest of the write.
+-- The head is one value of lines, which JournalEntry.read parses. An entry of many fields costs more than the rest of the write.
 call('XADD', journal, offset .. '-0', 'h', entry_id .. '\n' .. text .. '\n' .. version .. '\n' .. now[1] .. ' ' .. now[2]
   .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message, 'd', data)
 -- The archiver seldom looks at a journal that is archived whole: the first entry wakes it, later ones need not.

@@ -11,7 +11,8 @@
            size, growth  bytes of the record's fields, and how many more there will be
            first_message, last_message    the number of the next message, before and after the change
            results       sums of increments, and whether each 'n' puts its item
-           lives, look   whether the record has a lifetime; when to look at it (math.huge = never again, nil = as noted)
+           has_lifetime  whether the record has one
+           next_look     when the reaper is to look at its lifetime (math.huge = never again, nil = as noted)
            types, payloads     of lifecycle events, nil = none
            event, last_event, interests    for events.lua, if there are any
            flags         '': those of the answer
@@ -19,9 +20,9 @@
 ]]
 local size, growth, cleared = head[5] or '0', 0, false
 local first_message = head[4] or '0'
-local last_message, results, lives = first_message, '', head[6]
+local last_message, results, has_lifetime = first_message, '', head[6]
 local several -- the results as a list once there are two: joined one by one, each would copy all before it
-local gone, event, last_event, interests, types, payloads, look
+local gone, event, last_event, interests, types, payloads, next_look
 local change, changes -- a table for one step would cost more than the step
 local public = items and {}
 local exact -- a function, made at the first increment
@@ -107,14 +108,14 @@ for i = first_step, #words, 3 do
     name = last_event .. ' ' .. name .. ' ' .. text
   elseif step == 'x' then
     local idle, left, limit = name + 0, value + 0, 0
-    look = math.huge
+    next_look = math.huge
     if left > 0 then
       limit = now_ms + left
-      look = limit
+      next_look = limit
     end
-    if idle > 0 then look = math.min(look, now_ms + idle) end
-    if look < math.huge then
-      lives = true
+    if idle > 0 then next_look = math.min(next_look, now_ms + idle) end
+    if next_look < math.huge then
+      has_lifetime = true
       step, name, value = 's', '#lifetime', name .. ' ' .. format('%d', limit)
       n = n + 2
       fields[n - 1], fields[n] = name, value
