@@ -293,7 +293,10 @@ def test_unread_streams_of_events_buffer_little_and_lose_nothing(
         StateStore.open(url, archive=archive, namespace=namespace) as store,
     ):
         connections = unread(client, "/v1/events", 8)
-        assert soon(lambda: len(service._hearers) == 8)
+        for each in connections:
+            each.settimeout(60)
+            assert each.recv(1, socket.MSG_PEEK), "a stream is answered once it has joined"
+        assert len(service._hearers) == 8
         for n in range(many):
             store.emit("a.b", {"n": n, "text": "x" * size}, subject="s")
         # Each may have 16 more when all of them together have a quarter.
