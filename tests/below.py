@@ -48,7 +48,7 @@ def names(store: Any, id: str, scope: str = "session") -> RecordKeys:
 def deaf(store: Any) -> None:
     """From now on this replica hears no server's time."""
     home = tiers(store)
-    home.clock.heard = lambda node, answer, sent: None  # type: ignore[method-assign]
+    home.clock.received = lambda node, answer, sent: None  # type: ignore[method-assign]
 
 
 def later(store: Any, seconds: float) -> None:

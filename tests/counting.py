@@ -80,6 +80,8 @@ def _note(found: Asked, namespace: str, each: dict[str, str], probe: bool) -> No
     beat = "}:roll" in command or "}:replica:" in command
     # Without a link a replica looks now and then whether it is asked what it remembers.
     beat = beat or command.endswith(":gatherings")
+    # Whoever wrote looks now and then how far that is archived.
+    beat = beat or (command.startswith("HGET ") and command.endswith("}:meta journal"))
     # A link is made when something is first to be heard at its node, and that is when it comes to it.
     link = command.startswith(("SSUBSCRIBE", "SUNSUBSCRIBE"))
     counts = f"{namespace}:" in command and not beat and not link and not probe
