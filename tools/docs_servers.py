@@ -35,8 +35,8 @@ def key_page() -> str:
         "# Keys in Redis",
         "`NAMESPACE` is the setting `namespace`. `{p}` is a partition's hash tag: a checksum of scope and id "
         "assigns each record to one of `partitions`, and all keys of a partition are in one slot of a cluster. Ids are "
-        "escaped, so that no two share a name. The [design](../design.md#3-keys) gives the reasons. Keys and their "
-        "contents are not an interface: read them to inspect a server, but do not write them.",
+        "escaped, so that no two share a name. The [design](../design/keys-and-commit.md#3-keys) gives the reasons. "
+        "Keys and their contents are not an interface: read them to inspect a server, but do not write them.",
     ]
     for title, rows in sections.items():
         parts += [f"## {title}", table(("name", "type", "what it is"), rows)]
@@ -103,7 +103,7 @@ def sql_page() -> str:
     parts = [
         "# Tables in SQL",
         f"The schema of revision {tables.HEAD}, the same in PostgreSQL and SQLite; Alembic brings an older one up to "
-        "date, at open or by `distributed-state migrate`. The [design](../design.md#the-tables) gives the "
+        "date, at open or by `distributed-state migrate`. The [design](../design/archiving.md#the-tables) gives the "
         "reasons. Tables are not an interface: read them to inspect an archive, but do not write them.",
         *_tables(tables.metadata, Path(inspect.getfile(tables)).read_text()),
         "## Tables of the search index",
