@@ -2,7 +2,7 @@
 
     python -m tests.documentation.test_plain_english [-v] [FOLDER]     prints how often each occurs, with -v each place
 
-In the manual each place that is left has a reason. In the package and the design the count is an upper limit.
+In the manual each place that is left has a reason. In the package the count is an upper limit.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ PATTERNS = {
 LEFT = {
     ("docs/reliability.md", "because its writer was not heard when Redis had lost it"): "what the last run printed",
 }
-# How often the patterns occur in all. Lower a limit when the count falls; never raise one.
-LIMITS = {"design": 376, "package": 1822}
+# How often the patterns occur in the package. Lower the limit when the count falls; never raise it.
+LIMIT = 1822
 
 
 class Text(NamedTuple):
@@ -97,17 +97,9 @@ class Text(NamedTuple):
 
 
 def manual(root: Path) -> Iterator[Text]:
-    """README, changelog, .github/, docs/ but for the design, and deploy/: without blocks of code and headings."""
+    """README, changelog, .github/, docs/ and deploy/: without blocks of code and headings."""
     for pattern in ("*.md", ".github/*.md", "docs/**/*.md", "deploy/**/*.md"):
         for page in sorted(root.glob(pattern)):
-            if not _of_design(page, root):
-                yield Text(str(page.relative_to(root)), _prose(page.read_text()))
-
-
-def design(root: Path) -> Iterator[Text]:
-    """docs/design.md, or the pages of docs/design/."""
-    for page in sorted((root / "docs").rglob("*.md")):
-        if _of_design(page, root):
             yield Text(str(page.relative_to(root)), _prose(page.read_text()))
 
 
@@ -121,10 +113,6 @@ def package(root: Path) -> Iterator[Text]:
     for path in sorted((root / "distributed_state").rglob("*.lua")):
         lines = (line.partition("-- ")[2] for line in path.read_text().splitlines())
         yield Text(str(path.relative_to(root)), "\n".join(lines))
-
-
-def _of_design(page: Path, root: Path) -> bool:
-    return page.relative_to(root).parts[:2] in {("docs", "design.md"), ("docs", "design")}
 
 
 def _prose(page: str) -> str:
@@ -180,11 +168,9 @@ def test_a_reason_goes_with_its_sentence(page: str, quote: str) -> None:
     assert quote in _prose((ROOT / page).read_text())
 
 
-@pytest.mark.parametrize(("texts", "limit"), [(design, LIMITS["design"]), (package, LIMITS["package"])])
-def test_hard_sentences_become_no_more_frequent(texts: object, limit: int) -> None:
-    assert callable(texts)
-    counts = Counter(name for name, _, _ in found(texts(ROOT)))
-    assert counts.total() <= limit, f"{counts}: python -m tests.documentation.test_plain_english -v shows each place"
+def test_hard_sentences_become_no_more_frequent() -> None:
+    counts = Counter(name for name, _, _ in found(package(ROOT)))
+    assert counts.total() <= LIMIT, f"{counts}: python -m tests.documentation.test_plain_english -v shows each place"
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -204,13 +190,13 @@ def test_every_kind_of_text_is_read(tmp_path: Path) -> None:
         (tmp_path / page).write_text(f"# It is told here\n\n{hard}\n\n```sh\n{hard}\n```\n")
     (tmp_path / "distributed_state/one.py").write_text(f'"""{hard}"""\n\ntold = f"{hard}{{1}}"  # {hard}\n')
     (tmp_path / "distributed_state/one.lua").write_text(f"-- {hard}\nlocal told = 1\n")
-    assert [len(list(found(texts(tmp_path)))) for texts in (manual, design, package)] == [4, 1, 4]
+    assert [len(list(found(texts(tmp_path)))) for texts in (manual, package)] == [5, 4]
 
 
 def main(arguments: list[str]) -> None:
     """Print the counts of a folder, with -v each place."""
     folders = [Path(each) for each in arguments if each != "-v"]
-    for texts in (manual, design, package):
+    for texts in (manual, package):
         places = list(found(texts(folders[0] if folders else ROOT)))
         counts = Counter(name for name, _, _ in places)
         lines = [f"{texts.__name__}: {counts.total()}", *(f"  {counts[name]:5} {name}" for name in PATTERNS)]
