@@ -1,4 +1,4 @@
-"""Agents: hooks for what happens, commands, config, and the host that runs them. Law: they stand on the public store.
+"""Agents: hooks for events, commands, config, and the host that runs them. Law: they use the store's public interface.
 
 Design: section 12.
 """

@@ -1,8 +1,8 @@
-"""An agent, whichever its face: what its author uses of it, and what its host uses.
+"""The agent, for the sync and the asyncio API: the part for its author, and the part for its host.
 
-`BaseAgent` is what an author subclasses, so all that its host, dispatcher and worker keep about an agent stands in one
-other object, its `AgentContext`. `Invocation` is what the running hook or command is about. Law: state is where every
-replica finds it; what is only about this process is in the context.
+Authors subclass `BaseAgent`, so everything that the host, dispatcher and worker keep about an agent is in a separate
+object, its `AgentContext`. `Invocation` describes the running hook or command. Law: shared state is in the store, where
+every replica finds it; state of this process is in the context.
 
 Design: section 12.
 """
@@ -43,26 +43,26 @@ _LONGEST_NAME = 200
 class BaseAgent(Hooks):
     """The base of `Agent` and `AsyncAgent`.
 
-    `store` is a store, or a function that opens one, by default as the settings in the environment say; `name`, by
-    default the class's, says whose replicas share the persistent state; `config` is a mapping or the path of a YAML or
-    JSON file; `client` is the one whose conversation is the current one, "" follows what is no client's in particular.
+    `store` is a store or a function that opens one; by default the agent opens one from the environment's settings.
+    Replicas with the same `name`, by default the class's, share the persistent state. `config` is a mapping or the path
+    of a YAML or JSON file. The agent follows the current conversation of `client`; "" follows events without a client.
 
-    `ephemeral` is a dict of this process, `persistent` a record that all replicas of the agent share, `conversation`
-    the session that a hook or command is about, elsewhere the one that the client is at. Whatever is written to these
-    two is a commit: nothing has to be saved on a switch or at the end, and nothing loaded.
+    `ephemeral` is a dict of this process and `persistent` a record that all replicas of the agent share. `conversation`
+    is the session that a hook or command is about; elsewhere it is the client's current one. Every write to
+    `persistent` and `conversation` is a commit: nothing has to be saved or loaded on a switch or at the end.
     """
 
-    # What a subclass may set. A model that the config has to fit; without it any object will do.
+    # A subclass may set these. Config is a model that validates the config; without it any object is valid.
     Config: ClassVar[type[BaseModel] | None] = None
-    # Put in once for the fleet, and for a conversation again when it was cleared.
+    # Set once for the fleet; a cleared conversation gets them again.
     persistent_defaults: Defaults = MappingProxyType({})
     conversation_defaults: Defaults = MappingProxyType({})
     pause_when_inactive: bool = False  # pause() when the last client leaves, resume() when one comes
     slow_hook: float = 0.1  # seconds; a hook that takes longer is logged
-    stuck_hook: float = 10.0  # seconds; one that has not returned by then is logged while it runs
-    shutdown_timeout: float = 20.0  # seconds that what runs gets to finish; what follows takes at most 15 more
-    watch_config: float | None = None  # seconds between two looks at the file, 0 never; by default only without SIGHUP
-    limits: Limits = Limits()  # beyond which a figure of the status is worth a warning
+    stuck_hook: float = 10.0  # seconds; a hook that has not returned by then is logged while it runs
+    shutdown_timeout: float = 20.0  # seconds for running work to finish; the steps after it take at most 15 more
+    watch_config: float | None = None  # seconds between checks of the file, 0 never; by default only without SIGHUP
+    limits: Limits = Limits()  # the status warns of figures beyond these
 
     def __init__(
         self,
@@ -95,14 +95,14 @@ class BaseAgent(Hooks):
 
     @property
     def agent_context(self) -> AgentContext:
-        """What the agent shares with the host that runs it; not for use in an agent's own code."""
+        """The state that the agent shares with its host; not for use in an agent's own code."""
         return self._context
 
-    # State. Whether it is a blocking store's or an asyncio one's, only the subclass knows: so it is Any.
+    # State. The types are Any because only the subclass knows whether its store is blocking or asyncio.
 
     @property
     def store(self) -> Any:
-        """The store. Raises ConfigurationError while the agent has not opened it yet."""
+        """The store. Raises ConfigurationError if the agent has not opened it yet."""
         return self._context.open_store
 
     @property
@@ -113,7 +113,7 @@ class BaseAgent(Hooks):
 
     @property
     def conversation(self) -> Any:
-        """The session that this is about, None if there is none; for a deleted one its last state, to read.
+        """The session that the hook or command is about, None without one; if deleted, its last state, read-only.
 
         A field that cannot be read gives the default, with a warning in the log; the stored bytes are kept.
         """
@@ -126,7 +126,7 @@ class BaseAgent(Hooks):
 
     @property
     def conversation_id(self) -> str:
-        """The id of that session, "" if there is none."""
+        """The id of the session in `conversation`, "" without one."""
         return present().conversation_id or self._context.conversation_id
 
     @property
@@ -135,15 +135,15 @@ class BaseAgent(Hooks):
         return self._context.client
 
     def follow(self, client: str, conversation_id: str = "") -> None:
-        """Let another client's conversation be the current one, and say which it is at now.
+        """Follow another client, whose current conversation is `conversation_id`.
 
-        For whoever serves a client by this process. Which events reach the agent's hooks does not change.
+        For programs that serve a client from this process. It does not change which events reach the agent's hooks.
         """
         self._context.client = client
         self._context.conversation_id = conversation_id
 
     def get_invocation_directory(self) -> str:
-        """The folder that the user works from whose command this is, else the client's; "" if it is not known."""
+        """The working folder of the user who ran this command, else the client's; "" if unknown."""
         return present().directory or self.invocation_directory
 
     def get_working_directory(self) -> str:
@@ -173,10 +173,10 @@ class BaseAgent(Hooks):
 
     @property
     def position(self) -> str:
-        """How far this replica is in the events, those whose hooks have run included, for `since=` of its next start.
+        """The position after the last event whose hooks have run, for `since=` of the next start.
 
-        With `since` an agent runs the hooks of what it missed before anything new. After a crash the hooks of events
-        since the position was saved run again. Raises ConfigurationError while the agent does not run.
+        With `since`, an agent first runs the hooks of the events that it missed. After a crash, the hooks of events
+        since the saved position run again. Raises ConfigurationError while the agent is not running.
         """
         return self._context.running_host.position
 
@@ -184,25 +184,25 @@ class BaseAgent(Hooks):
 
     @property
     def paused(self) -> bool:
-        """Whether background work is to rest."""
+        """Whether background work is paused."""
         return self._context.paused
 
     def pause(self) -> None:
-        """Let background work rest: `wait()` does not return until `resume()` or the end."""
+        """Pause background work: `wait()` does not return until `resume()` or the end."""
         self._context.set_paused(True)
 
     def resume(self) -> None:
-        """Let background work go on."""
+        """Continue background work."""
         self._context.set_paused(False)
 
     @property
     def stopping(self) -> bool:
-        """Whether the agent is to end: finish what is begun, and begin nothing."""
+        """Whether the agent is stopping: finish the work in progress, and start nothing new."""
         host = self._context.host
         return host is not None and host.stopping
 
     def stop(self) -> None:
-        """Let the agent end, from any thread. Returns at once."""
+        """Stop the agent. Returns at once; may be called from any thread."""
         host = self._context.host
         if host is not None:
             host.stop()
@@ -217,9 +217,9 @@ class BaseAgent(Hooks):
         description: str = "",
         arguments: Iterable[CommandArgument] = (),
     ) -> None:
-        """Offer a command. `function` gets what it names of its arguments, `args` (all as a dict) and `progress`.
+        """Offer a command. `function` receives the parameters it names: its arguments, `args` (a dict), `progress`.
 
-        `progress(text, **fields)` reports how far it is. What it returns is any JSON value.
+        `args` has all arguments; `progress(text, **fields)` reports progress. The function returns any JSON value.
         """
         self._commands.register(Command(name, function, description, tuple(arguments)))
         self._context.display.show("commands", self._commands.to_list())
@@ -238,7 +238,7 @@ class BaseAgent(Hooks):
             raise CommandFailed(f"{name}: the agent {self.name} is ending")
 
         self.requests += 1
-        # A command that a hook calls belongs to that hook: what it deletes must not wait for the hook to end.
+        # A command called by a hook belongs to that hook: a deletion in it must not wait for the hook to end.
         runner = present().runner
         here = Invocation(runner, conversation_id or self.conversation_id, directory=directory)
         with self._context.invoke(here), self._context.command():
@@ -248,11 +248,11 @@ class BaseAgent(Hooks):
                 self.errors += 1
                 raise
 
-    # What it shows
+    # Display
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What the replica's heartbeat says of the agent; `store.replicas()` lists it."""
+        """The agent's part of the replica's heartbeat; `store.replicas()` lists it."""
         context = self._context
         status = context.last_status
         return {
@@ -264,45 +264,45 @@ class BaseAgent(Hooks):
 
     @property
     def visible(self) -> dict[str, Any]:
-        """All that the agent shows, as a dict of JSON values: description, system_prompt, sections, commands."""
+        """Everything the agent shows, as a dict of JSON values: description, system_prompt, sections, commands."""
         return self._context.display.visible
 
     @property
     def listeners(self) -> list[Listener]:
-        """The functions called with each change, in whichever thread made it; append to it.
+        """The functions called with each change, in the thread that made it; append yours to the list.
 
-        A change is `("section", {...})` and the like, each line of the log, `("started", {})`, and `("event", {...})`
-        when the hooks for an event have run.
+        Changes are `("section", {...})` and the like, each line of the log, `("started", {})`, and `("event", {...})`
+        after the hooks for an event have run.
         """
         return self._context.display.listeners
 
     def log(self, level: LogLevel | str | int, message: str, **fields: Any) -> None:
-        """Log a line with fields, by the logger `distributed_state.agent.<name>`.
+        """Log a line with fields, to the logger `distributed_state.agent.<name>`.
 
         `level` is a LogLevel or its name. The record has the attributes `agent` and `fields` for structured handlers.
         """
         self._context.display.log(level, message, fields)
 
     def set_system_prompt(self, prompt: str) -> None:
-        """Show the system prompt by which a model is this agent."""
+        """Show the system prompt that makes a model this agent."""
         self._context.display.show_text("system_prompt", prompt)
 
     def set_description(self, description: str) -> None:
-        """Say in a sentence what the agent is for."""
+        """Set a one-sentence description of the agent."""
         self._context.display.show_text("description", description)
 
     def register_section(self, id: str, title: str, content: str = "", *, collapsed: bool = False) -> None:
-        """Add a section of text that users of the agent see, or replace the one of that id."""
+        """Add a section of text that users of the agent see, or replace the one with that id."""
         self._context.display.register_section(id, title, content, collapsed)
 
     def update_section(
         self, id: str, content: str | None = None, *, title: str | None = None, collapsed: bool | None = None
     ) -> None:
-        """Change what a section shows. Raises NotFound if there is none of that id."""
+        """Change a section's content. Raises NotFound for an unknown id."""
         self._context.display.update_section(id, content, title, collapsed)
 
     def remove_section(self, id: str) -> None:
-        """Take a section away. Raises NotFound if there is none of that id."""
+        """Remove a section. Raises NotFound for an unknown id."""
         self._context.display.remove_section(id)
 
     def __repr__(self) -> str:
@@ -310,32 +310,32 @@ class BaseAgent(Hooks):
 
 
 class AgentHost(Protocol):
-    """What an agent asks of whatever runs it (a HostRun, which knows its agents). `agent` is the agent's name."""
+    """The interface of an agent to its host, a HostRun. `agent` is the agent's name."""
 
     @property
     def stopping(self) -> bool:
-        """Whether its agents are to end."""
+        """Whether its agents are stopping."""
         ...
 
     @property
     def position(self) -> str:
-        """How far the hooks are, as `since=` takes it."""
+        """The position after the last event whose hooks have run, for `since=`."""
         ...
 
     def stop(self) -> None:
-        """Let the agents end, from any thread."""
+        """Stop the agents; may be called from any thread."""
         ...
 
     def wake(self, agent: str) -> None:
-        """Let the agent's `wait` look again."""
+        """Wake the agent's `wait` to check its conditions again."""
         ...
 
     async def wait(self, agent: str, seconds: float | None) -> bool:
-        """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
+        """Wait `seconds`, and longer while the agent is paused; False as soon as the agent is stopping."""
         ...
 
     async def status(self, agent: str) -> Status:
-        """How the agent is."""
+        """The agent's status."""
         ...
 
     async def reload(self, agent: str) -> None:
@@ -343,7 +343,7 @@ class AgentHost(Protocol):
         ...
 
     async def close(self, error: BaseException | None) -> None:
-        """End the agents; raise what a `main_loop` raised, unless `error` ends them."""
+        """End the agents; raise the exception of a failed `main_loop`, unless `error` is already being raised."""
         ...
 
 
@@ -351,19 +351,19 @@ _COUNTED = 100_000  # conversations
 
 
 class AgentContext:
-    """One agent in this process: its store, config and display, the client it follows, and how it fares."""
+    """One agent in this process: its store, config and display, the client it follows, and its figures."""
 
     def __init__(self, name: str, source: StoreSource, config: Config, client: str, since: str | None) -> None:
         self.name = name
-        self.persistent_id = f"agent:{name}"  # of the record that its replicas share; also how its changes are signed
+        self.persistent_id = f"agent:{name}"  # of the record that its replicas share; also the actor of its changes
         self.source = source
         self.since = since
         self.config = config
         self.display = Display(name)
         self.store: Store | None = None if callable(source) else source
         self.host: AgentHost | None = None
-        self.subscribed_client = client  # whose events alone reach it; "" for everybody's
-        self.client = client  # whose conversation is the current one
+        self.subscribed_client = client  # only this client's events reach the agent; "" for all clients
+        self.client = client  # the client whose conversation is the current one
         self.conversation_id = ""
         self.active_for: set[str] = set()  # the clients that chose this agent
         self.paused = False
@@ -374,55 +374,55 @@ class AgentContext:
         self._mutex = Mutex()
         self._commands = 0
 
-    # Where it runs
+    # Its host
 
     def begin(self, host: AgentHost, store: Store) -> None:
-        """A host begins to run it, on this store."""
+        """Note that a host starts running the agent on this store."""
         self.store = store
         self.host = host
         self.began = StoreServices(store).port.monotonic()
 
     def end(self) -> None:
-        """Its host has ended. A store that was opened for the run is given up, the user's own is kept."""
+        """Note that the host has ended. A store that was opened for the run is dropped; the user's own is kept."""
         self.host = None
         if callable(self.source):
             self.store = None
 
     @property
     def open_store(self) -> Store:
-        """The store. Raises ConfigurationError while the agent has not opened it yet."""
+        """The store. Raises ConfigurationError if the agent has not opened it yet."""
         if self.store is None:
             raise ConfigurationError(f"agent {self.name}: opens its store when it runs, and does not run")
         return self.store
 
     @property
     def services(self) -> StoreServices:
-        """The asyncio store below, and its port."""
+        """The asyncio store that underlies the agent's store, and its port."""
         return StoreServices(self.open_store)
 
     @property
     def running_host(self) -> AgentHost:
-        """The host that runs it. Raises ConfigurationError while none does."""
+        """The host that runs the agent. Raises ConfigurationError while the agent is not running."""
         if self.host is None:
             raise ConfigurationError(f"agent {self.name} does not run; enter it or call run()")
         return self.host
 
     def wake(self) -> None:
-        """Let whatever waits for a change of this agent look again."""
+        """Wake the waits for a change of this agent."""
         if self.host is not None:
             self.host.wake(self.name)
 
-    # What it is at
+    # Current work
 
     @contextmanager
     def invoke(self, invocation: Invocation) -> Iterator[None]:
-        """Run a hook or command inside: what is committed there is noted as the agent's, unless somebody else acts."""
+        """Run a hook or command inside: its commits name the agent as their actor, unless another actor is set."""
         with inside(invocation), acting_by_default(self.persistent_id):
             yield
 
     @contextmanager
     def command(self) -> Iterator[None]:
-        """Count a command that runs inside: the agent's end waits for it."""
+        """Count the command that runs inside; the agent's end waits for it."""
         with self._mutex:
             self._commands += 1
         try:
@@ -434,38 +434,38 @@ class AgentContext:
 
     @property
     def busy(self) -> bool:
-        """Whether a command runs."""
+        """Whether a command is running."""
         return self._commands > 0
 
     def set_paused(self, paused: bool) -> None:
-        """Pause background work or let it go on; listeners are notified if that is a change."""
+        """Pause or continue background work; listeners are notified of a change."""
         if paused != self.paused:
             self.paused = paused
             self.display.notify("paused", {"paused": paused})
             self.wake()
 
     def count_conversation(self, id: str) -> None:
-        """Count a conversation among those that this agent knows, at most 100,000."""
+        """Count a conversation as known to this agent; at most 100,000 are counted."""
         self._conversations.pop(id, None)
         self._conversations[id] = None
         if len(self._conversations) > _COUNTED:
             del self._conversations[next(iter(self._conversations))]
 
     def forget_conversation(self, id: str) -> None:
-        """It was deleted: not counted, nor the current one any more."""
+        """Stop counting a deleted conversation; it is no longer the current one."""
         self._conversations.pop(id, None)
         if self.conversation_id == id:
             self.conversation_id = ""
 
     @property
     def conversations(self) -> int:
-        """How many conversations it knows."""
+        """The number of conversations that the agent knows."""
         return len(self._conversations)
 
     # The defaults of its records
 
     async def put_in_defaults(self, record: AsyncRecord, defaults: Defaults) -> None:
-        """Set those fields of a record that are not there yet, unless a replica of this agent did so before."""
+        """Set the missing fields of a record, unless a replica of this agent has already done so."""
         if not defaults:
             return
         services = self.services
@@ -480,7 +480,7 @@ class AgentContext:
             await services.initialize(record, self.persistent_id, made)
 
     def with_defaults(self, handle: Handle, defaults: Defaults) -> Handle:
-        """The handle, which gives the default for a field that cannot be read, and logs that."""
+        """The handle; it gives the default for a field that cannot be read, and logs a warning."""
 
         def stand_in(error: CorruptState, field: str, default: Any) -> Any:
             self.log_unreadable(error, handle.ref.text, field)
@@ -489,7 +489,7 @@ class AgentContext:
         return with_stand_in(handle, stand_in)
 
     def log_unreadable(self, error: CorruptState, record: str, field: str) -> None:
-        """Warn of stored state that cannot be read; "*" is every field."""
+        """Log a warning about stored state that cannot be read; "*" means every field."""
         fields = {"record": record[:200], "field": field, "error": str(error)}
         self.display.log("WARNING", "stored state cannot be read: the default is used, the bytes are kept", fields)
 
@@ -498,7 +498,7 @@ class AgentContext:
 class Invocation:
     """A conversation, with its last state if it was deleted, and the folder that a command was called from.
 
-    `runner` is what runs the hook, None for a command that no hook called.
+    `runner` runs the hook; it is None for a command that no hook called.
     """
 
     runner: object = None
@@ -512,13 +512,13 @@ _present: ContextVar[Invocation] = ContextVar("distributed_state_invocation", de
 
 
 def present() -> Invocation:
-    """The innermost hook or command that the caller runs in; NONE outside of any."""
+    """The innermost hook or command that the caller runs in; NONE outside."""
     return _present.get()
 
 
 @contextmanager
 def inside(invocation: Invocation) -> Iterator[None]:
-    """Make it the present one until the end of `with`."""
+    """Make it the present invocation until the end of `with`."""
     token = _present.set(invocation)
     try:
         yield
@@ -527,7 +527,7 @@ def inside(invocation: Invocation) -> Iterator[None]:
 
 
 def check_defaults(agent: object, name: str) -> None:
-    """Raise ConfigurationError if what the agent has under this name can be no defaults."""
+    """Raise ConfigurationError if the agent's attribute of this name cannot be used as defaults."""
     found = getattr(agent, name)
     if not callable(found) and not isinstance(found, Mapping):
         text = f"{type(agent).__name__}.{name} is a mapping or a function that returns one"

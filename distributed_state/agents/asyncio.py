@@ -1,6 +1,6 @@
-"""Agents and their host for asyncio code; those for blocking code are generated from this. Law: who waits, no more.
+"""Agents and their host for asyncio code; the blocking ones are generated from this. Law: only waiting differs.
 
-What both have in common is in BaseAgent, and in the HostRun that a host makes each time it runs its agents.
+The common logic is in BaseAgent, and in the HostRun that a host creates each time it runs its agents.
 
 Design: section 12.
 """
@@ -59,15 +59,15 @@ class AsyncAgent(BaseAgent):
         super().__init__(opens, name=name, config=config, client=client, since=since)
 
     async def main_loop(self) -> Any:
-        """Work in the background until it is time to end: `while await self.wait(5.0): ...`."""
+        """Work in the background until the agent stops: `while await self.wait(5.0): ...`."""
         await self.wait()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
+        """Wait `seconds`, and longer while the agent is paused; False as soon as the agent is stopping."""
         return await self._context.running_host.wait(self.name, seconds)
 
     async def run(self) -> None:
-        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT comes: see AsyncHost.run."""
+        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT arrives: see AsyncHost.run."""
         await AsyncHost(self).run()
 
     async def __aenter__(self) -> Self:
@@ -88,28 +88,28 @@ class AsyncAgent(BaseAgent):
         directory: str = "",
         progress: Progress | None = None,
     ) -> Any:
-        """Run a command on a conversation, by default the current one, and return what it returned.
+        """Run a command on a conversation, by default the current one, and return its result.
 
-        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` gets its reports, in the
-        thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
-        command raised; errors of the store as they are.
+        `get_invocation_directory` returns `directory` there. `progress(text, fields)` receives the command's reports,
+        in the thread that runs the command. Raises NotFound, InvalidValue for wrong arguments, and CommandFailed if the
+        command raised; errors of the store are raised unchanged.
         """
         return await self._run_command(name, args, conversation_id, directory, progress)
 
     async def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
-        """Notify every replica that a client, by default the agent's own, goes on with this agent; return the event.
+        """Notify every replica that a client, by default the agent's own, now uses this agent; return the event.
 
-        And in which conversation, by default the current one. The agent that the client had before is deactivated:
+        The event also names the conversation, by default the current one. The client's previous agent is deactivated:
         see `activate_agent` of the store.
         """
         return await self._activate(client, conversation_id)
 
     async def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
-        """Notify every replica that a client's user, by default of the agent's own, works from this folder now."""
+        """Notify every replica that the user of a client, by default the agent's own, now works from this folder."""
         return await self._change_directory(new_path, client)
 
     async def status(self) -> Status:
-        """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
+        """Return and log the status of this replica of the agent, after `on_status` has run. SIGUSR1 does the same."""
         return await self._context.running_host.status(self.name)
 
     async def reload(self) -> None:
@@ -132,7 +132,7 @@ class AsyncHost:
             name = "prices"
 
         async with AsyncHost(Notes(store), Prices(store)):
-            await session.set("city", "Oslo")  # each replica's hooks hear of it
+            await session.set("city", "Oslo")  # the hooks of each replica run
 
     Raises InvalidValue for agents of the same name, ConfigurationError for agents of several stores.
     """
@@ -150,9 +150,9 @@ class AsyncHost:
             raise ConfigurationError(f"the agents {', '.join(names)} of one host go on from one position")
 
     async def run(self) -> None:
-        """Run until the agents end or SIGTERM or SIGINT comes, finish what was begun, and return.
+        """Run until the agents end or SIGTERM or SIGINT arrives, finish the work in progress, and return.
 
-        SIGHUP reads the config files again, SIGUSR1 logs how the agents are. Raises what a `main_loop` raised.
+        SIGHUP rereads the config files, SIGUSR1 logs the agents' status. Raises the exception of a failed `main_loop`.
         """
         run = await self._open()
         calls = {"SIGTERM": run.stop, "SIGINT": run.stop, "SIGHUP": run.request_reload, "SIGUSR1": run.request_status}
@@ -182,7 +182,7 @@ class AsyncHost:
         await self._close(error)
 
     def stop(self) -> None:
-        """Let the agents end, from any thread; called again, without waiting for what runs."""
+        """Stop the agents, from any thread; a second call stops them without waiting for running work."""
         run = self._run
         if run is not None:
             run.stop()
@@ -210,5 +210,5 @@ async def _opened(source: StoreSource) -> Store:
     if not callable(source):
         return source
     found = source()
-    # A blocking store is open when it is there, an asyncio one when it was awaited.
+    # A blocking store is open when it is created, an asyncio one after it was awaited.
     return await found if isinstance(found, Awaitable) else found

@@ -52,15 +52,15 @@ class Agent(BaseAgent):
         super().__init__(opens, name=name, config=config, client=client, since=since)
 
     def main_loop(self) -> Any:
-        """Work in the background until it is time to end: `while self.wait(5.0): ...`."""
+        """Work in the background until the agent stops: `while self.wait(5.0): ...`."""
         self.wait()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
+        """Wait `seconds`, and longer while the agent is paused; False as soon as the agent is stopping."""
         return finish(self._context.running_host.wait(self.name, seconds))
 
     def run(self) -> None:
-        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT comes: see Host.run."""
+        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT arrives: see Host.run."""
         Host(self).run()
 
     def __enter__(self) -> Self:
@@ -81,28 +81,28 @@ class Agent(BaseAgent):
         directory: str = "",
         progress: Progress | None = None,
     ) -> Any:
-        """Run a command on a conversation, by default the current one, and return what it returned.
+        """Run a command on a conversation, by default the current one, and return its result.
 
-        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` gets its reports, in the
-        thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
-        command raised; errors of the store as they are.
+        `get_invocation_directory` returns `directory` there. `progress(text, fields)` receives the command's reports,
+        in the thread that runs the command. Raises NotFound, InvalidValue for wrong arguments, and CommandFailed if the
+        command raised; errors of the store are raised unchanged.
         """
         return finish(self._run_command(name, args, conversation_id, directory, progress))
 
     def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
-        """Notify every replica that a client, by default the agent's own, goes on with this agent; return the event.
+        """Notify every replica that a client, by default the agent's own, now uses this agent; return the event.
 
-        And in which conversation, by default the current one. The agent that the client had before is deactivated:
+        The event also names the conversation, by default the current one. The client's previous agent is deactivated:
         see `activate_agent` of the store.
         """
         return finish(self._activate(client, conversation_id))
 
     def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
-        """Notify every replica that a client's user, by default of the agent's own, works from this folder now."""
+        """Notify every replica that the user of a client, by default the agent's own, now works from this folder."""
         return finish(self._change_directory(new_path, client))
 
     def status(self) -> Status:
-        """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
+        """Return and log the status of this replica of the agent, after `on_status` has run. SIGUSR1 does the same."""
         return finish(self._context.running_host.status(self.name))
 
     def reload(self) -> None:
@@ -122,7 +122,7 @@ class Host:
             name = "prices"
 
         with Host(Notes(store), Prices(store)):
-            session.set("city", "Oslo")  # each replica's hooks hear of it
+            session.set("city", "Oslo")  # the hooks of each replica run
 
     Raises InvalidValue for agents of the same name, ConfigurationError for agents of several stores.
     """
@@ -131,9 +131,9 @@ class Host:
         self._twin = AsyncHost(*agents)
 
     def run(self) -> None:
-        """Run until the agents end or SIGTERM or SIGINT comes, finish what was begun, and return.
+        """Run until the agents end or SIGTERM or SIGINT arrives, finish the work in progress, and return.
 
-        SIGHUP reads the config files again, SIGUSR1 logs how the agents are. Raises what a `main_loop` raised.
+        SIGHUP rereads the config files, SIGUSR1 logs the agents' status. Raises the exception of a failed `main_loop`.
         """
         finish(self._twin.run())
 
@@ -147,5 +147,5 @@ class Host:
         finish(self._twin.__aexit__(kind, error, trace))
 
     def stop(self) -> None:
-        """Let the agents end, from any thread; called again, without waiting for what runs."""
+        """Stop the agents, from any thread; a second call stops them without waiting for running work."""
         self._twin.stop()

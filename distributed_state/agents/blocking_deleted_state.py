@@ -11,7 +11,7 @@ from distributed_state.values.model import Message
 
 
 class LastState:
-    """What a deleted conversation was. Reads like a session; every write raises Deleted."""
+    """The last state of a deleted conversation. Reads like a session; every write raises Deleted."""
 
     def __init__(self, twin: AsyncLastState) -> None:
         self._twin = twin
@@ -22,15 +22,15 @@ class LastState:
         return self._twin.id
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Read one field as it was last."""
+        """Read the last value of one field."""
         return finish(self._twin.get(key, default))
 
     def has(self, key: str) -> bool:
-        """Tell whether a field was there."""
+        """Return whether the field existed."""
         return finish(self._twin.has(key))
 
     def get_all(self) -> dict[str, Any]:
-        """Read all fields as they were last."""
+        """Read the last values of all fields."""
         return finish(self._twin.get_all())
 
     def messages(self, *, last: int | None = None) -> list[Message]:
@@ -46,7 +46,7 @@ class LastState:
         return finish(self._twin.version())
 
     def exists(self) -> bool:
-        """False: it was deleted."""
+        """Return False: the conversation was deleted."""
         return finish(self._twin.exists())
 
     def __getattr__(self, name: str) -> Any:

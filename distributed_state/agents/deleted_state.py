@@ -1,4 +1,4 @@
-"""The last state of a conversation that was deleted. Law: it is read from history, once, and nothing changes it.
+"""The last state of a deleted conversation. Law: it is read from history once, and nothing changes it.
 
 Design: section 12.
 """
@@ -15,7 +15,7 @@ from distributed_state.values.results import Snapshot
 
 
 class AsyncLastState:
-    """What a deleted conversation was. Reads like a session; every write raises Deleted."""
+    """The last state of a deleted conversation. Reads like a session; every write raises Deleted."""
 
     def __init__(self, session: AsyncSession, version: int, warn: Callable[[CorruptState], None]) -> None:
         self._session = session
@@ -38,15 +38,15 @@ class AsyncLastState:
         return self._found
 
     async def get(self, key: str, default: Any = None) -> Any:
-        """Read one field as it was last."""
+        """Read the last value of one field."""
         return (await self._snapshot()).fields.get(key, default)
 
     async def has(self, key: str) -> bool:
-        """Tell whether a field was there."""
+        """Return whether the field existed."""
         return key in (await self._snapshot()).fields
 
     async def get_all(self) -> dict[str, Any]:
-        """Read all fields as they were last."""
+        """Read the last values of all fields."""
         return dict((await self._snapshot()).fields)
 
     async def messages(self, *, last: int | None = None) -> list[Message]:
@@ -63,7 +63,7 @@ class AsyncLastState:
         return self._version
 
     async def exists(self) -> bool:
-        """False: it was deleted."""
+        """Return False: the conversation was deleted."""
         return False
 
     def __getattr__(self, name: str) -> Any:

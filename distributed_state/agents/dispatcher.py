@@ -1,10 +1,10 @@
-"""What an event means to the agents of a process, and how their configs change. Law: no hook stops the next one.
+"""The hooks that an event runs in a process's agents, and changes of their configs. Law: no hook stops the next one.
 
-What concerns a client (which conversation it is at, which agent it talks to, its folder) reaches the agents that follow
-this client, and those that follow none in particular. A client has one agent at a time.
+Events about a client (its conversation, its agent, its folder) reach the agents that follow this client, and those that
+follow no particular client. A client has one agent at a time.
 
-A config changes by the agent's file or by the fleet; a broken one never replaces a good one. What the fleet is given is
-read from its record, never from the event, which says only that there is something new.
+A config comes from the agent's file or from the fleet; an invalid one never replaces a valid one. The fleet's config is
+read from its record, never from the event, which only announces a change.
 
 Design: section 12.
 """
@@ -29,11 +29,11 @@ from distributed_state.values.model import Ref
 from distributed_state.values.results import Event
 
 RECORD = Ref("app", config.RECORD)
-_WATCH_EVERY = 0.0 if HAS_RELOAD else 5.0  # by default; where SIGHUP says so, nobody has to look
+_WATCH_EVERY = 0.0 if HAS_RELOAD else 5.0  # by default; with SIGHUP the file need not be polled
 
 
 class Dispatcher:
-    """Runs the hooks that an event is for, and keeps what the agents know by it: where each client is, its agent."""
+    """Runs the hooks for an event, and updates the agents' context: each client's conversation and agent."""
 
     def __init__(
         self, agents: Sequence[BaseAgent], services: StoreServices, runner: HookRunner, configs: ConfigUpdates
@@ -44,7 +44,7 @@ class Dispatcher:
         self._runner = runner
         self._configs = configs
         self._reached: dict[str, str] = {}  # by partition
-        self._deleting: set[str] = set()  # deleted by this replica: the hooks have run already
+        self._deleting: set[str] = set()  # deleted by this replica: their hooks have already run
         self._handlers = {
             "conversation.created": self._created,
             "conversation.cleared": self._created,
@@ -58,7 +58,7 @@ class Dispatcher:
         }
 
     async def dispatch(self, event: Event) -> None:
-        """Run the agents' hooks for an event; `on_event` if it has none of its own."""
+        """Run the agents' hooks for an event; `on_event` if its type has no hook."""
         lag = max(0.0, await self._services.store.time() - event.time)
         for agent in self._agents if event.time else ():
             agent.agent_context.lag = lag
@@ -73,7 +73,7 @@ class Dispatcher:
             agent.agent_context.display.notify("event", done)
 
     async def reach(self, position: str) -> None:
-        """Note that the hooks of what is before this position, of some partitions or all, have run."""
+        """Note that the hooks of all events before this position, in some or all partitions, have run."""
         for each in position.split(","):
             partition, _, at = each.partition("=")
             if at:
@@ -81,7 +81,7 @@ class Dispatcher:
 
     @property
     def position(self) -> str:
-        """How far the hooks are, as `since=` takes it."""
+        """The position after the last event whose hooks have run, for `since=`."""
         return ",".join(f"{partition}={at}" for partition, at in self._reached.items()) or "oldest"
 
     # Conversations
@@ -114,7 +114,7 @@ class Dispatcher:
         return True
 
     async def _arrive(self, agent: BaseAgent, event: Event, id: str) -> None:
-        """A client is at this conversation now; it has the agent's defaults."""
+        """Note that a client is in this conversation now, and give the conversation the agent's defaults."""
         agent.agent_context.count_conversation(id)
         if _follows(agent, event):
             agent.agent_context.conversation_id = id
@@ -124,7 +124,7 @@ class Dispatcher:
         try:
             await while_unavailable(self._port, partial(agent.agent_context.put_in_defaults, record, wanted))
         except Deleted:
-            """Meanwhile: the event for that follows."""
+            """Deleted in the meantime; the event for the deletion follows."""
         except Unavailable as error:
             log("ERROR", "no defaults were set", {"conversation": id, "error": str(error)})
         except Exception as error:  # noqa: BLE001 - raised by a function of the agent's; its hooks have to run
@@ -148,12 +148,12 @@ class Dispatcher:
 
     def _last_state(self, agent: BaseAgent, event: Event, session: AsyncSession) -> AsyncLastState | LastState:
         warn = partial(agent.agent_context.log_unreadable, record=event.subject, field="*")
-        # The tombstone is the last version; what it took away is the one before.
+        # The tombstone is the last version; the deleted state is the version before it.
         found = AsyncLastState(session, event.version - 1, warn)
         return found if self._port.suspends else LastState(found)
 
     async def before_deletion(self, ref: Ref) -> None:
-        """This replica is about to delete a conversation: run the hooks while its data is there."""
+        """Run the hooks before this replica deletes a conversation, while its data still exists."""
         self._deleting.add(ref.id)
         for agent in self._agents:
             await self._runner.run(agent, "on_conversation_deleted", {"conversation_id": ref.id}, None, ref.id)
@@ -167,7 +167,7 @@ class Dispatcher:
         id = _text(event, "conversation_id")
         meant = _text(event, "agent")
         concerned = [agent for agent in self._concerned(event) if meant in ("", agent.name)]
-        # A client has one agent, and who emits the switch need not know which: whoever it had here is named too.
+        # A client has one agent, and the emitter of a switch may not know it: name the one that the client had here.
         had = [a.name for a in concerned if client in a.agent_context.active_for and a.name != after]
         before = before or next(iter(had), before)
         for agent in concerned:
@@ -225,7 +225,7 @@ class Dispatcher:
         return True
 
     async def _check_conversation(self, agent: BaseAgent) -> None:
-        """Events were missed: perhaps the current conversation was changed or deleted."""
+        """Reread the current conversation after missed events: it may have been changed or deleted."""
         id = agent.agent_context.conversation_id
         if id:
             session = self._services.store.session(id)
@@ -235,7 +235,7 @@ class Dispatcher:
 
 
 def _follows(agent: BaseAgent, event: Event) -> bool:
-    """Whether this is of the client whose conversation is the agent's current one."""
+    """Whether the event is about the client whose conversation is the agent's current one."""
     return agent.agent_context.client == _text(event, "client")
 
 
@@ -251,22 +251,22 @@ class ConfigUpdates:
         self._services = services
         self._port = services.port
         self._runner = runner
-        self._watched: dict[str, float] = {}  # when each agent's file was looked at
+        self._watched: dict[str, float] = {}  # when each agent's file was last checked
 
     async def begin(self, agents: Iterable[BaseAgent]) -> None:
-        """Take the newest of file and fleet. Raises ConfigurationError if there is none that is valid."""
+        """Take the newer config of file and fleet. Raises ConfigurationError if neither is valid."""
         given = await self._of_fleet()
         for agent in agents:
             agent.agent_context.config.begin(given.newest(agent))
 
     async def catch_up(self, agents: Iterable[BaseAgent]) -> None:
-        """Take a config that was given to the fleet while nobody here listened."""
+        """Take a config that the fleet received while this process was not listening."""
         given = await self._of_fleet()
         for agent in agents:
             await self._take(agent, given.newest(agent), None)
 
     async def take_newest(self, agents: Sequence[BaseAgent], event: Event) -> None:
-        """The fleet was given a config: take it, and run `on_config_update` if it is another one."""
+        """Take the fleet's new config, and run `on_config_update` if it differs."""
         try:
             given = await while_unavailable(self._port, self._of_fleet)
         except StateError as error:
@@ -290,7 +290,7 @@ class ConfigUpdates:
         await self._updated(agent, changed, None)
 
     async def watch(self, agents: Iterable[BaseAgent]) -> None:
-        """Look whether the files changed, each after `watch_config` seconds, and reload those that did."""
+        """Check each file every `watch_config` seconds, and reload those that changed."""
         now = self._port.monotonic()
         for agent in agents:
             every = _WATCH_EVERY if agent.watch_config is None else agent.watch_config
@@ -301,7 +301,7 @@ class ConfigUpdates:
 
     async def _of_fleet(self) -> Given:
         record = self._services.store.app(RECORD.id)
-        # The version first: with that of a later look, a config that came in between would never be taken.
+        # Read the version first: with a later version, a config that was set in between would never be taken.
         version = await record.version(fresh=True)
         return Given(version, await record.get_all(fresh=True))
 
@@ -325,11 +325,11 @@ class ConfigUpdates:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the fleet was given, for all agents and for single ones, at a version of the record."""
+    """The fleet's configs, for all agents and for single ones, at a version of the record."""
 
     version: int
     fields: Mapping[str, Any]
 
     def newest(self, agent: BaseAgent) -> config.Spread | None:
-        """What was given last to this agent, by its name or to all."""
+        """The newest config for this agent, set by its name or for all agents."""
         return config.newest(self.fields, agent.name, self.version)

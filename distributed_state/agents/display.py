@@ -1,6 +1,6 @@
-"""What an agent shows of itself: prompt, sections, log, figures. Law: plain values, replaced whole, for any reader.
+"""An agent's display: prompt, sections, log, figures. Law: values are immutable and replaced whole, for any reader.
 
-Figures are read when somebody asks for them, and asking costs one look.
+Figures are read only on request.
 
 Design: section 12.
 """
@@ -24,7 +24,7 @@ Listener = Callable[[str, dict[str, Any]], Any]
 
 
 class LogLevel(Enum):
-    """How much a line of the log matters."""
+    """The severity of a line of the log."""
 
     DEBUG = logging.DEBUG
     INFO = logging.INFO
@@ -34,7 +34,7 @@ class LogLevel(Enum):
 
 
 class Display:
-    """What one agent shows. Nothing here does I/O; the replica publishes `visible` with its next heartbeat."""
+    """One agent's display. Nothing here does I/O; the replica publishes `visible` with its next heartbeat."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -45,7 +45,7 @@ class Display:
     def log(
         self, level: LogLevel | str | int, message: str, fields: dict[str, Any], error: BaseException | None = None
     ) -> None:
-        """Log a line with fields, and show it to the listeners."""
+        """Log a line with fields, and pass it to the listeners."""
         number = _number(level)
         shown = "".join(f" {name}={value!r}" for name, value in fields.items())
         extra = {"agent": self._name, "fields": fields}
@@ -62,11 +62,11 @@ class Display:
         self.notify(name, {name: value})
 
     def show_text(self, name: str, value: str) -> None:
-        """Replace one of the visible texts. Raises InvalidValue for what is no str."""
+        """Replace one of the visible texts. Raises InvalidValue if it is not a str."""
         self.show(name, _text("prompt" if name == "system_prompt" else name, value))
 
     def register_section(self, id: str, title: str, content: str, collapsed: bool) -> None:
-        """Add a section, or replace the one of that id."""
+        """Add a section, or replace the one with that id."""
         _text("id", id)
         section = {"title": _text("title", title), "content": _text("content", content), "collapsed": bool(collapsed)}
         self._put_section(id, section)
@@ -87,7 +87,7 @@ class Display:
         self.notify("section_removed", {"id": id})
 
     def notify(self, kind: str, content: dict[str, Any]) -> None:
-        """Call every listener with a change; one that fails is logged, and the next is called."""
+        """Call every listener with a change; if one fails, log that and call the next."""
         for listener in list(self.listeners):
             try:
                 listener(kind, content)
@@ -126,11 +126,11 @@ MB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How one replica of an agent is.
+    """The status of one replica of an agent.
 
-    `requests` counts commands and hooks run, `errors` those that failed, `error_rate` is in percent; `queue_size` are
-    events that wait and what the agent counts itself; `lag` is how many seconds ago the event last handled had happened
-    when its turn came; `tiers` is `store.stats()`, empty while servers are away.
+    `requests` counts the commands and hooks run, `errors` those that failed; `error_rate` is in percent. `queue_size`
+    counts waiting events, and work that the agent counts itself. `lag` is the age in seconds of the last event when its
+    hooks ran. `tiers` is `store.stats()`, empty while servers are down.
     """
 
     agent: str
@@ -152,7 +152,7 @@ class Status:
         return asdict(self)
 
     def warnings(self, limits: Limits) -> Iterator[tuple[str, str, float, float]]:
-        """Each figure beyond its limit: what is wrong in words, the figure's name, its value, its limit."""
+        """Each figure beyond its limit: a description of the problem, the figure's name, its value, its limit."""
         if self.error_rate > limits.error_rate:
             yield "high error rate", "error_rate", self.error_rate, limits.error_rate
         if self.queue_size > limits.queue_size:
@@ -165,7 +165,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The values beyond which a figure is worth a warning. `error_rate` is in percent, `memory_mb` 0 is no limit."""
+    """The limits beyond which a figure causes a warning. `error_rate` is in percent; `memory_mb` 0 means no limit."""
 
     error_rate: float = 10.0
     queue_size: int = 1000
@@ -174,7 +174,7 @@ class Limits:
 
 
 def memory_mb() -> float:
-    """What this process occupies now; else, where only that is known, the most it ever did; else 0."""
+    """The memory of this process now; its peak where only that is known; else 0."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MB
     try:

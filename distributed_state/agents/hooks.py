@@ -1,6 +1,6 @@
-"""The hooks and commands of an agent, and how one is called. Law: a function gets the parameters that it names.
+"""The hooks and commands of an agent, and how they are called. Law: a function gets the parameters that it names.
 
-A hook may be left out. A command runs only with the arguments that it declared.
+Every hook is optional. A command runs only with the arguments that it declares.
 
 Design: section 12.
 """
@@ -20,78 +20,78 @@ from distributed_state.values.results import Event
 
 
 class Hooks:
-    """What an agent may define; each does nothing unless it does.
+    """The hooks that an agent may define; by default each does nothing.
 
-    Hooks of one replica run one after another, in the order of the events. "Everywhere" below is each replica that runs
-    the agent. A hook that raises is logged with its event and does not stop the rest; one that takes longer than
-    `slow_hook` seconds is logged. A hook of an event or a conversation that raises Unavailable, as Redis or SQL were
-    away for longer than `retry_for`, is run again, three times at most: it should bear that.
+    Hooks of one replica run one after another, in the order of the events. "Everywhere" below means on each replica
+    that runs the agent. A hook that raises is logged with its event and does not stop the rest; a hook that takes
+    longer than `slow_hook` seconds is logged. A hook of an event or a conversation that raises Unavailable, because
+    Redis or SQL was down for longer than `retry_for`, runs at most three times: it must tolerate that.
     """
 
     def initialize(self) -> Any:
         """Prepare: commands, sections, ephemeral values. Runs at the start of each process, before any event."""
 
     def start(self) -> Any:
-        """Begin. Runs once the agent listens to events, before `main_loop`."""
+        """Start. Runs once the agent receives events, before `main_loop`."""
 
     def main_loop(self) -> Any:
-        """Work in the background until it is time to end: `while self.wait(5.0): ...`.
+        """Work in the background until the agent stops: `while self.wait(5.0): ...`.
 
-        What it raises is logged, and raised by `run()`, which it ends, or at the end of `with agent:`.
+        An exception is logged; it ends `run()`, which raises it, or is raised at the end of `with agent:`.
         """
 
     def on_new_conversation(self, conversation_id: str, is_clear: bool) -> Any:
-        """A conversation was created or cleared. Everywhere; its defaults are there, put in once for the fleet."""
+        """A conversation was created or cleared. Everywhere; its defaults are already set, once for the fleet."""
 
     def on_conversation_switched(self, conversation_id: str, previous_id: str, message_count: int) -> Any:
-        """A client went to a conversation, perhaps one unknown here. Everywhere. `previous_id` may be ""."""
+        """A client switched to a conversation, which may be unknown here. Everywhere. `previous_id` may be ""."""
 
     def on_conversation_deleted(self, conversation_id: str) -> Any:
-        """A conversation goes. On the replica that deletes it before its data goes, elsewhere and when expired after.
+        """A conversation is deleted. The deleting replica runs this before the deletion, other replicas after it.
 
-        `self.conversation` shows the last state either way. What must be done once for the fleet belongs in a handler
-        of a group: `store.on("conversation.deleted", ..., group="cleaners")`.
+        After an expiry, every replica runs it afterwards. `self.conversation` has the last state in each case. Put work
+        that is done once for the fleet in a group's handler: `store.on("conversation.deleted", ..., group="cleaners")`.
         """
 
     def on_agent_activated(self, previous_agent: str | None, conversation_id: str) -> Any:
         """A client chose this agent. Everywhere; `previous_agent` may be "" or None, `conversation_id` ""."""
 
     def on_agent_deactivated(self, next_agent: str | None) -> Any:
-        """A client left this agent for another one, or for none. Everywhere; before the other is activated."""
+        """A client left this agent, for another one or without one. Everywhere; before the other is activated."""
 
     def on_invocation_directory_changed(self, old_path: str, new_path: str) -> Any:
-        """A client's user works from another folder. Everywhere."""
+        """A client's user now works from another folder. Everywhere."""
 
     def on_config_update(self, *given: Any, **named: Any) -> Any:
-        """The config is another one now. Take `config`, or also `changed`, the set of names whose values differ."""
+        """The config changed. Take `config`, or also `changed`, the set of names whose values differ."""
 
     def on_status(self, *given: Any, **named: Any) -> Any:
-        """Somebody asked how this replica is, by SIGUSR1 or `status()`. The figures, `status`, are logged already."""
+        """The status was requested, by SIGUSR1 or `status()`. The figures, `status`, are already logged."""
 
     def on_resync(self, event: Event) -> Any:
-        """This replica missed events, more than the fleet keeps. The conversation and config were read again."""
+        """This replica missed more events than the fleet keeps. The conversation and config were read again."""
 
     def on_event(self, event: Event) -> Any:
         """Any other event: those of `store.emit`, phases, checkpoints, lost locks and replicas."""
 
     def on_shutdown(self) -> Any:
-        """The process is about to end; what ran has finished. State need not be saved: every write was a commit."""
+        """The process is about to end; running work has finished. State need not be saved: every write was a commit."""
 
     def cleanup(self) -> Any:
         """The last thing: close what `initialize` opened."""
 
 
-# What these two are given; an agent takes what it names. The parameters of the other hooks are as written above.
+# The parameters of these two hooks; an agent receives those it names. The other hooks' are in their signatures.
 GIVEN = {"on_config_update": ("config", "changed"), "on_status": ("status",)}
 
 
 def is_defined(agent: Hooks, hook: str) -> bool:
-    """Whether the agent does something there."""
+    """Whether the agent defines this hook."""
     return getattr(type(agent), hook) is not getattr(Hooks, hook, None) or hook in vars(agent)
 
 
 def check(agent: Hooks) -> None:
-    """Raise ConfigurationError for a hook that wants more than it can be given."""
+    """Raise ConfigurationError for a hook with more parameters than it can be given."""
     for name, default in vars(Hooks).items():
         if not name.startswith("_"):
             given = GIVEN.get(name) or tuple(inspect.signature(default).parameters)[1:]
@@ -103,9 +103,9 @@ def check(agent: Hooks) -> None:
 
 
 def binding(function: Callable[..., Any], given: Mapping[str, Any]) -> Callable[[], Any]:
-    """The call of a function with what it names of `given`; parameters of other names get the rest in order.
+    """The call of a function with the values of `given` that it names; its other parameters get the rest in order.
 
-    Raises TypeError if it wants more.
+    Raises TypeError if it requires more.
     """
     signature = inspect.signature(function)
     rest = [value for name, value in given.items() if name not in signature.parameters]
@@ -131,7 +131,7 @@ def binding(function: Callable[..., Any], given: Mapping[str, Any]) -> Callable[
 
 
 async def call(port: Port, function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call a plain function or a coroutine function, whichever the face, and return what it returned."""
+    """Call a plain or a coroutine function, from the sync or the asyncio API, and return its result."""
     bound = binding(function, given)
     if inspect.iscoroutinefunction(function):
         return await port.complete(bound())
@@ -169,8 +169,8 @@ class CommandArgument:
             self.check(self.default)
 
     def check(self, value: Any) -> Any:
-        """The value, if it is of the type. Raises InvalidValue."""
-        # To Python a bool is an int; to whoever calls a command it is not.
+        """Return the value if it has the type. Raises InvalidValue."""
+        # In Python a bool is an int; for callers of a command it is not.
         if not isinstance(value, _TYPES[self.type]) or (isinstance(value, bool) and self.type != "boolean"):
             raise InvalidValue(f"argument {self.name!r} is of type {self.type}, not {type(value).__name__}")
         return value
@@ -186,12 +186,12 @@ class Command:
     arguments: tuple[CommandArgument, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """What is shown of it, as JSON values."""
+        """The command's description, as JSON values."""
         arguments = [asdict(each) for each in self.arguments]
         return {"name": self.name, "description": self.description, "arguments": arguments}
 
     def read(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The arguments, checked, with defaults in place. Raises InvalidValue naming the wrong one."""
+        """The arguments, checked, with defaults filled in. Raises InvalidValue that names the wrong one."""
         if given is not None and not isinstance(given, Mapping):
             raise InvalidValue(f"{self.name}: the arguments are an object, not a {type(given).__name__}")
         values = dict(given or {})
@@ -210,7 +210,7 @@ class Command:
         return found
 
     async def run(self, port: Port, arguments: dict[str, Any], progress: Progress | None) -> Any:
-        """Call the function and return what it returned. Raises CommandFailed; errors of the store as they are."""
+        """Call the function and return its result. Raises CommandFailed; errors of the store are raised unchanged."""
 
         def report(text: str = "", **fields: Any) -> None:
             if progress is not None:
@@ -233,7 +233,7 @@ class Commands:
         self._known: dict[str, Command] = {}
 
     def register(self, command: Command) -> None:
-        """Add a command, or replace the one of that name. Raises InvalidValue."""
+        """Add a command, or replace the one with that name. Raises InvalidValue."""
         if not isinstance(command.name, str) or not command.name:
             raise InvalidValue(f"the name of a command is a non-empty str, not {command.name!r:.80}")
         if not callable(command.function):
@@ -248,17 +248,17 @@ class Commands:
         self._known[command.name] = command
 
     def find(self, name: str) -> Command:
-        """The command of a name. Raises NotFound with those that there are."""
+        """The command with a name. Raises NotFound, which lists the known commands."""
         command = self._known.get(name)
         if command is None:
             raise NotFound(f"no command {name!r:.80}; there are {', '.join(self._known) or 'none'}")
         return command
 
     def to_list(self) -> list[dict[str, Any]]:
-        """What is shown of all of them, as JSON values."""
+        """The descriptions of all commands, as JSON values."""
         return [each.to_dict() for each in self._known.values()]
 
 
 def given(command: Command, arguments: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]:
-    """What the function may take: each argument, `args` (all of them as a dict), `progress(text, **fields)`."""
+    """The values the function may take: each argument, `args` (all as a dict), `progress(text, **fields)`."""
     return {"args": arguments, **arguments, "progress": progress}

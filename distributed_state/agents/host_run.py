@@ -1,9 +1,8 @@
-"""One run of a host's agents: configs, defaults, hooks, events, signals, the end. Law: what was begun is finished.
+"""One run of a host's agents: configs, defaults, hooks, events, signals, the end. Law: started work is finished.
 
-All hooks of a process but `main_loop` run in one thread (one task under asyncio), those for signals too. What a
-`main_loop` raises is logged at once, and raised where the agents end: it ends `run()`, but not the body of a `with`.
-The end takes a limited time. Figures of an agent are gathered when somebody asks for them; a summary goes out with the
-replica's heartbeats.
+All hooks of a process except `main_loop` run in one thread (one task under asyncio), including those for signals. An
+exception of a `main_loop` is logged at once and raised where the agents end: it ends `run()`, but not the body of a
+`with`. The end takes a limited time. An agent's figures are gathered on request; heartbeats carry a summary.
 
 Design: section 12.
 """
@@ -27,10 +26,10 @@ from distributed_state.store.services import Store, StoreServices
 from distributed_state.values.model import Ref
 
 log = logging.getLogger(__name__)
-_TAKEN_OVER = 100  # events that wait for hooks in the worker's inbox; the others wait where they arrive
+_TAKEN_OVER = 100  # events in the worker's inbox, waiting for hooks; the others wait in the subscription
 _LOOK_EVERY = 1.0  # seconds
 _BEFORE_DELETION = 10.0
-_LONG = ("system_prompt", "sections", "commands")  # what is left out of a heartbeat that would be too large
+_LONG = ("system_prompt", "sections", "commands")  # left out of a heartbeat that would be too large
 
 
 class HostRun:
@@ -61,23 +60,23 @@ class HostRun:
 
     @property
     def waiting(self) -> int:
-        """How many events wait for their hooks."""
+        """The number of events that wait for their hooks."""
         return self._worker.waiting + (0 if self.events is None else self.events.waiting)
 
     @property
     def position(self) -> str:
-        """How far the hooks are, as `since=` takes it."""
+        """The position after the last event whose hooks have run, for `since=`."""
         return self._dispatcher.position
 
     @property
     def stopping(self) -> bool:
-        """Whether the agents are to end."""
+        """Whether the agents are stopping."""
         return self._shutdown.requested
 
     # The beginning
 
     async def begin(self) -> None:
-        """Take the configs, put in defaults, run `initialize`, follow the events, run `start`, begin the main loops."""
+        """Take the configs, set defaults, run `initialize`, follow the events, run `start`, begin the main loops."""
         for agent in self._agents:
             check(agent)
             for name in ("persistent_defaults", "conversation_defaults"):
@@ -91,7 +90,7 @@ class HostRun:
         self.events = self._services.store.events("*", since=self._agents[0].agent_context.since)
         await self.events.__aenter__()
         await self._dispatcher.reach(self.events.position)
-        # A config that was given while `initialize` ran is in no event from now on.
+        # No later event announces a config that was set while `initialize` ran.
         await self._worker.do(partial(self._configs.catch_up, self._agents))
         self._services.add_deletion_hook(self._before_deletion)
         self._spawn(partial(self._read, self.events), "agents' events")
@@ -120,7 +119,7 @@ class HostRun:
                 continue
             if event is not None:
                 self._worker.add(event)
-                if event.partition < 0:  # a resync: events go on behind what was missed, once its hooks have run
+                if event.partition < 0:  # a resync: events continue after the gap once its hooks have run
                     self._worker.add_task(partial(self._dispatcher.reach, events.position))
             self._notice_hanging()
             while self._worker.waiting > _TAKEN_OVER:
@@ -136,21 +135,21 @@ class HostRun:
                 log.error("%s has been running for %s s, and %d events wait for it", name, limit, self.waiting)
 
     def _waits(self) -> bool:
-        """Whether the caller can wait for this host's hooks: not in a forked child, nor beside the loop they need."""
+        """Whether the caller can wait for the hooks: not in a forked child, nor while blocking the loop they need."""
         return self._services.port is self._port and not self._port.holds_up(self._here)
 
     async def _before_deletion(self, ref: Ref) -> None:
         if ref.scope != "session" or self._shutdown.requested or not self._waits():
-            return  # the hooks run after, as elsewhere
+            return  # the hooks run after the deletion, as on other replicas
         if self._runner.calls_us():
             await self._dispatcher.before_deletion(ref)
         else:
             await self._worker.do(partial(self._dispatcher.before_deletion, ref), limit=_BEFORE_DELETION)
 
-    # What is asked of a running agent
+    # Requests to a running agent
 
     async def status(self, agent: str) -> Status:
-        """How the agent is on this replica; logged, and its `on_status` has run."""
+        """Return and log the agent's status on this replica, after its `on_status` has run."""
         found: Status = await self._worker.do(partial(self._report_status, self._named(agent)), urgent=True)
         return found
 
@@ -159,11 +158,11 @@ class HostRun:
         await self._worker.do(partial(self._configs.reload, self._named(agent)), urgent=True)
 
     def request_status(self) -> None:
-        """Have every agent log its status, soon: SIGUSR1."""
+        """Have every agent log its status soon, for SIGUSR1."""
         self._request(self._report_status)
 
     def request_reload(self) -> None:
-        """Have every agent read its config file, soon: SIGHUP."""
+        """Have every agent read its config file soon, for SIGHUP."""
         self._request(self._configs.reload)
 
     def _request(self, work: Callable[[BaseAgent], Awaitable[Any]]) -> None:
@@ -185,27 +184,28 @@ class HostRun:
         return next(agent for agent in self._agents if agent.name == name)
 
     async def wait(self, agent: str, seconds: float | None) -> bool:
-        """Wait so many seconds, and on while the agent is paused; False as soon as it is to end."""
+        """Wait `seconds`, and longer while the agent is paused; False as soon as it is stopping."""
         return await self.loops.wait(agent, seconds)
 
     def wake(self, agent: str) -> None:
-        """Something about the agent changed; from any thread."""
+        """Wake the waits for a change of the agent; may be called from any thread."""
         self.loops.wake(agent)
         self._worker.awake.set()
 
     # The end
 
     def stop(self) -> None:
-        """Let the agents end, from any thread; called again, without waiting for what runs."""
+        """Stop the agents, from any thread; a second call stops them without waiting for running work."""
         self._shutdown.request(max(each.shutdown_timeout for each in self._agents))
         for agent in self._agents:
             self.wake(agent.name)
         self.loops.over.set()
 
     async def close(self, error: BaseException | None) -> None:
-        """End, close the store if it was opened for the run, and raise what a `main_loop` raised, unless `error` is up.
+        """End the agents, close a store opened for the run, and raise the exception of a failed `main_loop`.
 
-        To end is to finish what runs, run `on_shutdown` and `cleanup`, and archive what was written.
+        It is not raised if `error` is already being raised. The end finishes running work, runs `on_shutdown` and
+        `cleanup`, and archives unarchived commits.
         """
         try:
             await self._end()
@@ -227,7 +227,7 @@ class HostRun:
             what = "main_loop or a command" if hanging is None else hanging[1]
             log.error("%s did not end within shutdown_timeout and is left alone", what)
         self._services.remove_deletion_hook(self._before_deletion)
-        if self._jobs:  # else it failed before any hook could run
+        if self._jobs:  # otherwise the start failed before any hook could run
             await self._last_hooks()
         self._worker.end()
         self._heartbeat.end()
@@ -246,12 +246,12 @@ class HostRun:
         for hook in ("on_shutdown", "cleanup"):
             for agent in self._agents:
                 run = partial(self._runner.run, agent, hook, {})
-                # In the worker another hook hangs: better elsewhere than never.
+                # If another hook hangs in the worker, run this one outside of the worker.
                 hangs = hangs or self._runner.running is not None
                 await (run() if hangs else self._worker.do(run, limit=self._shutdown.time_left()))
 
     async def _archive(self) -> None:
-        """Archive what was written, in the time that is left."""
+        """Archive unarchived commits, within the remaining time."""
         done = self._port.signal()
 
         async def archive() -> None:
@@ -301,7 +301,7 @@ async def measure(agent: BaseAgent, waiting: int) -> Status:
 
 
 class Heartbeat:
-    """The agents' part of what this replica announces with its heartbeats."""
+    """The agents' part of this replica's heartbeats."""
 
     def __init__(self, services: StoreServices, agents: Sequence[BaseAgent]) -> None:
         self._services = services
@@ -309,7 +309,7 @@ class Heartbeat:
         self._announced: list[dict[str, Any]] = []
 
     def update(self) -> None:
-        """Announce what the agents show, if it changed; without its long parts if it is too large. No I/O."""
+        """Announce what the agents show, if it changed; the long parts are left out if it is too large. No I/O."""
         shown = [each.shown for each in self._agents]
         if shown == self._announced:
             return
@@ -322,5 +322,5 @@ class Heartbeat:
             self._services.announce({"agents": short})
 
     def end(self) -> None:
-        """Announce the agents no more."""
+        """Stop announcing the agents."""
         self._services.announce({"agents": None})

@@ -1,9 +1,9 @@
-"""The threads or tasks that a host's agents run in, and until when. Law: one hook at a time, in the order of events.
+"""The threads or tasks that run a host's agents, and their end. Law: one hook at a time, in the order of events.
 
-`Worker` is the one that all hooks run in, for events and for what is asked between them. `HookRunner` runs a single
-hook: what it raises is logged and counted, and keeps no other from running; `running` shows where it is, so that one
-that hangs is noticed. `MainLoops` has a thread or task for each `main_loop`, whose failure ends the run. `Shutdown`
-says until when all of that may finish; what still runs then is left alone.
+All hooks run in the `Worker`, for events and for requests between them. `HookRunner` runs a single hook: an exception
+is logged and counted, and does not keep other hooks from running; `running` names the current hook, so that a hanging
+one is noticed. `MainLoops` has a thread or task for each `main_loop`; a failure ends the run. `Shutdown` holds the
+deadline for all of that; work that still runs then is abandoned.
 
 Design: section 12.
 """
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _LOOK_EVERY = 1.0  # seconds, when nothing comes
 _ATTEMPTS = 3
-_LAST_WORK = 5.0  # seconds that the end's hooks and the archive get, however late it is
+_LAST_WORK = 5.0  # seconds that the end's hooks and the archive get, even after the deadline
 
 
 class Worker:
@@ -56,29 +56,29 @@ class Worker:
         self._inbox: deque[Event | Task] = deque()
         self._ending = False
         self._ended = port.signal()
-        self.awake = port.signal()  # set: the inbox is looked at
+        self.awake = port.signal()  # set: the inbox is checked
 
     @property
     def waiting(self) -> int:
-        """How many events and tasks wait for their turn."""
+        """The number of events and tasks that wait for their turn."""
         return len(self._inbox)
 
     def add(self, event: Event) -> None:
-        """Have an event dispatched after all that waits."""
+        """Queue an event."""
         self._inbox.append(event)
         self.awake.set()
 
     def add_task(self, work: Callable[[], Awaitable[Any]], *, urgent: bool = False) -> Task:
-        """Have something done after all that waits, or if it is urgent before that."""
+        """Queue work at the end of the inbox, or at its front if it is urgent."""
         task = Task(work, self._port)
         (self._inbox.appendleft if urgent else self._inbox.append)(task)
         self.awake.set()
         return task
 
     async def do(self, work: Callable[[], Awaitable[Any]], *, limit: float | None = None, urgent: bool = False) -> Any:
-        """Have something done, and return what it returns; None if it took longer than `limit`.
+        """Have work done, and return its result; None if it took longer than `limit`.
 
-        Without a limit it is given up when the agents have to end.
+        Without a limit, the wait is given up when the agents have to end.
         """
         task = self.add_task(work, urgent=urgent)
         began = self._port.monotonic()
@@ -120,7 +120,7 @@ class Worker:
         try:
             await self._dispatch(event)
         except SystemExit as error:
-            # As in any program; but in a thread nobody would notice.
+            # SystemExit ends the program as usual; raised in a thread, it would go unnoticed.
             self._shutdown.fail(error)
             self._stop()
         except Exception:  # the next event is not to blame
@@ -129,7 +129,7 @@ class Worker:
 
 
 class Task:
-    """Something to be done between events."""
+    """Work to be done between events."""
 
     def __init__(self, work: Callable[[], Awaitable[Any]], port: Port) -> None:
         self._work = work
@@ -138,7 +138,7 @@ class Task:
         self.error: BaseException | None = None
 
     async def run(self) -> None:
-        """Do it, and keep what it returned or raised for whoever waits."""
+        """Do the work, and keep its result or exception for the waiting caller."""
         try:
             self.result = await self._work()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - raised where it is waited for
@@ -152,7 +152,7 @@ class HookRunner:
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self.running: tuple[float, str] | None = None  # since when which hook runs
+        self.running: tuple[float, str] | None = None  # when the running hook started, and its name
 
     async def run(
         self,
@@ -163,9 +163,9 @@ class HookRunner:
         conversation_id: str = "",
         last_state: AsyncLastState | LastState | None = None,
     ) -> None:
-        """Run one hook, if the agent has it. What it raises is logged and counted.
+        """Run one hook, if the agent defines it. An exception is logged and counted.
 
-        The event does not come again: a hook that found a server away is run once more, and later events wait.
+        The event is not delivered again: a hook that found a server down is repeated, and later events wait.
         """
         if not is_defined(agent, name):
             return
@@ -186,7 +186,7 @@ class HookRunner:
                 await while_unavailable(self._port, once, repeated)
             else:
                 await once()
-        except Exception as error:  # noqa: BLE001 - the other hooks have to run all the same
+        except Exception as error:  # noqa: BLE001 - the other hooks still have to run
             agent.errors += 1
             log("ERROR", "a hook failed", about | {"error": _text(error)}, error)
         finally:
@@ -196,7 +196,7 @@ class HookRunner:
                 log("WARNING", "a slow hook holds up the others", about | {"seconds": round(took, 3)})
 
     async def run_required(self, agent: BaseAgent, name: str) -> None:
-        """Run a hook without which the agent cannot start: what it raises is raised here."""
+        """Run a hook that must succeed for the agent to start: its exception is raised here."""
         self.running = (self._port.monotonic(), f"{agent.name}.{name}")
         try:
             await self._call(agent, name, {}, "", None)
@@ -215,14 +215,14 @@ class HookRunner:
             await call(self._port, getattr(agent, name), arguments)
 
     def calls_us(self) -> bool:
-        """Whether the caller is one of these hooks: to wait for the others' turn would be to wait for ever."""
+        """Whether the caller is one of these hooks: it would wait for ever for the turn of another hook."""
         return present().runner is self
 
 
 async def while_unavailable(
     port: Port, work: Callable[[], Awaitable[T]], repeated: Callable[[BaseException], None] | None = None
 ) -> T:
-    """Do the work, and again if it raised Unavailable, three times at most; `repeated` is called before each other."""
+    """Do the work, at most three times while it raises Unavailable; `repeated` is called before each repetition."""
 
     def announce(state: RetryCallState) -> None:
         error = None if state.outcome is None else state.outcome.exception()
@@ -256,18 +256,18 @@ class MainLoops:
         self._shutdown = shutdown
         self._stop = stop
         self._changed = {agent.name: port.signal() for agent in agents}
-        self.over = port.signal()  # set: one has ended, or all are to end
+        self.over = port.signal()  # set: one has ended, or all are stopping
         self.running = 0
         self.jobs: list[Job] = []
 
     def begin(self) -> None:
-        """Run them, unless the agents are to end already."""
+        """Run the main loops, unless the agents are already stopping."""
         agents = () if self._shutdown.requested else self._agents
         self.running = len(agents)
         self.jobs = [self._port.spawn_here(partial(self._run, agent), f"{agent.name} main loop") for agent in agents]
 
     async def join(self) -> None:
-        """Wait until all have ended, one has failed, or the agents are to end."""
+        """Wait until all have ended, one has failed, or the agents are stopping."""
         while self.running and not self._shutdown.requested and self._shutdown.failure is None:
             await self.over.wait(_LOOK_EVERY)
             self.over.clear()
@@ -288,7 +288,7 @@ class MainLoops:
             self.over.set()
 
     async def wait(self, agent: str, seconds: float | None) -> bool:
-        """Wait so many seconds, and on while the agent is paused; False as soon as it is to end."""
+        """Wait `seconds`, and longer while the agent is paused; False as soon as it is stopping."""
         changed = self._changed[agent]
         context = next(each.agent_context for each in self._agents if each.name == agent)
         end = None if seconds is None else self._port.monotonic() + seconds
@@ -301,12 +301,12 @@ class MainLoops:
         return False
 
     def wake(self, agent: str) -> None:
-        """Let `wait` look again whether the agent is paused or is to end; from any thread."""
+        """Wake `wait` to check whether the agent is paused or stopping; may be called from any thread."""
         self._changed[agent].set()
 
 
 class Shutdown:
-    """Whether the agents are to end, until when they may take, and what failed in them first."""
+    """Whether the agents are stopping, their deadline, and their first failure."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -315,29 +315,29 @@ class Shutdown:
         self.failure: BaseException | None = None
 
     def request(self, timeout: float) -> None:
-        """Let them end, within so many seconds; asked again, without waiting for what runs. From any thread."""
+        """Stop the agents within `timeout` seconds, from any thread; a second call does not wait for running work."""
         if self.requested:
             self._deadline = 0.0
         else:
-            # In this order: another thread that sees the request must not find that its time is over already.
+            # In this order: a thread that sees the request must not find the deadline already over.
             self._deadline = self._port.monotonic() + timeout
             self.requested = True
 
     def fail(self, error: BaseException) -> None:
-        """Keep what is to be raised at the end: the first failure, which may have caused the others."""
+        """Keep the exception to raise at the end: the first failure, which may have caused the others."""
         self.failure = self.failure or error
 
     @property
     def overdue(self) -> bool:
-        """Whether what still runs has used up its time."""
+        """Whether the deadline for running work is over."""
         return self.requested and self._port.monotonic() >= self._deadline
 
     def time_left(self) -> float:
-        """The seconds that a step of the end may take."""
+        """The number of seconds that a step of the end may take."""
         return max(self._deadline - self._port.monotonic(), _LAST_WORK)
 
     async def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait until it is true, at most until the deadline; whether it is."""
+        """Wait until the condition is true, at most until the deadline; return whether it is true."""
         while not condition():
             if self._port.monotonic() >= self._deadline:
                 return False
