@@ -1,1 +1,1 @@
-"""Bridges to other frameworks. Law: an adapter uses what any program may use, and nothing here uses an adapter."""
+"""Bridges to other frameworks. Law: adapters use only the public interface, and nothing else uses an adapter."""

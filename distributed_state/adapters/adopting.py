@@ -1,12 +1,12 @@
-"""Copies the threads of a framework's own store into ours: the frame. Law: what stands in the target decides.
+"""Copies the threads of a framework's own store into ours: the common part. Law: the target is never overwritten.
 
-A thread is read from both, and compared; what is missing is copied, and both are read again until they are equal. So a
-run that was killed is run again, and one may follow while others still work on the source: nothing is remembered. What
-somebody else changed in the target is named and left as it is. What threads are, and how they are copied, is in
-the `adopting` of each framework.
+A thread is read from both stores and compared; missing parts are copied, and both are read again until they are equal.
+No progress is stored: a killed run is simply run again, also while others still work on the source. Threads that others
+changed in the target are reported and left as they are. The `adopting` module of each framework defines its threads and
+copies them.
 
-A source is read only. Most classes of frameworks make their tables where they find none: so what has to be there is
-looked for before such a class opens it.
+A source is only read. Most classes of frameworks create missing tables, so the tables are checked before such a class
+opens the source.
 
 Design: section 22.
 """
@@ -28,7 +28,7 @@ from sqlalchemy.pool import NullPool
 
 from distributed_state import AsyncRecord, AsyncStateStore, Change, InvalidValue, NotFound, StateStore, Unavailable
 
-ACTOR = "distributed-state adopt"  # who made a change, in the history of what was copied
+ACTOR = "distributed-state adopt"  # the actor of the copied changes in the history
 _ROUNDS = 5
 _FAILURES = 10
 Name = tuple[str, ...]
@@ -36,14 +36,14 @@ Name = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a comparison found: nothing to do, work that is left, or why the target is to be left alone."""
+    """The result of a comparison: equal, the remaining work, or the reason to leave the target alone."""
 
     work: Any = None
     differs: str = ""
 
     @property
     def equal(self) -> bool:
-        """Whether the target has what the source has."""
+        """Whether the target has everything that the source has."""
         return self.work is None and not self.differs
 
 
@@ -54,18 +54,18 @@ class Threads(Protocol):
     """The threads of a source and of a target, each by its framework's interface."""
 
     async def names(self) -> Sequence[Name]:
-        """The names of all that the source has."""
+        """The names of all threads in the source."""
 
     async def compare(self, name: Name) -> Found:
         """Read a thread from both."""
 
     async def copy(self, name: Name, work: Any) -> None:
-        """Copy what a comparison found missing."""
+        """Copy the parts that a comparison found missing."""
 
 
 @dataclass(slots=True)
 class Adopted:
-    """How far it is: of `listed` threads these were copied, were there, differ, or could not be read."""
+    """The progress: which of the `listed` threads were copied, were already there, differ, or could not be read."""
 
     listed: int = 0
     copied: int = 0
@@ -83,10 +83,10 @@ async def adopt(
     dry_run: bool = False,
     progress: Callable[[Adopted], None] = lambda now: None,
 ) -> Adopted:
-    """Copy threads, those of `only` or all, at most `limit` that are not there yet; with `dry_run` only compare.
+    """Copy the threads in `only`, or all, at most `limit` that are still missing; with `dry_run` only compare.
 
-    Raises NotFound for a name of `only` that the source does not have, and what a source raises that is not there any
-    more. Cancelled, it leaves a thread half copied at most, with which the next run begins.
+    Raises NotFound for a name in `only` that the source does not have, and the source's own error if it is down.
+    Cancellation leaves at most one thread partly copied; the next run completes it.
     """
     done = Adopted()
     names = {label(name): name for name in await threads.names()}
@@ -105,7 +105,7 @@ async def adopt(
                 in_a_row = 0
             except (Unavailable, OSError):
                 raise
-            except Exception as error:  # whatever a source raises of one thread is named, and the next is tried
+            except Exception as error:  # an error of one thread is reported, and the next thread is tried
                 done.failed[each] = f"{type(error).__name__}: {error}"
                 in_a_row += 1
                 if in_a_row >= _FAILURES:
@@ -131,26 +131,26 @@ async def _one(threads: Threads, name: Name, done: Adopted, dry_run: bool) -> No
 
 
 def label(name: Name) -> str:
-    """A thread's name in one text."""
+    """A thread's name as one string."""
     return "/".join(name)
 
 
 async def untouched(record: AsyncRecord) -> bool:
-    """Whether nobody else changed a record since it was adopted, or began it."""
+    """Whether a record is new, or has only been changed by adopting."""
     version = await record.version(fresh=True)
     changes = await record.history(after=version - 1) if version else []
     return len(changes) == min(version, 1) and all(change.actor == ACTOR for change in changes)
 
 
 async def deleted(record: AsyncRecord) -> bool:
-    """Whether a record was deleted here. It is not brought back: somebody may have had the right to see it gone."""
+    """Whether a record was deleted here. It is not restored: its deletion may have been required by law."""
     return not await record.exists(fresh=True) and await record.version(fresh=True) > 0
 
 
 async def removed(record: AsyncRecord, shows: Callable[[Sequence[Change]], bool]) -> bool:
-    """Whether the history of a record `shows` that somebody removed a part of it here. That is not brought back either.
+    """Whether the history of a record `shows` that a part of it was removed here. The part is not restored.
 
-    Of a history that was purged nobody knows: then whether it was changed here.
+    If the history was purged, this is unknown: then whether the record was changed here.
     """
     if await untouched(record):
         return False
@@ -168,7 +168,7 @@ DELETED = Found(differs="it was deleted here")
 
 
 def canonical(value: Any) -> str:
-    """A JSON value as text, equal where the values are: 1, 1.0 and true are three."""
+    """A JSON value as text, equal for equal values: 1, 1.0 and true are different."""
     return json.dumps(value, sort_keys=True, ensure_ascii=True)
 
 
@@ -176,7 +176,7 @@ def canonical(value: Any) -> str:
 
 
 async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> Any:
-    """The saver, service or database that `given` is, makes or opens; closed with the stack."""
+    """The saver, service or database that `given` is, creates or opens; closed with the stack."""
     managers = (AbstractAsyncContextManager, AbstractContextManager)
     if not isinstance(given, (*kinds, *managers)) and callable(given):
         try:
@@ -198,7 +198,7 @@ async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> 
 
 
 def sqlite_path(source: str) -> str | None:
-    """The file that `sqlite:///path`, or a path alone, names, which has to be there; None if it names none."""
+    """The existing file of `sqlite:///path` or of a plain path; None for any other URL."""
     parts = urlsplit(source)
     if parts.scheme.partition("+")[0] == "sqlite":
         path = unquote(parts.path[1:])
@@ -215,17 +215,17 @@ Needed = Mapping[str, Collection[str]]  # columns by table
 
 
 def read_only(path: str) -> str:
-    """The URI by which SQLite opens a file for reading alone."""
+    """The URI with which SQLite opens a file read-only."""
     return f"{Path(path).resolve().as_uri()}?mode=ro"
 
 
 def read_only_url(path: str, driver: str = "sqlite") -> str:
-    """The same for SQLAlchemy."""
+    """The read-only URL for SQLAlchemy."""
     return f"{driver}:///{read_only(path)}&uri=true"
 
 
 def demand_in_file(path: str, framework: str, needed: Needed) -> None:
-    """Raise NotFound unless a file of SQLite has these tables with these columns."""
+    """Raise NotFound unless an SQLite file has these tables with these columns."""
     engine = create_engine(read_only_url(path), poolclass=NullPool)
     try:
         with engine.connect() as connection:
@@ -235,10 +235,10 @@ def demand_in_file(path: str, framework: str, needed: Needed) -> None:
 
 
 def demand_in_postgresql(url: str, framework: str, needed: Needed) -> None:
-    """Raise NotFound unless a database of PostgreSQL has these tables with these columns."""
+    """Raise NotFound unless a PostgreSQL database has these tables with these columns."""
     import psycopg
 
-    # By its own reading of the URL, which may name several hosts.
+    # psycopg parses the URL, which may name several hosts.
     connect: Any = psycopg.connect
     engine = create_engine("postgresql+psycopg://", creator=lambda: connect(url), poolclass=NullPool)
     with engine.connect() as connection:
@@ -246,7 +246,7 @@ def demand_in_postgresql(url: str, framework: str, needed: Needed) -> None:
 
 
 def demand(connection: Connection, framework: str, needed: Needed) -> None:
-    """Raise NotFound unless these tables are there with these columns."""
+    """Raise NotFound unless these tables exist with these columns."""
     looked = inspected(connection)
     for table in needed:
         if not looked.has_table(table):

@@ -1,6 +1,6 @@
-"""The chat history of LangChain, kept in a store: what `RunnableWithMessageHistory` and chains take.
+"""LangChain's chat history in a store, for `RunnableWithMessageHistory` and chains.
 
-Law: a method is one read or one commit, and a message comes back equal to the one that was added, of the same class.
+Law: a method is one read or one commit, and a message reads back equal to the added one, with the same class.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
         assert DistributedChatMessageHistory("user-123", store).messages[-1] == answer
 
     `store` is an open StateStore or AsyncStateStore, which its owner closes. The messages are those of
-    `store.session(session_id)`, in the fields that everything else of the package reads, and with all that LangChain
-    says of them: a window, `to_openai`, history and forks work on them, and what was appended there is read here.
-    `options` are those of `store.session`: `user`, `idle`, `lifetime`, ... Errors are the store's own
-    (`distributed_state.StateError`).
+    `store.session(session_id)`, in the package's usual fields, with LangChain's full message added: a window,
+    `to_openai`, history and forks work on them, and messages appended there are read here. `options` are those of
+    `store.session`: `user`, `idle`, `lifetime`, ... Errors are the store's own (`distributed_state.StateError`).
     """
 
     def __init__(self, session_id: str, store: AsyncStateStore | StateStore, **options: Any) -> None:
@@ -43,10 +42,10 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
         self._session = open_store(store).aio.session(session_id, **options)
         self._conversation = Conversation(self._session)
 
-    # LangChain declares an attribute that may be set; theirs of Redis and SQL cannot be either.
+    # LangChain declares a settable attribute; its histories for Redis and SQL cannot be set either.
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]
-        """Read all messages. Asks the server which version is the newest."""
+        """Read all messages. Checks with the server for a newer version."""
         return finish(self.aget_messages())
 
     async def aget_messages(self) -> list[BaseMessage]:
@@ -56,7 +55,7 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages in one commit: all, next to one another, or none.
 
-        A conversation that was deleted begins again, but not for an object that knew it before: that gets Deleted.
+        A deleted conversation begins again, but an object that used it before the deletion raises Deleted.
         """
         finish(self.aadd_messages(messages))
 
@@ -66,7 +65,7 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
             await self._conversation.append([*map(_written, messages)])
 
     def clear(self) -> None:
-        """Remove all messages in one commit. Fields and history stay; `store.erase(session_id)` is for good."""
+        """Remove all messages in one commit. Fields and history stay; `store.erase(session_id)` removes them too."""
         finish(self.aclear())
 
     async def aclear(self) -> None:
@@ -75,7 +74,7 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
 
 
 def _written(message: BaseMessage) -> dict[str, Any]:
-    """A message in the package's own fields, and under one more what LangChain says besides."""
+    """A message in the package's own fields, with LangChain's form in one more field."""
     if not isinstance(message, BaseMessage):
         kind = type(message).__name__
         raise InvalidValue(f"a history takes LangChain's messages, such as HumanMessage(...), not a {kind}")
@@ -86,7 +85,7 @@ def _written(message: BaseMessage) -> dict[str, Any]:
     except InvalidValue:
         fields = {"type": said["type"]}  # a role or a part that no other format knows
     if fields.get("content", ...) == rest["content"]:
-        del rest["content"]  # the same, once
+        del rest["content"]  # equal content is stored once
     return {**fields, _KEY: said}
 
 
@@ -100,9 +99,9 @@ def _said(stored: dict[str, Any]) -> list[BaseMessage]:
 
 
 def _foreign(stored: dict[str, Any]) -> list[BaseMessage]:
-    """A message that was appended by another way; none if it is none of a chat."""
+    """A message that was not appended by LangChain; an empty list if it is not a chat message."""
     if stored.get("role") is None:
         return []
-    if stored["role"] == "tool":  # alone it is a result without its call, which would be left out
+    if stored["role"] == "tool":  # to_langchain leaves out a result without its call
         return [ToolMessage(stored.get("content") or "", tool_call_id=stored.get("tool_call_id"))]
     return to_langchain([{name: value for name, value in stored.items() if name != "number"}])[:1]

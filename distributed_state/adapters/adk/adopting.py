@@ -1,7 +1,7 @@
-"""Sessions of any session service of ADK's, copied into ours, with the state of users and apps.
+"""Copies the sessions of any ADK session service into ours, with the state of users and apps.
 
-Law: what somebody else wrote here since is not overwritten. An event is stored with all it holds, and does not change
-the state once more, which is copied as it is.
+Law: changes that others have made here are not overwritten. An event is stored with all its content, but does not
+change the state again: the state is copied as it is.
 
 Design: section 22.
 """
@@ -58,7 +58,7 @@ async def threads(
     into: Callable[[Any], DistributedSessionService] = DistributedSessionService,
     apps: Sequence[str] = (),
 ) -> Threads:
-    """The sessions of a service, or of the URL of a DatabaseSessionService, and ours; of these apps, or of all."""
+    """The sessions of a service, or of a DatabaseSessionService's URL, and ours; those of `apps`, or of all apps."""
     service = await (
         _of_url(stack, source) if isinstance(source, str) else opened(stack, source, (BaseSessionService,))
     )
@@ -83,7 +83,7 @@ class Threads:
         self._target = target
         self._apps = apps
         self._owners = owners
-        self._sessions: dict[str, tuple[str, str]] = {}  # one of each app, by which its state is read
+        self._sessions: dict[str, tuple[str, str]] = {}  # one session of each app, used to read the app's state
 
     async def names(self) -> Sequence[Name]:
         """App, user and id of each session, app and user of each user, and each app."""
@@ -99,14 +99,14 @@ class Threads:
         return found
 
     async def compare(self, name: Name) -> Found:
-        """Compare a session, or what its user's or its app's are to share."""
+        """Compare a session, or the state that a user's or an app's sessions share."""
         parts = parted("/".join(name))
         return await (
             self._compare_session(*parts) if len(parts) == len(("app", "user", "id")) else self._compare_shared(*parts)
         )
 
     async def copy(self, name: Name, work: Any) -> None:
-        """Copy what is missing, if nobody else changed it meanwhile."""
+        """Copy the missing parts, unless the record has changed since the comparison."""
         record, version, steps = work
         for fields, gone, messages in steps:
             written = await record.write(set=fields, delete=gone, append=messages, expect_version=version)
@@ -144,7 +144,7 @@ class Threads:
             gone = []
         return Found(work=(record, version, steps))
 
-    # What sessions share
+    # State that sessions share
 
     async def _compare_shared(self, app: str, user: str | None = None) -> Found:
         record: AsyncRecord
@@ -183,7 +183,7 @@ def _name(*parts: str) -> Name:
 
 
 def _own(state: dict[str, Any]) -> dict[str, Any]:
-    """What of a session's state is its own."""
+    """The part of a session's state that is not shared."""
     return {key: value for key, value in state.items() if not key.startswith(_SHARED)}
 
 
@@ -191,7 +191,7 @@ def _own(state: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _owners(service: Any) -> list[tuple[str, str]] | None:
-    """The apps of a service and their users, None if it does not tell: the interface has no listing of them."""
+    """The apps of a service and their users; None if unknown, as the interface cannot list them."""
     if hasattr(service, "db_engine"):
         await service.prepare_tables()
         async with service.db_engine.connect() as connection:
@@ -203,12 +203,12 @@ async def _owners(service: Any) -> list[tuple[str, str]] | None:
 
 
 async def _of_url(stack: AsyncExitStack, url: str) -> Any:
-    """ADK's service of a database that has its tables, closed with the stack. Raises NotFound if it has none."""
+    """ADK's service of a database, closed with the stack. Raises NotFound if the database lacks ADK's tables."""
     from google.adk.sessions.database_session_service import DatabaseSessionService
 
     class ReadOnly(DatabaseSessionService):  # type: ignore[misc, unused-ignore] # it has no types
         async def prepare_tables(self) -> None:
-            """Nothing: ADK's own makes tables and indexes here."""
+            """Do nothing: ADK's implementation creates tables and indexes here."""
 
         async def find_schema(self) -> None:
             try:
@@ -223,7 +223,7 @@ async def _of_url(stack: AsyncExitStack, url: str) -> Any:
     if path is not None:
         url = read_only_url(path, "sqlite+aiosqlite")
     elif url.startswith("postgresql:"):
-        # It serves asyncio, too; by default another driver is meant.
+        # psycopg also works with asyncio; SQLAlchemy's default is another driver.
         url = "postgresql+psycopg" + url[len("postgresql") :]
     service = ReadOnly(url)
     stack.push_async_callback(service.close)
@@ -232,7 +232,7 @@ async def _of_url(stack: AsyncExitStack, url: str) -> Any:
 
 
 def _schema_version(connection: Connection) -> str:
-    """Of which of ADK's schemas the tables are. Raises NotFound if they are of none."""
+    """The version of ADK's schema that the tables have. Raises NotFound if they match neither."""
     from google.adk.sessions.schemas import v0, v1
 
     looked = inspect(connection)

@@ -1,4 +1,4 @@
-"""The session service of ADK over a store. Law: an event and what it does to its session's state are one commit.
+"""The session service of ADK over a store. Law: an event and its changes to the session's state are one commit.
 
 | ADK | here |
 |---|---|
@@ -8,12 +8,12 @@
 | keys `app:k` of app | field `k` of `store.app("app")` |
 | keys `temp:k` | nowhere |
 
-A session has two fields more: `adk:updated`, the time of its last event, by which ADK orders sessions, and
-`adk:revision`, how many events continued its conversation. An event that is read equals the one that was stored. What
-is read is what the server has, and of one version of each record.
+A session has two more fields: `adk:updated`, the time of its last event, by which ADK orders sessions, and
+`adk:revision`, the number of events that continued its conversation. An event reads back equal to the stored one.
+Reads return the server's current state, each record at one version.
 
-What it does to keys `app:` and `user:` is in records of their own, and follows in one exchange. A crash between the two
-leaves the event with all that it was to change in it; appended once more, it is recognised, and the rest is done.
+An event's changes to `app:` and `user:` keys go to separate records, in one exchange after the commit. A crash between
+the two leaves the event stored with all its changes; when it is appended again, it is recognised and the rest is done.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REVISION = "adk:revision"
 _OURS = "adk:"
 _APP, _USER, _TEMP = "app:", "user:", "temp:"
 _EVENT = "event"
-# Parts of an event that a model does not read: its author, its time, and its changes to the state.
+# Parts of an event that a model does not see: its author, its time, and its changes to the state.
 _ASIDE = {
     "id",
     "timestamp",
@@ -73,7 +73,7 @@ _ROUNDS = 20
 
 
 def joined(*parts: str) -> str:
-    """One id of several; two lists of parts never give the same. Raises InvalidValue for one that is no text."""
+    """Join parts into one id; different lists of parts give different ids. Raises InvalidValue for non-strings."""
     for part in parts:
         if not isinstance(part, str):
             raise InvalidValue(f"an app's name, a user's id and a session's are str, not {part!r:.80}")
@@ -81,24 +81,24 @@ def joined(*parts: str) -> str:
 
 
 def trimmed(id: str) -> str:
-    """A session's id, as ADK's own services take it."""
+    """A session's id without surrounding whitespace, as in ADK's own services."""
     if not isinstance(id, str):
         raise InvalidValue(f"a session's id is a str, not {id!r:.80}")
     return id.strip()
 
 
 def parted(id: str) -> list[str]:
-    """The parts of which `joined` made it."""
+    """The parts of an id made by `joined`."""
     return [part.replace("%2F", "/").replace("%25", "%") for part in id.split("/")]
 
 
 def stored_name(key: str) -> str:
-    """The field that holds a key of the state: of the same name, if that can be one and is not ours."""
+    """The field that holds a key of the state: the same name, unless it is not a valid field or is one of ours."""
     return f"%{key}" if not key or key[0] in "#%" or key.startswith(_OURS) else key
 
 
 def state_of(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The state in these fields, each key behind a prefix."""
+    """The state in these fields, each key with the prefix."""
     return {
         prefix + (name[1:] if name[0] == "%" else name): value
         for name, value in fields.items()
@@ -107,13 +107,13 @@ def state_of(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merged(session: Mapping[str, Any], user: Mapping[str, Any], app: Mapping[str, Any]) -> dict[str, Any]:
-    """The state that a session shows, of the fields of the three records."""
+    """The state that a session shows, merged from the fields of the three records."""
     return {**state_of(session), **state_of(app, _APP), **state_of(user, _USER)}
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A change of the state as fields of the records that hold it. What is `temp:` is in none."""
+    """A change of the state as fields of the three records. `temp:` keys are left out."""
 
     session: dict[str, Any] = field(default_factory=dict)
     user: dict[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Delta:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """The parts of a change as ADK has it."""
+        """Split a change in ADK's form by record."""
         delta = cls()
         for key, value in state.items():
             if key.startswith(_APP):
@@ -149,9 +149,9 @@ def changed(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def continues(stored: dict[str, Any]) -> bool:
-    """Whether the event goes on with the conversation; one that only changes state or artifacts does not.
+    """Whether the event continues the conversation; an event that only changes state or artifacts does not.
 
-    Whatever is not known to be aside continues it: a summary, a rewind, the state of an agent, an error.
+    Every part that is not in the lists above continues it: a summary, a rewind, the state of an agent, an error.
     """
     said = {name for name, value in stored.items() if value not in (None, False)}
     acted = {name for name, value in stored["actions"].items() if value}
@@ -164,12 +164,12 @@ def as_message(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_events(messages: Iterable[dict[str, Any]]) -> list[Event]:
-    """The events of a session; what somebody else said in it is none."""
+    """The events among a session's messages; messages from other sources are left out."""
     return [Event.model_validate(message[_EVENT]) for message in messages if _EVENT in message]
 
 
 def holds(messages: Iterable[dict[str, Any]], stored: dict[str, Any]) -> bool:
-    """Whether this very event is among the messages. Events that share an id alone are two."""
+    """Whether this event is among the messages. Events that share only an id are different."""
     return any(message.get(_EVENT) == stored for message in messages)
 
 
@@ -178,17 +178,17 @@ def holds(messages: Iterable[dict[str, Any]], stored: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A session at one version: its fields, and the messages that were asked for."""
+    """A session at one version: its fields, and the requested messages."""
 
     fields: dict[str, Any]
     messages: list[dict[str, Any]]
 
 
 async def look(record: AsyncSession, config: GetSessionConfig | None) -> Seen | None:
-    """The session as the server has it, with the events that `config` asks for; None if there is none."""
+    """The session as the server has it, with the events that `config` requests; None if it does not exist."""
     version = await record.version(fresh=True)
     for _ in range(_ROUNDS):
-        # From here on without a question to the server, as long as nobody writes.
+        # These reads need no request to the server unless the record changes.
         fields = await record.get_all()
         if UPDATED not in fields:
             return None
@@ -197,7 +197,7 @@ async def look(record: AsyncSession, config: GetSessionConfig | None) -> Seen | 
         if now == version:
             break
         version = now
-    # Somebody writes all the while. Then the fields are the older part, and who appends is stale at most.
+    # The record changes all the time. The fields are then older than the messages: at worst an append finds it stale.
     return Seen(fields, messages)
 
 
@@ -219,7 +219,7 @@ async def _messages(record: AsyncSession, config: GetSessionConfig) -> list[dict
 
 
 def _first_after(page: list[dict[str, Any]], timestamp: float) -> int:
-    """How many of a page, counted from its beginning, end with an event that is older."""
+    """The length of the page's start that ends with an event before `timestamp`."""
     for at in range(len(page), 0, -1):
         if page[at - 1].get("event", {}).get("timestamp", timestamp) < timestamp:
             return at
@@ -227,7 +227,7 @@ def _first_after(page: list[dict[str, Any]], timestamp: float) -> int:
 
 
 async def newest(records: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
-    """The fields of records as the server has them now; what is asked at once leaves in one write."""
+    """The fields of records as the server has them now; concurrent requests leave in one write."""
     many = list(records)
     found: list[dict[str, Any]] = []
     for at in range(0, len(many), _PAGE):
@@ -236,16 +236,16 @@ async def newest(records: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
 
 
 async def listed(store: AsyncStateStore, app: str, user: str | None) -> list[tuple[str, str, str]]:
-    """The sessions of an app, or of one of its users: each its app, user and id."""
+    """The sessions of an app, or of one of its users, each as app, user and id."""
     names = [app] if user is None else [app, user]
-    # With an owner, who may see only what is their own may ask.
+    # With an owner, callers who may see only their own records may list them.
     owner = None if user is None else joined(*names)
     parts = map(parted, await sessions_below(store, joined(*names, ""), user=owner))
-    # A name with more parts is not ADK's: somebody forked a session to a name below its own.
+    # A name with more parts is not ADK's: a session was forked to a name below its own.
     return [(each[0], each[1], each[2]) for each in parts if len(each) == len(("app", "user", "id"))]
 
 
-_RECENT = 100  # messages among which an event is looked for that may have been stored before
+_RECENT = 100  # number of messages searched for an event that may already be stored
 
 
 class DistributedSessionService(BaseSessionService):
@@ -260,10 +260,10 @@ class DistributedSessionService(BaseSessionService):
             await service.append_event(session, Event(author="user", actions=EventActions(state_delta={"nights": 2})))
             assert session.state == {"city": "Oslo", "nights": 2}
 
-    An append raises StaleSessionError if somebody else went on with the conversation since the session was read: two
-    workers that run one session do not mix their events. Who only sets state, by an event without content, makes no
-    session stale and finds none so; `append_beside` adds any event so. Of one key the last writer counts. One service
-    may be used from several event loops.
+    An append raises StaleSessionError if another writer has continued the conversation since the session was read, so
+    two workers that run one session do not mix their events. Events without content, which only set state, neither make
+    a session stale nor fail on a stale one; `append_beside` adds any event in this way. The last write of a key wins.
+    One service may be used from several event loops.
     """
 
     def __init__(self, store: AsyncStateStore | StateStore, *, owned: bool = False) -> None:
@@ -282,21 +282,21 @@ class DistributedSessionService(BaseSessionService):
         await self.close()
 
     async def close(self) -> None:
-        """Close the store if the service was made of a URI; one that was given stays open."""
+        """Close the store if the service was created from a URI; a store passed by the caller stays open."""
         if self._owned:
             self._closed = True
             await self._store.close()
 
-    # The records, for whatever the store can do beside
+    # The records, for other operations of the store
 
     def session_record(self, *, app_name: str, user_id: str, session_id: str) -> AsyncSession:
         """Return the record of a session. No I/O. Its fields are the state, its messages hold the events."""
         return self._store.session(joined(app_name, user_id, session_id), user=joined(app_name, user_id))
 
     def user_record(self, *, app_name: str, user_id: str) -> AsyncRecord:
-        """Return the record of a user's state. No I/O. `increment("visits")` adds to what sessions see as user:visits.
+        """Return the record of a user's state. No I/O. Sessions see its field `visits` as `user:visits`.
 
-        `store.forget` of its id removes it with all sessions of that user in this app.
+        `store.forget` with its id removes it and all sessions of that user in this app.
         """
         return self._store.user(joined(app_name, user_id))
 
@@ -309,19 +309,19 @@ class DistributedSessionService(BaseSessionService):
     async def create_session(
         self, *, app_name: str, user_id: str, state: dict[str, Any] | None = None, session_id: str | None = None
     ) -> Session:
-        """Create a session and return it. Raises AlreadyExistsError; of two that create one, one does."""
+        """Create a session and return it. Raises AlreadyExistsError; only one of two concurrent calls succeeds."""
         await self._ready()
         id = trimmed(session_id or "") or platform_uuid.new_uuid()
         delta = Delta.of(changed(dumped(Event(actions=EventActions(state_delta=state or {})))))
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=id)
         now = platform_time.get_time()
         try:
-            # Something may be there that is no session yet: what somebody wrote to its record. It becomes part of it.
+            # The record may exist without being a session yet; its fields become part of the session.
             fields = {**delta.session, UPDATED: now, REVISION: 0}
             written = await record.write(set=fields, expect={UPDATED: ABSENT}, revive=True)
         except Conflict as error:
             raise AlreadyExistsError(f"Session with id {id} already exists.") from error
-        # Behind it: who is refused has changed nothing.
+        # After the commit, so that a refused call has changed nothing.
         await self._share(app_name, user_id, delta)
         user, app = await self._shared(app_name, user_id)
         stored = fields if written.version == 1 else {**await record.get_all(), **fields}
@@ -330,7 +330,7 @@ class DistributedSessionService(BaseSessionService):
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
-        """Read a session as it is now, None if there is none; its state and its events are of one version."""
+        """Read a session as it is now, None if it does not exist; state and events are from one version."""
         await self._ready()
         id = trimmed(session_id)
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=id)
@@ -342,9 +342,9 @@ class DistributedSessionService(BaseSessionService):
         )
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
-        """List the sessions of a user, or of all users of the app, the one that changed longest ago first.
+        """List the sessions of a user, or of all users of the app, the least recently changed first.
 
-        They come with their states and without their events.
+        Sessions have their states but not their events.
         """
         await self._ready()
         ids = await listed(self._store, app_name, user_id)
@@ -361,7 +361,7 @@ class DistributedSessionService(BaseSessionService):
         return ListSessionsResponse(sessions=found)
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
-        """Remove a session for good, its events and history too. One that is not there is no error."""
+        """Remove a session permanently, with its events and history. A missing session is not an error."""
         await self._ready()
         await self._store.erase(joined(app_name, user_id, trimmed(session_id)))
 
@@ -371,17 +371,17 @@ class DistributedSessionService(BaseSessionService):
         return state_of(await self.user_record(app_name=app_name, user_id=user_id).get_all(fresh=True))
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Append an event to a session, here and in the store; return it.
+        """Append an event to the session object and to the store; return it.
 
-        Raises StaleSessionError if the conversation went on elsewhere, SessionNotFoundError if there is none.
-        Appended once more after any other error, an event that continues the conversation is stored once.
+        Raises StaleSessionError if another writer continued the conversation, SessionNotFoundError if it does not
+        exist. The append can be repeated after other errors: an event that continues the conversation is stored once.
         """
         if event.partial:
             return event
         await self._ready()
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
-        # Branches that run at once append to one session object, and neither makes it stale for the other.
+        # Concurrent branches append to one session object; none of them makes it stale for the others.
         key = (id(asyncio.get_running_loop()), id(session))
         lock = self._appending.setdefault(key, asyncio.Lock())
         async with lock:
@@ -394,11 +394,10 @@ class DistributedSessionService(BaseSessionService):
             return self._commit_event_to_session(session, event)
 
     async def append_beside(self, event: Event, *, app_name: str, user_id: str, session_id: str) -> Event:
-        """Append an event to a stored session whoever runs it meanwhile, and make no session stale by it.
+        """Append an event to a stored session while another worker may run it; no session becomes stale.
 
-        For a second writer that knows its event to be in order wherever it comes: a note of an operator, a step of an
-        agent that runs beside. Who has read the session does not see it before the session is read again.
-        Raises SessionNotFoundError.
+        For a second writer whose event fits at any place: a note of an operator, a step of an agent that runs in
+        parallel. A session object read earlier does not show it until it is read again. Raises SessionNotFoundError.
         """
         if not event.partial:
             await self._ready()
@@ -407,7 +406,7 @@ class DistributedSessionService(BaseSessionService):
         return event
 
     async def flush(self) -> None:
-        """Return at once: what was appended is stored."""
+        """Return at once: appended events are already stored."""
 
     # Storing
 
@@ -418,7 +417,7 @@ class DistributedSessionService(BaseSessionService):
     async def _store_event(
         self, app_name: str, user_id: str, session_id: str, stored: dict[str, Any], revision: int | None
     ) -> None:
-        """Store an event, as the one that continues this revision of the conversation, or beside it."""
+        """Store an event that continues this revision of the conversation, or any revision if it is None."""
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=session_id)
         delta = Delta.of(changed(stored))
         fields = {**delta.session, UPDATED: stored["timestamp"]}
@@ -433,7 +432,7 @@ class DistributedSessionService(BaseSessionService):
         await self._share(app_name, user_id, delta)
 
     async def _refused(self, record: AsyncSession, session_id: str, stored: dict[str, Any], error: Exception) -> None:
-        """Say why an event was refused; return if it is stored already, as it was appended before."""
+        """Raise the reason why an event was refused; return if an earlier append has already stored it."""
         if UPDATED not in await record.get_all(fresh=True):
             raise SessionNotFoundError(f"Session {session_id} not found.") from error
         if not holds(await record.raw_messages(last=_RECENT), stored):
@@ -442,7 +441,7 @@ class DistributedSessionService(BaseSessionService):
             ) from error
 
     async def _share(self, app_name: str, user_id: str, delta: Delta) -> None:
-        """Set keys of the user and of the app, in one exchange; each record is changed wholly or not at all."""
+        """Set keys of the user and of the app, in one exchange; each record's change is atomic."""
         if not delta.user and not delta.app:
             return
         async with self._store.batch() as batch:
@@ -464,7 +463,7 @@ class DistributedSessionService(BaseSessionService):
         marker = session._storage_update_marker  # noqa: SLF001
         if marker is not None and marker.isdecimal():
             return int(marker)
-        # It was not read from here, or came by JSON, which leaves the marker out. It shows what it has seen.
+        # It was not read here, or came through JSON, which omits the marker. Its events show how far it was read.
         record = self.session_record(app_name=session.app_name, user_id=session.user_id, session_id=session.id)
         seen = await look(record, GetSessionConfig(num_recent_events=1))
         if seen is None:
@@ -503,12 +502,12 @@ _SETTINGS = ("archive", "namespace")
 
 
 def register(scheme: str = "distributed") -> None:
-    """Let ADK make services of URIs: `distributed+redis://host/0?archive=...&namespace=...`, for each kind of server.
+    """Let ADK create services from URIs: `distributed+redis://host/0?archive=...&namespace=...`, for each server kind.
 
-    Called in the `services.py` beside the agents, it serves ADK's command line and web server, as in `adk web
+    Call it in the `services.py` next to the agents, for ADK's command line and web server, as in `adk web
     --session_service_uri "distributed+redis://localhost:6379/0?archive=postgresql://localhost/agents"`.
-    `distributed://?archive=...` alone runs in this process, archived to SQLite. Further parameters are those of the
-    server's URL; an `&` or `%` within the archive's is written as %26 or %25.
+    `distributed://?archive=...` runs in this process, archived to SQLite. Further parameters are those of the
+    server's URL; write an `&` or `%` in the archive's URL as %26 or %25.
     """
     registry = get_service_registry()
     for name in (scheme, *(f"{scheme}+{server}" for server in _SERVERS)):
@@ -516,7 +515,7 @@ def register(scheme: str = "distributed") -> None:
 
 
 def _service(uri: str, **kwargs: Any) -> DistributedSessionService:
-    """The service that a URI names. It opens its store at its first use."""
+    """The service for a URI. It opens its store at its first use."""
     parts = urlsplit(uri)
     settings: dict[str, str] = {}
     rest: list[str] = []

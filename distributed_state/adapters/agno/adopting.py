@@ -1,6 +1,6 @@
-"""Sessions, runs and user memories of any database of Agno's, copied into ours.
+"""Copies sessions, runs and user memories of any of Agno's databases into ours.
 
-Law: what somebody else wrote here since is not overwritten.
+Law: changes that others have made here are not overwritten.
 
 Design: section 22.
 """
@@ -43,7 +43,7 @@ async def threads(
     *,
     into: Callable[[Any], AsyncDistributedDb] = AsyncDistributedDb,
 ) -> Threads:
-    """The sessions and memories of a database, or of a URL of PostgreSQL, SQLite or Redis, and ours."""
+    """The sessions and memories of a database, or of a PostgreSQL, SQLite or Redis URL, and ours."""
     if isinstance(source, str):
         source = _of_url(source)
         stack.callback(source.close)
@@ -82,7 +82,7 @@ class Threads:
         self._target = target
 
     async def _ask(self, method: str, *args: Any, **more: Any) -> Any:
-        """What the source answers, whichever face it has."""
+        """The source's answer, from a sync or an asyncio database."""
         answer = getattr(self._source, method)(*args, **more)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -95,7 +95,7 @@ class Threads:
 
     async def _session_ids(self) -> Sequence[str]:
         wanted: dict[str, Any] = {"sort_by": "created_at", "sort_order": "asc", "deserialize": False}
-        # Of BaseDb's interface, but Agno's databases of documents, as RedisDb, do not take it.
+        # It is in BaseDb's interface, but Agno's document databases, such as RedisDb, do not take it.
         if "include_runs" in inspect.signature(self._source.get_sessions).parameters:
             wanted["include_runs"] = False
         found: dict[str, None] = {}
@@ -107,7 +107,7 @@ class Threads:
             if len(rows) < _PAGE:
                 break
         if len(found) < count:
-            # Those of one second have no order of their own, and pages may pass over one.
+            # Sessions created in one second have no defined order, so pages may miss one.
             rows, _ = await self._ask("get_sessions", **wanted)
             found |= {row["session_id"]: None for row in rows}
         return list(found)
@@ -118,7 +118,7 @@ class Threads:
         return await (self._compare_session(id) if kind == "session" else self._compare_memories(id or None))
 
     async def copy(self, name: Name, work: Any) -> None:
-        """Save what is missing."""
+        """Save the missing parts."""
         kind, id = name
         if kind == "memories":
             await self._target.upsert_memories(work, preserve_updated_at=True)

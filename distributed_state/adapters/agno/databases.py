@@ -1,7 +1,6 @@
-"""The two databases of Agno over a store. Law: the work is written once, in `records`, for asyncio.
+"""The two databases of Agno over a store. Law: the logic is written once, in `records`, for asyncio.
 
-Each of their methods is made here: one of ours awaits the work or runs it to its end, and one of another family goes to
-`others`.
+Every method is created here: methods of our families await `records` or run it to its end, the rest call `others`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.agno.records import Records
 from distributed_state.adapters.stores import finish, open_store
 
-# What Agno has in its base class for the families that are ours, and we do not have: it refuses there, as it should.
+# Methods of our families that Agno's base class has and we do not: its refusal is correct.
 _BASE = {"to_dict", "from_dict", "close", "cancel_pending_run", "reassign_session_owner"}
 
 
@@ -41,7 +40,7 @@ def _ours(work: Callable[..., Coroutine[Any, Any, Any]], blocking: bool) -> Call
 
 
 def _others(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of another family. What Agno itself does without a database for it, stays."""
+    """A method of another family, sent to `others`. Without them, Agno's own implementation is kept if it has one."""
     needed = getattr(base, "__isabstractmethod__", False)
 
     def call(self: Any, *args: Any, **more: Any) -> Any:
@@ -57,7 +56,7 @@ def _others(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
     async def awaited(self: Any, *args: Any, **more: Any) -> Any:
         return await call(self, *args, **more)
 
-    # Agno asks which of the two a method is, before it calls it.
+    # Before a call, Agno checks whether the method is a coroutine function.
     method = wraps(base)(awaited if inspect.iscoroutinefunction(base) else call)
     method.__dict__.pop("__isabstractmethod__", None)
     return method
@@ -75,7 +74,7 @@ _Blocking: Any = _database(BaseDb, blocking=True)
 _Async: Any = _database(AsyncBaseDb, blocking=False)
 
 
-class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
+class DistributedDb(_Blocking):  # type: ignore[misc] # the base is created above
     """Agno's database for blocking code: sessions, runs and user memories in a store, the rest in `others`.
 
     Example::
@@ -86,13 +85,13 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
             agent.update_session_state({"city": "Oslo"}, session_id="s1")
             assert agent.get_session_state("s1") == {"city": "Oslo"}
 
-    Of two workers that change a session at once, neither takes back what the other did: what is saved is what changed
-    since the session was read, key by key of its state. Of one key the last writer counts. Without `others`, another
-    BaseDb, what belongs to other families (knowledge, metrics, traces, ...) raises NotImplementedError with its name.
+    Two workers may change a session at once without undoing each other's changes: a save writes only the changes since
+    the session was read, for each key of its state. The last write of a key wins. `others` is another BaseDb for the
+    other families (knowledge, metrics, traces, ...); without it, their methods raise NotImplementedError.
     """
 
     def __init__(self, store: StateStore | AsyncStateStore, *, others: BaseDb | None = None, **names: Any) -> None:
-        # `names`: of Agno's tables, and the id of the database
+        # `names`: the names of Agno's tables, and the id of the database
         super().__init__(**names)
         self.others = others
         self._work = Records(
@@ -100,12 +99,12 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
         )
 
     def table_exists(self, table_name: str) -> bool:
-        """Tell whether something can be stored under this name."""
+        """Return whether a table of this name can be used."""
         ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
         return table_name in ours or (self.others is not None and bool(self.others.table_exists(table_name)))
 
 
-class AsyncDistributedDb(_Async):  # type: ignore[misc] # it is made above
+class AsyncDistributedDb(_Async):  # type: ignore[misc] # the base is created above
     """Agno's database for asyncio code, as DistributedDb; `others` is another AsyncBaseDb."""
 
     def __init__(self, store: AsyncStateStore | StateStore, *, others: AsyncBaseDb | None = None, **names: Any) -> None:
@@ -116,6 +115,6 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # it is made above
         )
 
     async def table_exists(self, table_name: str) -> bool:
-        """Tell whether something can be stored under this name."""
+        """Return whether a table of this name can be used."""
         ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
         return table_name in ours or (self.others is not None and bool(await self.others.table_exists(table_name)))

@@ -1,22 +1,23 @@
-"""Agno's sessions, runs and user memories as records of a store. Law: each is written alone, and as far as it changed.
+"""Agno's sessions, runs and user memories as records of a store. Law: a save writes one of them, and only its changes.
 
 | Agno | here |
 |---|---|
 | session | `store.session("agno_sessions/id", user=user_id)` |
 | its columns, its `session_data[k]`, its `session_state[k]` | fields `row/...`, `data/k`, `state/k` of that |
-| run | an item of its session's collection `runs`, whose key says where in the order it stands |
-| where a run is | `store.task("agno_runs/id", user=user_id)`: the id of its session, and the key there |
+| run | an item of its session's collection `runs`, whose key gives its place in the order |
+| place of a run | `store.task("agno_runs/id", user=user_id)`: the id of its session, and the key there |
 | user memory | field `agno_memories/id` of `store.user(user_id)`; without a user of `store.app("agno_memories")` |
 
-The first part of an id is the name of Agno's table. User records with memories have its name as a tag `agno`. What two
-workers may change apart stands in two fields.
+The first part of an id is the name of Agno's table. User records with memories have its name as a tag `agno`. Values
+that two workers may change independently are in separate fields.
 
-Agno reads a session, changes a key of its state and saves the whole. So a session that was read here knows as what, and
-of two that are saved at once neither takes back what the other did.
+Agno reads a session, changes a key of its state and saves the whole session. So a session object keeps the fields that
+were read, a save writes the difference, and two concurrent saves do not undo each other.
 
-A run is an item of its session, one commit, and goes with its session. Agno asks for a run by its id alone, so a record
-of that name points to it: written before the run, gone after it. One that points to nothing, as its worker was killed
-in between, is no run. A memory is a field of its user's record; without a user one is looked for at all users.
+A run is an item of its session, stored in one commit, and is removed with its session. Agno requests a run by its id
+alone, so a record with that id points to it: written before the run, and removed after it. A pointer without its run,
+left by a worker killed in between, is ignored. A memory is a field of its user's record; a request without a user
+searches all users.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ from distributed_state import (
 
 ROW, DATA, STATE = "row/", "data/", "state/"
 ID, OWNER, KIND = "row/session_id", "row/user_id", "row/session_type"
-HAS_DATA, _HAS_STATE = "has/data", "has/state"  # they may be there and empty
+HAS_DATA, _HAS_STATE = "has/data", "has/state"  # they may exist and be empty
 RUNS = "runs"  # the collection
 TAG = "agno"
 
 
 def joined(table: str, id: str) -> str:
-    """The id of what a table holds."""
+    """The id of the record for an object of one of Agno's tables."""
     return f"{table.replace('%', '%25').replace('/', '%2F')}/{id}"
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it, by Agno's own rules."""
+    """The value as JSON values, by Agno's own rules."""
     return json.loads(json_serializer(value))
 
 
@@ -102,7 +103,7 @@ def index_of(key: str) -> int:
 
 
 def own(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a record's fields is the session's row."""
+    """The fields of a record that belong to the session's row."""
     return {name: value for name, value in fields.items() if name.startswith((ROW, DATA, STATE, "has/"))}
 
 
@@ -120,7 +121,7 @@ _COMPONENTS = {"agent": ("agent_id",), "team": ("team_id",), "workflow": ("workf
 
 
 class Records:
-    """All that Agno's databases keep here."""
+    """The sessions, runs and memories of Agno's databases."""
 
     def __init__(self, store: AsyncStateStore, sessions: str, runs: str, memories: str) -> None:
         # The names of Agno's tables
@@ -148,7 +149,7 @@ class Records:
         deserialize: bool | None = True,
         runs_limit: int | None = None,
     ) -> Any:
-        """Read a session, None if there is none of that user; with `runs_limit` only its newest runs."""
+        """Read a session, None if that user has no such session; with `runs_limit` only its newest runs."""
         fields = await self._session(session_id).get_all(fresh=True)
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return None
@@ -171,7 +172,7 @@ class Records:
         deserialize: bool | None = True,
         include_runs: bool = True,
     ) -> Any:
-        """List sessions; without `deserialize` a page of them and how many there are."""
+        """List sessions; without `deserialize` a page of them and the total number."""
         kind = session_type.value if isinstance(session_type, SessionType) else session_type
         named = {name for each, names in _COMPONENTS.items() if kind in (None, each) for name in names}
         found: dict[str, dict[str, Any]] = {}
@@ -197,13 +198,13 @@ class Records:
         return [_as_session(session_type, row, found[row["session_id"]]) for row in shown]
 
     async def upsert_session(self, session: Any, deserialize: bool | None = True) -> Any:
-        """Save a session and return it; None if it is somebody else's. Its runs are saved by `upsert_run`."""
+        """Save a session and return it; None if another user owns it. `upsert_run` saves its runs."""
         return await self._upsert(session, deserialize, int(time.time()))
 
     async def upsert_sessions(
         self, sessions: Sequence[Any], deserialize: bool | None = True, preserve_updated_at: bool = False
     ) -> list[Any]:
-        """Save these sessions, each by a commit of its own; with `preserve_updated_at` their times stay."""
+        """Save these sessions, each in its own commit; with `preserve_updated_at` their times stay."""
         results = []
         for session in filter(None, sessions):
             updated = session.updated_at if preserve_updated_at else None
@@ -234,12 +235,12 @@ class Records:
     async def _save(
         self, record: AsyncSession, fields: dict[str, Any], known: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, bool]:
-        """The content of the session after this, None if it belongs to somebody else; and whether this created it."""
+        """Save a session: its fields afterwards, None if another user owns it; and whether this call created it."""
         was_read = known is not None
         for _ in range(_ROUNDS):
-            # An object that was made without reading the session replaces it: whatever it lacks is deleted.
+            # An object that was created without reading the session replaces it: missing fields are deleted.
             base = await record.get_all(fresh=True) if known is None else known
-            begins = ID not in base  # also where something is that is no session, as a name that came too late
+            begins = ID not in base  # also if the record exists but is not a session, such as a late rename
             if not begins and base[OWNER] not in (None, fields[OWNER]):
                 return None, False
             changed = {name: value for name, value in fields.items() if name not in base or base[name] != value}
@@ -250,15 +251,15 @@ class Records:
                 await record.write(set=changed, delete=gone, expect={ID: ABSENT} if begins else {OWNER: base[OWNER]})
                 return fields, begins
             except Deleted:
-                if was_read:  # a run that began before the deletion brings nothing back
+                if was_read:  # a run that began before the deletion must not restore the session
                     raise
                 if begins:
                     with suppress(Conflict):
-                        await record.create(fields)  # it belongs to who begins it now, not to who had it
+                        await record.create(fields)  # owned by the user who creates it now, not the earlier one
                         return fields, True
             except Conflict:
                 pass
-            # It went, or has an owner now. Who knew it goes on from what was known.
+            # It was deleted, or has an owner now. A caller that had read it continues from the fields it read.
             now = await record.get_all(fresh=True)
             known = {**known, OWNER: now[OWNER]} if known is not None and ID in now else None
         raise Conflict(f"{record}: comes and goes faster than it can be saved")
@@ -271,7 +272,7 @@ class Records:
         user_id: str | None = None,
         deserialize: bool | None = True,
     ) -> Any:
-        """Name a session and return it; None if there is none of that type and user."""
+        """Name a session and return it; None if no session has that type and user."""
         record = self._session(session_id)
         fields = await record.get_all(fresh=True)
         kind = session_type.value if isinstance(session_type, SessionType) else session_type
@@ -281,22 +282,22 @@ class Records:
         try:
             await record.write(set=name, expect={ID: PRESENT})
         except (Conflict, Deleted):
-            return None  # just now
+            return None  # deleted just now
         return await self.get_session(session_id, session_type, user_id, deserialize)
 
     async def delete_session(self, session_id: str, user_id: str | None = None) -> bool:
-        """Remove a session and its runs for good; False if there is none of that user."""
+        """Remove a session and its runs permanently; False if that user has no such session."""
         fields = await self._session(session_id).get_all(fresh=True)
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return False
-        # The session last: whoever was killed in between is asked again, and finds what is left by it.
+        # The session last: if the worker is killed in between, a repeated call still finds the remaining runs.
         for run in await self._runs_of(session_id):
             await self._pointer(run["run_id"]).erase()
         await self._session(session_id).erase()
         return True
 
     async def delete_sessions(self, session_ids: Sequence[str], user_id: str | None = None) -> None:
-        """Remove these sessions, of that user if one is given."""
+        """Remove these sessions, only those of `user_id` if it is given."""
         for id in session_ids:
             await self.delete_session(id, user_id)
 
@@ -305,16 +306,16 @@ class Records:
     async def upsert_run(
         self, run: Any, session_id: str, user_id: str | None = None, run_index: int | None = None
     ) -> None:
-        """Store a run, new or as it is now: one commit of its session, and for a new one another before it.
+        """Store or update a run in one commit of its session; a new run needs another commit before it.
 
-        One that is there stays where it is. A run of a session that is not there is not stored. Raises ValueError for
-        one without an id.
+        An existing run keeps its place. A run of a missing session is not stored. Raises ValueError for a run without
+        an id.
         """
         row = plain(run if isinstance(run, dict) else run.to_dict())
         id = row.get("run_id")
         if id is None:
             raise ValueError("Run must have a run_id")
-        # Without a question to the server: what this process knows of the place is checked by the commit.
+        # Without a request to the server: the commit checks the place that this process knows.
         known = await self._pointer(id).get_all()
         if known and await self._put(known, row, if_present=True):
             return
@@ -323,7 +324,7 @@ class Records:
             await self._put(place, row)
 
     async def _put(self, place: dict[str, Any], row: dict[str, Any], *, if_present: bool = False) -> bool:
-        """Store a run at its place; False if its session is not there, or the run is not although it must be."""
+        """Store a run at its place; False if its session does not exist, or with `if_present` the run does not."""
         item = PutItem(collection=RUNS, key=place["key"], value=row, if_present=if_present)
         try:
             await self._session(place["session_id"]).write(items=[item], expect={ID: PRESENT})
@@ -334,7 +335,7 @@ class Records:
     async def _place(
         self, row: dict[str, Any], session_id: str, user_id: str | None, run_index: int | None
     ) -> dict[str, Any] | None:
-        """Where a run is to be stored: where it was, or behind the others; None if there is no such session."""
+        """The place for a run: its old place, or after the other runs; None if the session does not exist."""
         session = self._session(session_id)
         fields, known = await self._store.get_many([session, self._pointer(row["run_id"])], fresh=True)
         if known:
@@ -353,11 +354,11 @@ class Records:
         try:
             await pointer.write(set=place, expect={"key": known.get("key", ABSENT)}, revive=True)
         except Conflict:
-            return await pointer.get_all(fresh=True) or None  # somebody else stores it as well
+            return await pointer.get_all(fresh=True) or None  # another worker is storing it too
         return place
 
     async def get_run(self, run_id: str, deserialize: bool | None = True) -> Any:
-        """Read a run, None if there is none."""
+        """Read a run, None if it does not exist."""
         place = await self._pointer(run_id).get_all(fresh=True)
         row = await self._session(place["session_id"]).items(RUNS).get(place["key"]) if place else None
         return None if row is None else _as_run(row, deserialize)
@@ -376,7 +377,7 @@ class Records:
         sort_order: str | None = None,
         deserialize: bool | None = True,
     ) -> Any:
-        """Read runs of a session, or of all, in their order; without `deserialize` a page and how many there are."""
+        """Read runs of a session, or of all, in their order; without `deserialize` a page and the total number."""
         wanted = {"agent_id": agent_id, "team_id": team_id, "workflow_id": workflow_id}
         wanted["status"] = status.value if isinstance(status, RunStatus) else status
         if session_id is None:
@@ -392,13 +393,13 @@ class Records:
         return [_as_run(row, deserialize) for row in rows] if deserialize else (rows, len(found))
 
     async def delete_run(self, run_id: str) -> bool:
-        """Remove a run; False if there is none."""
+        """Remove a run; False if it does not exist."""
         pointer = self._pointer(run_id)
         place = await pointer.get_all(fresh=True)
         if not place:
             return False
         there = False
-        with suppress(Conflict, Deleted):  # it, or its session, went before
+        with suppress(Conflict, Deleted):  # the run or its session was already removed
             item = DeleteItem(collection=RUNS, key=place["key"], if_present=True)
             await self._session(place["session_id"]).write(items=[item], expect={ID: PRESENT})
             there = True
@@ -411,7 +412,7 @@ class Records:
             await self.delete_run(id)
 
     async def _runs_of(self, session_id: str, last: int | None = None) -> list[dict[str, Any]]:
-        """The runs of a session in their order; with `last` the newest that its context shows."""
+        """The runs of a session in their order; with `last` only the newest ones in its context."""
         runs = self._session(session_id).items(RUNS)
         size = _RUNS_AT_ONCE if last is None else min(max(2 * last, 1), _RUNS_AT_ONCE)
         found: list[dict[str, Any]] = []
@@ -429,7 +430,7 @@ class Records:
         prefix = joined(self._sessions, "")
         ids = await _every(self._store, "session", prefix, user=user_id)
         read = await _in_pieces(self._store, [self._store.session(id, user=user_id) for id in ids])
-        # One that was forked has the fields of another: what it is called says its record.
+        # A forked session has the fields of another one, so its id is taken from its record.
         return [{**fields, ID: id.removeprefix(prefix)} for id, fields in zip(ids, read, strict=True) if ID in fields]
 
     # User memories
@@ -448,7 +449,7 @@ class Records:
         }
 
     async def upsert_user_memory(self, memory: UserMemory, deserialize: bool | None = True) -> Any:
-        """Store a memory and return it: one commit of its user's record. One without an id gets one."""
+        """Store a memory and return it, in one commit of its user's record. A memory without an id gets one."""
         return await self._remember(memory, deserialize, int(time.time()))
 
     async def upsert_memories(
@@ -472,7 +473,7 @@ class Records:
     async def get_user_memory(
         self, memory_id: str, deserialize: bool | None = True, user_id: str | None = None
     ) -> UserMemory | dict[str, Any] | None:
-        """Read a memory, None if there is none of that user."""
+        """Read a memory, None if that user has no such memory."""
         memory = (await self._memories_of(user_id)).get(memory_id)
         return memory if memory is None or not deserialize else UserMemory.from_dict(memory)
 
@@ -489,7 +490,7 @@ class Records:
         sort_order: str | None = None,
         deserialize: bool | None = True,
     ) -> Any:
-        """Read memories of a user, or of all; without `deserialize` a page of them and how many there are."""
+        """Read memories of a user, or of all; without `deserialize` a page of them and the total number."""
         found = [
             memory
             for memory in (await self._memories_of(user_id)).values()
@@ -510,7 +511,7 @@ class Records:
     async def get_user_memory_stats(
         self, limit: int | None = None, page: int | None = None, user_id: str | None = None
     ) -> tuple[list[dict[str, Any]], int]:
-        """Count the memories of each user, and say when the last changed; the user of the newest first."""
+        """The number of memories of each user and the time of the last change; the user with the newest first."""
         stats: dict[str, dict[str, Any]] = {}
         for memory in (await self._memories_of(user_id)).values():
             if user := memory.get("user_id"):
@@ -525,14 +526,14 @@ class Records:
         await self.delete_user_memories([memory_id], user_id)
 
     async def delete_user_memories(self, memory_ids: Sequence[str], user_id: str | None = None) -> None:
-        """Delete these memories, those that are that user's if one is given."""
+        """Delete these memories, only those of `user_id` if it is given."""
         found = await self._memories_of(user_id)
         owners: dict[str | None, list[str]] = {}
         for id in memory_ids:
             if id in found:
                 owners.setdefault(found[id].get("user_id"), []).append(joined(self._memories, id))
         for owner, names in owners.items():
-            with suppress(Deleted):  # all of that user was
+            with suppress(Deleted):  # the user's record was deleted
                 await self._of_user(owner).write(delete=names)
 
     async def clear_memories(self) -> None:
@@ -544,8 +545,8 @@ class Records:
 
 
 def _as_session(session_type: SessionType | None, row: dict[str, Any], fields: dict[str, Any]) -> Any:
-    """The row as a session object, which knows as what it was read."""
-    # A copy: whoever changes the session must not change what it was read as. Its runs are nobody else's.
+    """The row as a session object, which keeps the fields that were read."""
+    # A copy: a change of the session must not change the fields that were read. Its runs are not shared.
     session = deserialize_session(session_type, {**plain({**row, "runs": None}), "runs": row.get("runs")})
     setattr(session, _READ_AS, own(fields))
     return session
@@ -561,7 +562,7 @@ def _as_run(row: dict[str, Any], deserialize: bool | None) -> Any:
 def _page(
     rows: list[dict[str, Any]], limit: int | None, page: int | None, sort_by: str | None, sort_order: str | None
 ) -> list[dict[str, Any]]:
-    """These rows sorted, and of them a page; pages count from 1."""
+    """A page of the sorted rows; pages count from 1."""
     ordered: list[dict[str, Any]] = apply_sorting(rows, sort_by, sort_order)
     if limit is None:
         return ordered
@@ -572,14 +573,14 @@ def _page(
 async def _every(
     store: AsyncStateStore, scope: str, prefix: str, *, user: str | None = None, tags: Mapping[str, str] | None = None
 ) -> list[str]:
-    """The ids of all records of a scope that begin so, the oldest first; of one owner, or with tags."""
+    """The ids with this prefix of all records of a scope, the oldest first; of one owner, or with tags."""
     found: dict[str, Any] = {}
     if user is None:
         await _walk(store, found, scope=scope, prefix=prefix, tags=tags)
     else:
         await _walk(store, found, scope=scope, user=user)
         if len(found) >= _PAGE:
-            # Those of an owner come with the newest change first: one that changed meanwhile is at the front now.
+            # An owner's records are listed newest change first: a record that changed meanwhile is now at the front.
             await _walk(store, found, scope=scope, user=user, as_far_as_new=True)
     named = [info for info in found.values() if info.id.startswith(prefix)]
     return [info.id for info in sorted(named, key=lambda info: (info.created, info.id))]
@@ -597,7 +598,7 @@ async def _walk(store: AsyncStateStore, found: dict[str, Any], *, as_far_as_new:
 
 
 async def _in_pieces(store: AsyncStateStore, records: Sequence[AsyncRecord]) -> list[dict[str, Any]]:
-    """The fields of many records, some in each round trip: one answer for all would hold up others'."""
+    """The fields of many records, some in each round trip: a single large answer would delay others'."""
     found: list[dict[str, Any]] = []
     for at in range(0, len(records), _RECORDS_AT_ONCE):
         found += await store.get_many(records[at : at + _RECORDS_AT_ONCE], fresh=True)

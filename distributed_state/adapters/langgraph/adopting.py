@@ -1,7 +1,7 @@
-"""Threads of any saver of LangGraph's, copied into ours. Law: a checkpoint that is there is never saved again.
+"""Copies the threads of any LangGraph saver into ours. Law: an existing checkpoint is never saved again.
 
-A saver tells of a pending write neither its place among those of its task nor the path of that; the order in which it
-gives them is kept. A saver of a URL is opened only where its tables are, and to be read.
+A saver reports neither a pending write's place among those of its task nor the task's path; the order in which it
+returns them is kept. A saver given by URL is opened only if its tables exist, and only for reading.
 
 Design: section 22.
 """
@@ -36,7 +36,7 @@ from distributed_state.adapters.langgraph.frames import CHECKPOINTS
 from distributed_state.adapters.langgraph.saver import DistributedStateSaver
 
 _PAGE = 1000
-_PLAIN = JsonPlusSerializer(pickle_fallback=True)  # to compare by, whatever the savers store with
+_PLAIN = JsonPlusSerializer(pickle_fallback=True)  # for comparing, independent of the savers' serializers
 Key = tuple[str, str]  # namespace, checkpoint id
 
 
@@ -47,13 +47,13 @@ async def threads(
     *,
     into: Callable[[Any], DistributedStateSaver] = DistributedStateSaver,
 ) -> Threads:
-    """The threads of a saver, or of a URL of PostgreSQL or SQLite, and those of ours."""
+    """The threads of a saver, or of a PostgreSQL or SQLite URL, and ours."""
     saver = await opened(stack, saver_of(source) if isinstance(source, str) else source, (BaseCheckpointSaver,))
     return Threads(store.aio, await Source.of(saver), into(store))
 
 
 class Source:
-    """A saver by the face that it has: many raise NotImplementedError on the other."""
+    """A saver, called by its sync or its asyncio methods: many savers implement only one kind."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any], is_async: bool) -> None:
         self._saver = saver
@@ -61,7 +61,7 @@ class Source:
 
     @classmethod
     async def of(cls, saver: BaseCheckpointSaver[Any]) -> Source:
-        """Ask the saver for a thread that is not there."""
+        """Find out which methods the saver has, by reading a missing thread."""
         try:
             await saver.aget_tuple(_config("", ""))
         except NotImplementedError:
@@ -69,11 +69,11 @@ class Source:
         return cls(saver, True)
 
     async def get(self, config: Any) -> CheckpointTuple | None:
-        """As the saver's."""
+        """Call the saver's method."""
         return await self._saver.aget_tuple(config) if self._async else self._saver.get_tuple(config)
 
     async def list(self, config: Any, **more: Any) -> AsyncIterator[CheckpointTuple]:
-        """As the saver's."""
+        """Call the saver's method."""
         if self._async:
             async for each in self._saver.alist(config, **more):
                 yield each
@@ -82,13 +82,13 @@ class Source:
                 yield each
 
     async def thread_ids(self) -> Sequence[str]:
-        """The ids of all threads, the one that changed longest ago first."""
+        """The ids of all threads, the least recently changed first."""
         found: dict[str, None] = {}
         if "BasePostgresSaver" not in {kind.__name__ for kind in type(self._saver).__mro__}:
             async for each in self.list(None):
                 found[each.config["configurable"]["thread_id"]] = None
             return [*found][::-1]
-        # It would hold all checkpoints of the database in memory at once, so it is asked by pages, newest first.
+        # It would hold all checkpoints of the database in memory at once, so they are read in pages, newest first.
         before, size = None, _PAGE
         while True:
             page = [each.config["configurable"] async for each in self.list(None, before=before, limit=size)]
@@ -96,13 +96,13 @@ class Source:
             if len(page) < size:
                 return [*found][::-1]
             last = page[-1]["checkpoint_id"]
-            # Copies of a thread have the same ids: the last of a page is read again with the next one.
+            # Copies of a thread have the same ids: the last one of a page is read again with the next page.
             border = next((each["checkpoint_id"] for each in page[::-1] if each["checkpoint_id"] != last), None)
             before, size = (before, size * 2) if border is None else (_config("", "", border), _PAGE)
 
 
 class Threads:
-    """The threads of a saver and of ours."""
+    """The threads of a saver and ours."""
 
     def __init__(self, store: AsyncStateStore, source: Source, target: DistributedStateSaver) -> None:
         self._store = store
@@ -115,7 +115,7 @@ class Threads:
         return [(id,) for id in await self._source.thread_ids()]
 
     async def compare(self, name: Name) -> Found:
-        """Compare all checkpoints of a thread, and which is the newest."""
+        """Compare all checkpoints of a thread, and which one is the newest."""
         config = {"configurable": {"thread_id": name[0]}}
         record = self._store.session(self._target.prefix + name[0])
         if await deleted(record):
@@ -143,7 +143,7 @@ class Threads:
         return Found(work=left) if left else EQUAL
 
     async def _difference(self, thread_id: str, key: Key) -> tuple[str, bool]:
-        """What is not the same in both of a checkpoint; and whether ours lacks pending writes, which may come still."""
+        """The difference between both versions of a checkpoint; and whether ours lacks pending writes, to be added."""
         config = _config(thread_id, *key)
         theirs, ours = await self._source.get(config), await self._ours.get(config)
         if theirs is None or ours is None:
@@ -159,7 +159,7 @@ class Threads:
         return "", bool(lacking)
 
     async def copy(self, name: Name, work: Sequence[tuple[Key, bool]]) -> None:
-        """Save checkpoints, the oldest first: each as one that goes on from its parent."""
+        """Save checkpoints, the oldest first, each as a child of its parent."""
         if self._target.exclusive:
             async with self._target.turn(_config(name[0], ""), ttl=10.0, wait=30.0):
                 await self._copy(name, work)
@@ -176,7 +176,7 @@ class Threads:
             if not there:
                 parent = (key[0], _parent(found) or "")
                 begin = _config(name[0], key[0], parent[1] or None)
-                if self._target.user in found.metadata:  # LangGraph notes there what was configurable
+                if self._target.user in found.metadata:  # LangGraph copies "configurable" there
                     begin["configurable"][self._target.user] = found.metadata[self._target.user]  # type: ignore[literal-required]
                 of_parent = versions.get(parent, {})
                 new = {
@@ -184,7 +184,7 @@ class Threads:
                     for channel, version in found.checkpoint["channel_versions"].items()
                     if channel not in of_parent or of_parent[channel] != version
                 }
-                # What a saver returned names a checkpoint: it may be a branch, and no run that is behind.
+                # A config that a saver returned names a checkpoint, so this may be a branch and is never a stale run.
                 config = saved.get(parent, begin)
                 saved[key] = await self._target.aput(config, found.checkpoint, found.metadata, new)
                 versions[key] = found.checkpoint["channel_versions"]
@@ -197,7 +197,7 @@ class Threads:
         as_it_comes = list(tasks) == sorted(tasks)
         for at, (task, writes) in enumerate(tasks.items()):
             path = "" if as_it_comes else f"{at:06}"
-            # Special ones have places of their own; beside them the others would not count from 0.
+            # Special writes have their own indexes; in the same call the others would not count from 0.
             for some in (
                 [each for each in writes if each[0] in WRITES_IDX_MAP],
                 [each for each in writes if each[0] not in WRITES_IDX_MAP],
@@ -226,13 +226,13 @@ def _part(found: CheckpointTuple, part: str) -> Any:
 
 
 async def _newest(saver: Source, config: Any) -> str | None:
-    """The newest of the root namespace."""
+    """The id of the newest checkpoint in the root namespace."""
     found = await saver.get({"configurable": {**config["configurable"], "checkpoint_ns": ""}})
     return _key(found)[1] if found else None
 
 
 def _writes(found: CheckpointTuple) -> list[Any]:
-    """The pending writes, task by task: between those of two tasks savers have no order in common."""
+    """The pending writes, task by task: savers order the writes of different tasks differently."""
     return sorted(found.pending_writes or (), key=lambda each: (each[0], WRITES_IDX_MAP.get(each[1], 0)))
 
 
@@ -246,7 +246,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _seen(found: CheckpointTuple) -> bytes:
-    """A checkpoint with its pending writes, in short."""
+    """A digest of a checkpoint with its pending writes."""
     digest = hashlib.sha256()
     parts = (_parent(found), _ordered(found.checkpoint), _ordered(found.metadata), *map(tuple, _writes(found)))
     for part in map(_bytes, parts):
@@ -255,22 +255,22 @@ def _seen(found: CheckpointTuple) -> bytes:
 
 
 def _ordered(value: Any) -> Any:
-    """Dicts in the order of their names, which a saver need not keep."""
+    """Sort dicts by key: a saver need not keep their order."""
     if type(value) is not dict:
         return value
     try:
         return {name: _ordered(value[name]) for name in sorted(value)}
-    except TypeError:  # names that have no order
+    except TypeError:  # keys that cannot be ordered
         return value
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether values are equal: by their bytes, or as they say themselves, as sets may be written in any order."""
+    """Whether values are equal: by their bytes, or by `==`, because sets may be written in any order."""
     if _bytes(_ordered(one)) == _bytes(_ordered(other)):
         return True
     try:
         return bool(one == other)
-    except (TypeError, ValueError):  # an array that says it of each of its numbers
+    except (TypeError, ValueError):  # an array compares element by element
         return False
 
 
@@ -306,5 +306,5 @@ def _sqlite_saver(path: str) -> Iterator[BaseCheckpointSaver[Any]]:
 
     with closing(sqlite3.connect(read_only(path), uri=True, check_same_thread=False)) as connection:
         saver = SqliteSaver(connection)
-        saver.is_setup = True  # it would make its tables and another journal before it reads
+        saver.is_setup = True  # else it would create tables and change the journal mode before reading
         yield saver

@@ -1,6 +1,6 @@
-"""Reads many checkpoints, removes and copies them.
+"""Reads, removes and copies many checkpoints.
 
-Law: a page is a few exchanges, and what a thread names as its newest is always there.
+Law: a page takes a few exchanges, and the checkpoint that a thread names as its newest always exists.
 
 Design: section 22.
 """
@@ -44,7 +44,7 @@ _MERGED = 20
 
 
 class Asked:
-    """What a listing of one thread asks for, and how far it is."""
+    """The conditions of a listing of one thread, and its progress."""
 
     def __init__(self, config: Any, filter: Mapping[str, Any] | None, before: Any, limit: int | None) -> None:
         configurable = (config or {}).get("configurable", {})
@@ -57,17 +57,17 @@ class Asked:
         self.done = limit is not None and limit <= 0
         self.next: str | None = None
         self.size = _FIRST
-        self.rows: list[Saved] = []  # that were read and are still to be shown, the newest first
-        self.merged: list[Asked] | None = None  # of which namespaces, if of all
+        self.rows: list[Saved] = []  # read but not yet shown, the newest first
+        self.merged: list[Asked] | None = None  # one listing for each namespace, if all are listed
 
     def within(self, namespace: str) -> Asked:
-        """The same of one namespace."""
+        """The same listing for one namespace."""
         asked = copied(self)
         asked.namespace, asked.rows = namespace, []
         return asked
 
     def wants(self, thread: Thread, saved: Saved) -> bool:
-        """Whether a checkpoint is one of those that are asked for."""
+        """Whether a checkpoint fulfils the conditions."""
         if (self.id is not None and saved.id != self.id) or (self.before is not None and saved.id >= self.before):
             return False
         if not self.filter:
@@ -77,7 +77,7 @@ class Asked:
 
 
 async def page(thread: Thread, asked: Asked) -> list[CheckpointTuple]:
-    """Read some more of what is asked for, the newest first."""
+    """Read the next page of a listing, the newest first."""
     rows = await (_of_namespace(thread, asked) if asked.namespace is not None else _of_all(thread, asked))
     chosen = [saved for saved in rows if asked.wants(thread, saved)]
     if asked.limit is not None:
@@ -89,7 +89,7 @@ async def page(thread: Thread, asked: Asked) -> list[CheckpointTuple]:
 
 
 async def _of_namespace(thread: Thread, asked: Asked) -> list[Saved]:
-    """A page of one namespace; pages become larger."""
+    """A page of one namespace; each page is larger than the last."""
     assert asked.namespace is not None
     if asked.id is not None:
         asked.done = True
@@ -106,7 +106,7 @@ async def _of_namespace(thread: Thread, asked: Asked) -> list[Saved]:
 
 
 async def _of_all(thread: Thread, asked: Asked) -> list[Saved]:
-    """Those of all namespaces, the newest first: of each a page, merged as far as all of them are read."""
+    """Checkpoints of all namespaces, the newest first: pages of each, merged as far as all have been read."""
     if asked.merged is None:
         found = await _namespaces(thread)
         asked.merged = [asked.within(each) for each in found or ()]
@@ -127,7 +127,7 @@ async def _of_all(thread: Thread, asked: Asked) -> list[Saved]:
 
 
 async def _namespaces(thread: Thread) -> list[str] | None:
-    """All namespaces of a thread, from one to the next; None if there are many: each call of a subgraph has its own."""
+    """All namespaces of a thread, read one by one; None if there are many: each call of a subgraph has its own."""
     found: list[str] = []
     after: str | None = None
     while len(found) < _MERGED:
@@ -148,7 +148,7 @@ async def everything(thread: Thread) -> list[Saved]:
 
 
 async def pending_writes(thread: Thread, chosen: Sequence[Saved]) -> dict[tuple[str, str], list[SavedWrite]]:
-    """The pending writes of checkpoints: of each namespace those between the first and the last, in one listing."""
+    """The pending writes of checkpoints: one listing for each namespace, from the first to the last of them."""
     found: dict[tuple[str, str], list[SavedWrite]] = {(saved.namespace, saved.id): [] for saved in chosen}
     for namespace in {saved.namespace for saved in chosen}:
         ids = [saved.id for saved in chosen if saved.namespace == namespace]
@@ -168,7 +168,7 @@ async def pending_writes(thread: Thread, chosen: Sequence[Saved]) -> dict[tuple[
 async def delta_history(
     thread: Thread, namespace: str, checkpoint_id: str | None, channels: Sequence[str]
 ) -> Mapping[str, DeltaChannelHistory]:
-    """What was written to channels along the parents of a checkpoint, back to where each was stored whole."""
+    """The writes to channels along a checkpoint's parents, back to where each channel was stored whole."""
     if not channels:
         return {}
     if checkpoint_id is None:
@@ -200,7 +200,7 @@ async def delta_history(
 
 
 async def _value(thread: Thread, saved: Saved, channel: str) -> Typed | None:
-    """The bytes of a channel's value at a checkpoint, if it has one."""
+    """The bytes of a channel's value at a checkpoint, None without a value."""
     value = saved.values[channel]
     if value is not None:
         return value
@@ -210,7 +210,7 @@ async def _value(thread: Thread, saved: Saved, channel: str) -> Typed | None:
 
 
 class _Ancestors:
-    """The checkpoints before one, read page by page: mostly each is the parent of the next."""
+    """The checkpoints before one, read page by page: usually each is the parent of the next."""
 
     def __init__(self, thread: Thread, namespace: str) -> None:
         self._thread = thread
@@ -220,7 +220,7 @@ class _Ancestors:
         self._size = 4
 
     async def find(self, checkpoint_id: str) -> Saved | None:
-        """A checkpoint, and with it some that come before it."""
+        """A checkpoint; the same read also fetches some earlier ones."""
         if checkpoint_id not in self._found:
             listed = await self._thread.record.items(CHECKPOINTS).list(
                 prefix=within(self._namespace),
@@ -236,7 +236,7 @@ class _Ancestors:
         return self._found.get(checkpoint_id)
 
     async def writes(self, checkpoint_id: str) -> Sequence[SavedWrite]:
-        """The pending writes of a checkpoint that was found."""
+        """The pending writes of a checkpoint found earlier."""
         known = self._writes.get((self._namespace, checkpoint_id))
         if known is None:
             known = await self._thread.writes(self._namespace, checkpoint_id)
@@ -244,7 +244,7 @@ class _Ancestors:
 
 
 async def thread_ids(store: Any, prefix: str, runs: Collection[str] | None = None) -> list[str]:
-    """The ids of all threads whose sessions begin with a prefix; with runs, of those in which one of them may be."""
+    """The ids of all threads whose sessions begin with a prefix; with `runs`, only threads that may contain one."""
     tags: list[dict[str, str] | None] = [None] if runs is None else [{RUN: each} for each in sorted(map(run_tag, runs))]
     found: dict[str, None] = {}
     for wanted in tags:
@@ -257,7 +257,7 @@ _ATTEMPTS = 20
 
 
 async def delete(thread: Thread) -> None:
-    """Erase a thread. One that is not there yet leaves a tombstone, which refuses runs that are about to begin it."""
+    """Erase a thread. A missing thread gets a tombstone, which refuses runs that are about to begin it."""
     thread.recent.forget(thread.id)
     if not (await thread.record.erase()):
         found = await thread.record.view(fresh=True)
@@ -289,7 +289,7 @@ async def prune(thread: Thread, strategy: str) -> None:
     def kept(saved: Sequence[Saved], head: str | None) -> set[tuple[str, str]]:
         roots = {each.id for each in saved if not each.namespace}
         found: set[tuple[str, str]] = set()
-        # The root namespace first, as its name is the smallest: what subgraphs saved goes by what is kept of it.
+        # The root namespace first, as its name is the smallest: it decides which checkpoints of subgraphs are kept.
         for newest in sorted(_newest(saved, head), key=lambda each: each.namespace):
             if not _called_by_gone(thread, newest, roots, found):
                 found |= _chain(thread, newest, {each.id: each for each in saved if each.namespace == newest.namespace})
@@ -299,7 +299,7 @@ async def prune(thread: Thread, strategy: str) -> None:
 
 
 def _newest(saved: Iterable[Saved], head: str | None) -> list[Saved]:
-    """The newest checkpoint of each namespace; of the root it is the one that the thread's record names."""
+    """The newest checkpoint of each namespace; for the root, the one that the thread's record names."""
     found: dict[str, Saved] = {}
     named: Saved | None = None
     for each in saved:
@@ -314,9 +314,9 @@ def _newest(saved: Iterable[Saved], head: str | None) -> list[Saved]:
 
 
 def _called_by_gone(thread: Thread, newest: Saved, roots: set[str], kept: set[tuple[str, str]]) -> bool:
-    """Whether a namespace is that of one call of a subgraph, made from a checkpoint that is saved and will be removed.
+    """Whether a namespace belongs to a single subgraph call, made from a saved checkpoint that will be removed.
 
-    Its name ends in the task's id; that of a subgraph which remembers across calls does not.
+    Such a name ends in the task's id; the name of a subgraph that keeps state across calls does not.
     """
     if ":" not in newest.namespace:
         return False
@@ -325,7 +325,7 @@ def _called_by_gone(thread: Thread, newest: Saved, roots: set[str], kept: set[tu
 
 
 def _chain(thread: Thread, newest: Saved, saved: dict[str, Saved]) -> set[tuple[str, str]]:
-    """A checkpoint, and before it those from which its delta channels are made: back to where each is stored whole."""
+    """A checkpoint, and the earlier ones that its delta channels need, back to where each channel is stored whole."""
     kept = {(newest.namespace, newest.id)}
     metadata = thread.serde.loads_typed(newest.metadata)
     wanted = set(metadata.get("counters_since_delta_snapshot") or ()) - set(newest.values)
@@ -341,10 +341,10 @@ def _chain(thread: Thread, newest: Saved, saved: dict[str, Saved]) -> set[tuple[
 async def _remove_all_but(
     thread: Thread, choose: Callable[[Sequence[Saved], str | None], set[tuple[str, str]]]
 ) -> None:
-    """Remove the checkpoints that are not chosen, with their writes, and values that no other one shows.
+    """Remove the checkpoints that are not chosen, with their writes, and the values that only they use.
 
-    Each commit expects that the newest checkpoint still is the one that it was: what goes on from another one meanwhile
-    may show a value that seemed to be nobody's. Then it begins again.
+    Each commit expects the newest checkpoint to be unchanged: a new checkpoint may use a value that seemed unused.
+    Otherwise the removal starts again.
     """
     for _ in range(_ATTEMPTS):
         fields = await thread.look()
@@ -369,7 +369,7 @@ async def _remove_all_but(
 
 
 async def _steps(thread: Thread, gone: Sequence[Saved], kept: Sequence[Saved]) -> list[DeleteItem]:
-    """What removes checkpoints: first themselves, then what is theirs alone."""
+    """The operations that remove checkpoints: first the checkpoints, then the writes and values that only they use."""
     steps = [DeleteItem(collection=CHECKPOINTS, key=checkpoint_key(each.namespace, each.id)) for each in gone]
     for (namespace, name), writes in (await pending_writes(thread, gone)).items():
         for write in writes:
@@ -381,7 +381,7 @@ async def _steps(thread: Thread, gone: Sequence[Saved], kept: Sequence[Saved]) -
 
 
 def _blobs(thread: Thread, saved: Saved) -> list[str]:
-    """The keys of a checkpoint's values that are items of their own."""
+    """The keys of a checkpoint's values that are separate items."""
     apart = [channel for channel, value in saved.values.items() if value is None]
     if not apart:
         return []
@@ -390,7 +390,7 @@ def _blobs(thread: Thread, saved: Saved) -> list[str]:
 
 
 async def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[Saved]) -> str | None:
-    """Have the thread's record name another checkpoint, or none, as its newest; which one."""
+    """Make the newest of the kept checkpoints, or none, the newest in the thread's record; return its id."""
     newest = max((each for each in kept if not each.namespace), key=lambda each: each.id, default=None)
     setting: dict[str, Any] = {} if newest is None else {AT: newest.id, flag(newest.id): 1}
     if newest is not None and len(frame := newest.pack()) <= HEAD_BYTES:
@@ -404,9 +404,9 @@ async def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[S
 
 
 async def copy(source: Thread, target: Thread, target_id: str) -> None:
-    """Show another thread what this one has. To an id that was not used that is a fork; else all is copied.
+    """Copy a thread to another one: by a fork if the id was never used, otherwise item by item.
 
-    All of one version of the source, which may go on meanwhile.
+    The copy is of one version of the source, which may be written meanwhile.
     """
     target.recent.forget(target.id)
     try:
