@@ -1,7 +1,7 @@
-"""The only door to the outside: Redis, clocks, threads, tasks. Law: the core awaits nothing but a port.
+"""The only way to the outside: Redis, clocks, threads, tasks. Law: the core awaits only a port.
 
-`asyncio` and `blocking` hold the two implementations. The blocking one answers every await at once, so `finish` can
-run a coroutine of the core without an event loop.
+`asyncio` and `blocking` hold the two implementations. The blocking one answers every await at once, so `finish` can run
+a coroutine of the core without an event loop.
 
 Design: section 16.
 """
@@ -19,19 +19,19 @@ from distributed_state.port.commands import Words as Words
 from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 
 T = TypeVar("T")
-Mutex = Lock  # for what all threads and event loops of a process share
+Mutex = Lock  # for state that all threads and event loops of a process share
 Call = tuple[Script, Sequence[bytes], Sequence[Any]]
 
 
 class Signal(Protocol):
-    """Wakes whoever waits. Stays set until cleared."""
+    """Wakes its waiters. Stays set until cleared."""
 
     def set(self) -> None:
-        """Wake all who wait, from any thread."""
+        """Wake all waiters, from any thread."""
         ...
 
     def clear(self) -> None:
-        """Let whoever waits from now on wait."""
+        """Make later calls of `wait` block again."""
         ...
 
     async def wait(self, seconds: float | None = None) -> bool:
@@ -55,30 +55,30 @@ class Wire(Protocol):
     """One subscription connection."""
 
     def post(self, *words: Any) -> None:
-        """Send without waiting for an answer."""
+        """Send without waiting for a reply."""
         ...
 
     def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
-        """The same, a command for each channel, in one write."""
+        """Send one command per channel, in one write."""
         ...
 
     async def receive(self) -> list[Any]:
-        """The next message; an answer that is an error as [b"error", its text].
+        """Return the next message; an error reply comes as [b"error", its text].
 
         Raises WarmUnavailable when the connection is lost or closed.
         """
         ...
 
     def close(self) -> None:
-        """Drop the connection; whoever receives gets an error."""
+        """Drop the connection; a pending `receive` raises an error."""
         ...
 
 
 class Guard(Protocol):
-    """Ends the body of a `with` when a lease is lost, where the face can do that."""
+    """Ends the body of a `with` when a lease is lost, where the API can do that."""
 
     def interrupt(self) -> None:
-        """End the body now, where that can be done."""
+        """End the body now, if possible."""
         ...
 
     def leave(self, error: BaseException | None) -> bool:
@@ -87,7 +87,7 @@ class Guard(Protocol):
 
 
 class Port(Protocol):
-    """Everything the core may ask of the outside."""
+    """Everything that the core may ask of the outside."""
 
     monotonic: Callable[[], float]
 
@@ -97,22 +97,22 @@ class Port(Protocol):
         ...
 
     def here(self) -> object:
-        """What waits together: the event loop of the caller's task, or None for blocking code.
+        """Return the event loop of the caller's task, or None for blocking code: the callers that wait together.
 
-        Blocking code may hold a loop up, so it never waits for what only a task of that loop can do.
+        Blocking code may hold a loop up, so it never waits for work that only a task of that loop can do.
         """
         ...
 
     def holds_up(self, here: object) -> bool:
-        """Whether the caller is blocking code that a coroutine of this event loop called; never if it is None."""
+        """Whether the caller is blocking code that a coroutine of this event loop called; False if `here` is None."""
         ...
 
     def loop_of(self, owner: object) -> object:
-        """The event loop of an `owner` that is a task, None of a thread."""
+        """Return the event loop if `owner` is a task, None if it is a thread."""
         ...
 
     def when_a_loop_ends(self, call: Callable[[object], None]) -> None:
-        """Call this with each event loop that has ended: its tasks have, too. It must not wait."""
+        """Call this with each event loop that has ended, and its tasks with it. `call` must not wait."""
         ...
 
     @property
@@ -126,11 +126,11 @@ class Port(Protocol):
         ...
 
     def wall(self) -> float:
-        """The worker's own clock, in seconds since 1970: to be shown only, it jumps."""
+        """Return the worker's own clock, in seconds since 1970. Only for display: it may jump."""
         ...
 
     async def open(self) -> None:
-        """Reach the server, or raise WarmUnavailable."""
+        """Connect to the server, or raise WarmUnavailable."""
         ...
 
     async def close(self) -> None:
@@ -138,109 +138,113 @@ class Port(Protocol):
         ...
 
     def abandon(self) -> None:
-        """After fork(): forget the parent's connections without a word on the wire."""
+        """After fork(): forget the parent's connections without sending anything."""
         ...
 
     def node_of(self, key: bytes) -> str:
-        """The server that has this key now, as "host:port"; "" if embedded. Raises WarmUnavailable if none has."""
+        """Return the server that has this key now, as "host:port"; "" if embedded.
+
+        Raises WarmUnavailable if none has it.
+        """
         ...
 
     def nodes(self) -> list[str]:
-        """All servers that have keys: one, unless in a cluster."""
+        """Return all servers that have keys: only one, except in a cluster."""
         ...
 
     async def life_of(self, node: str) -> Life:
-        """Ask a server which life of its data it is in; connections that were made in another one are dropped."""
+        """Ask a server for its current data id; connections made under another one are dropped."""
         ...
 
     def known_life(self, node: str) -> str:
-        """The name of the life that the newest connection to a server was made in, "" if there was none."""
+        """Return the data id under which the newest connection to a server was made, "" if there was none."""
         ...
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
-        """Whether another server than this one is a primary in the life of that name, and was not replaced."""
+        """Whether a server other than this one is a primary with this data id and was not replaced."""
         ...
 
     async def relocate(self) -> None:
-        """Find out again where keys are: a server did not answer, or does not have them any more. `node_of` knows then.
+        """Find out again where keys are, because a server did not answer or lost its keys. Updates `node_of`.
 
         Raises WarmUnavailable or ConfigurationError.
         """
         ...
 
     def replicas(self, node: str) -> KnownReplicas | None:
-        """Which replicas a primary has, as those who would promote one know; None if only the primary does.
+        """Return the replicas of a primary, as its Sentinels or cluster know them; None if only the primary knows.
 
-        Blocks, for a second for each that is silent. Raises WarmUnavailable or ConfigurationError.
+        Blocks, for a second for each server that does not answer. Raises WarmUnavailable or ConfigurationError.
         """
         ...
 
     def sentinels(self) -> list[SentinelAnswer]:
-        """Ask each Sentinel that the URL names, if it names any; blocks, for a second for each that is silent."""
+        """Ask each Sentinel that the URL names, if any. Blocks, for a second for each that does not answer."""
         ...
 
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         """Send commands together, each to the server that has its first key; one round trip.
 
-        An answer that is an error is returned in its place; of several servers' those of one that cannot be reached,
-        too, as WarmUnavailable. Each command is carried out whatever became of those before it; what depends on that
-        is a script, and looks itself. Raises WarmUnavailable when all answers are missing: the commands may or may not
-        have been carried out.
+        An error reply is returned in its place. If one of several servers cannot be reached, its replies are
+        WarmUnavailable. A failed command does not stop the later ones; work that depends on an earlier command has to
+        be a script that checks for itself. Raises WarmUnavailable when all replies are missing: the commands may or may
+        not have been executed.
         """
         ...
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        """Send commands to one server, whatever keys they name; otherwise as `exchange`."""
+        """Send commands to one server, whatever keys they name; otherwise like `exchange`."""
         ...
 
     async def command(self, *words: Any) -> Any:
-        """One command. Raises what `exchange` would return."""
+        """Execute one command. Raises errors that `exchange` would return."""
         ...
 
     async def command_with(self, node: str, *words: Any) -> Any:
-        """One command, with this server. Raises what `exchange_with` would return."""
+        """Execute one command on this server. Raises errors that `exchange_with` would return."""
         ...
 
     async def commands(self, commands: Sequence[Words]) -> list[Any]:
-        """Send commands together; one round trip. Raises the first answer that is an error."""
+        """Send commands together; one round trip. Raises the first error reply."""
         ...
 
     async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
-        """One script call, loaded if the server does not know it."""
+        """Call one script, and load it if the server does not know it."""
         ...
 
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
-        """Many script calls in one round trip. An answer that is an error is returned in its place."""
+        """Call many scripts in one round trip. An error reply is returned in its place."""
         ...
 
     async def apart(self, node: str, calls: Sequence[Call], behind: Sequence[Words]) -> list[Any]:
-        """Scripts, and commands behind them that may wait, on one connection to a server; it holds up nobody else.
+        """Call scripts, then send commands that may block, on a separate connection, so that no other caller waits.
 
-        The embedded server is not asked: it has nothing to wait for. An answer that is an error is returned in its
-        place. Raises WarmUnavailable when no answer came.
+        The embedded server is not asked: it has nothing to wait for. An error reply is returned in its place. Raises
+        WarmUnavailable when no reply came.
         """
         ...
 
     async def wire(self, node: str) -> Wire:
-        """Open a connection of its own to a server, for a subscription."""
+        """Open a separate connection to a server, for a subscription."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait without holding up others."""
+        """Wait without blocking other callers."""
         ...
 
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run blocking code without holding up others."""
+        """Run blocking code without blocking other callers."""
         ...
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run a user's blocking code, for as long as it takes, without holding up others."""
+        """Run a user's blocking code, for as long as it takes, without blocking other callers."""
         ...
 
     async def complete(self, work: Awaitable[T]) -> T:
-        """Wait for what a user's coroutine function returned, which awaits whatever it likes.
+        """Wait for the result of a user's coroutine function, which may await anything.
 
-        A cancellation that is not the caller's own, as of a task that it cancelled and waited for, is a RuntimeError.
+        A cancellation that is not the caller's own raises RuntimeError, for example when it awaited a task that it had
+        cancelled.
         """
         ...
 
@@ -249,37 +253,37 @@ class Port(Protocol):
         ...
 
     async def drive(self, work: Coroutine[Any, Any, T]) -> T:
-        """As `shield`, for work that callers of other event loops and threads may wait for."""
+        """Like `shield`, for work that callers of other event loops and threads may wait for."""
         ...
 
     async def drive_start(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for what starts a partition: it may take seconds, and what is driven does not wait for it."""
+        """Like `drive`, for starting a partition: it may take seconds, and driven work does not wait for it."""
         ...
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
-        """Run a coroutine function of the store's own in the background: in a task or a thread."""
+        """Run a coroutine function of the store itself in the background: in a task or a thread."""
         ...
 
     def ask_all(self) -> None:
-        """Ask all that `spawn` began to end, before any of it is waited for."""
+        """Ask all jobs of `spawn` to end, before waiting for any of them."""
         ...
 
     def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
-        """The same where the caller runs, as what the job calls is the user's: in a task of its loop, or a thread."""
+        """Like `spawn`, but in a task of the caller's loop or a thread, because the job calls the user's code."""
         ...
 
     def mutex(self) -> AbstractContextManager[Any]:
-        """A lock for a few plain statements; never held across an await."""
+        """Return a lock for a few plain statements; it is never held across an await."""
         ...
 
     def signal(self) -> Signal:
-        """Make a signal, not set."""
+        """Return a new signal, not set."""
         ...
 
     def guard(self) -> Guard:
-        """Make a guard of the running task's body."""
+        """Return a guard of the running task's body."""
         ...
 
     def owner(self) -> object:
-        """The running task or thread."""
+        """Return the running task or thread."""
         ...

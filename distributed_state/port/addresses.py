@@ -1,11 +1,11 @@
-"""Where Redis is, read from a URL. Law: what cannot work is refused here, before anything is sent.
+"""Reads the address of Redis from a URL. Law: a URL that cannot work is refused here, before anything is sent.
 
     redis://host:6379/0  rediss://host:6379  unix:///run/redis.sock
     redis+cluster://host:6379,host:6379      rediss+cluster://...
     redis+sentinel://host:26379,host:26379/service/0      rediss+sentinel://...
 
-User and password are read as redis-py reads them. Options are named as redis-py's; those that begin
-with `sentinel_` are for the Sentinels alone.
+User and password are read as redis-py reads them. Options have redis-py's names; those that begin with `sentinel_`
+apply only to the Sentinels.
 
 Design: section 19.
 """
@@ -46,7 +46,7 @@ def _database(value: str) -> int:
 
 
 def _name(value: str) -> str:
-    # Of another one the server says no more than that it was refused.
+    # For an invalid name the server reports only that it was refused.
     if not _NAME.fullmatch(value):
         raise ValueError("it has no spaces, and letters of ASCII alone")
     return value
@@ -82,13 +82,16 @@ _TLS: dict[str, Callable[[str], Any]] = {
     "ssl_min_version": _tls_version,
 }
 _KNOWN = _LOGIN | _SERVERS | _TCP | _TLS
-# Options of the driver that would have no effect, or another than they have there, and what has it here.
+# Options of the driver that would have no effect here, or a different one, and the setting to use instead.
 _OURS = dict.fromkeys(("socket_timeout", "socket_connect_timeout", "timeout"), "use the setting timeout=")
 _OURS |= dict.fromkeys(("retry_on_timeout", "retry_on_error"), "use the setting retry_for=")
 
 
 def read_options(query: str, scheme: str, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of servers and of Sentinels. Raises ConfigurationError, which names the option and not its value."""
+    """Return the options of servers and of Sentinels.
+
+    Raises ConfigurationError, which names the option, not its value.
+    """
     servers: dict[str, Any] = {}
     sentinels: dict[str, Any] = {}
     for given, value in parse_qsl(query, keep_blank_values=True):
@@ -116,7 +119,7 @@ def read_options(query: str, scheme: str, place: str) -> tuple[dict[str, Any], d
 
 
 def require_tls(options: Mapping[str, Any], place: str, prefix: str = "") -> None:
-    """Raise ConfigurationError, naming the option, if there can be no TLS with these."""
+    """Raise ConfigurationError, naming the option, if TLS cannot work with these options."""
     for name in _FILES:
         try:
             if name in options:
@@ -154,26 +157,26 @@ _SERVICE = re.compile(r"/(?P<service>[A-Za-z0-9._-]{1,200})(?:/(?P<database>\d+)
 
 
 def node_name(host: str, port: int | str) -> str:
-    """How a server is called here: "host:port", as MOVED has it; of IPv6 without brackets."""
+    """Return the name used for a server: "host:port", as in MOVED; IPv6 addresses without brackets."""
     return f"{host}:{port}"
 
 
 def host_and_port(node: str) -> tuple[str, int]:
-    """Read back what `node_name` wrote."""
+    """Parse a name that `node_name` returned."""
     host, _, port = node.rpartition(":")
     return host, int(port)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A URL of Redis, read. `options` are those of a driver's connection but for its host and port."""
+    """A parsed URL of Redis. `options` are those of a driver's connection, without host and port."""
 
     kind: str
     """"plain", "sentinel" or "cluster". A plain address may turn out to be a server of a cluster."""
     place: str
-    """The same to be shown, without user, password and options."""
+    """The address for display, without user, password and options."""
     seeds: tuple[str, ...]
-    """Where to begin: servers, or Sentinels, by name; of a Unix socket its path."""
+    """The first servers or Sentinels to contact, by name; for a Unix socket its path."""
     tls: bool
     options: dict[str, Any] = field(repr=False)
     sentinel_options: dict[str, Any] = field(repr=False)
@@ -186,7 +189,7 @@ class Address:
 
 
 def read_address(url: str) -> Address:
-    """Read a URL. Raises ConfigurationError, which repeats neither the password nor a part of it."""
+    """Parse a URL. Raises ConfigurationError, which repeats neither the password nor a part of it."""
     if not url.startswith(SCHEMES):
         raise ConfigurationError(
             "url is Redis or Valkey: use redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://; SQL goes "
@@ -196,7 +199,7 @@ def read_address(url: str) -> Address:
     kind = "sentinel" if url.startswith(SENTINEL) else "cluster" if url.startswith(CLUSTER) else "plain"
     scheme, _, rest = url.partition("://")
     plain = scheme.partition("+")[0]
-    # The servers' names are read apart, as a URL has one; the rest is a plain URL, which the driver reads.
+    # The server names are parsed separately, as a URL has only one; the driver parses the rest as a plain URL.
     login, at, hosts = _NETLOC.match(rest)[0].rpartition("@")  # type: ignore[index]  # it matches nothing too
     behind = rest[len(login + at + hosts) :]
     seeds = _seeds(hosts, 26379 if kind == "sentinel" else 6379, kind) if plain != "unix" else ()
@@ -205,7 +208,7 @@ def read_address(url: str) -> Address:
         if "@" in parts.path + parts.fragment:
             raise ValueError
     except ValueError:
-        # Without the cause: of a password with a slash it says a part.
+        # Without the cause: if the password contains a slash, its text quotes a part of it.
         raise ConfigurationError(f"url: {UNREADABLE}") from None
     service, database = _path(kind, parts.path) if plain != "unix" else ("", "")
     shown = ",".join(_shown(seed) for seed in seeds) if plain != "unix" else parts.path
@@ -213,12 +216,12 @@ def read_address(url: str) -> Address:
     mine, theirs = read_options(parts.query, scheme, place)
     if parts.fragment:
         raise ConfigurationError(f"{place}: nothing can stand behind # in a url; in a password it is written %23")
-    # Not `geturl`, which leaves out the slashes of a URL without a host, as a Unix socket's is.
+    # Not `geturl`, which drops the slashes of a URL without a host, such as a Unix socket's.
     path = parts.path if plain == "unix" else database
     mine = _login(f"{plain}://{parts.netloc}{path}", place) | mine
     if kind == "cluster" and mine.get("db"):
         raise ConfigurationError(f"{place}: a cluster has database 0 alone, not {mine['db']}")
-    # Certificates are those of the servers unless Sentinels have their own; a login is never given to another server.
+    # Sentinels use the servers' certificates unless they have their own; a login is never sent to another server.
     shared = {name: value for name, value in mine.items() if name.startswith("ssl_")}
     if plain == "rediss":
         require_tls(mine, place)
@@ -249,7 +252,7 @@ def _shown(node: str) -> str:
 
 
 def _path(kind: str, path: str) -> tuple[str, str]:
-    """The service of Sentinels, and the path of the database alone."""
+    """Return the service of the Sentinels, and the path of the database alone."""
     if kind == "sentinel":
         found = _SERVICE.fullmatch(path)
         if found is None:
@@ -259,13 +262,13 @@ def _path(kind: str, path: str) -> tuple[str, str]:
             )
         return found["service"], f"/{found['database'] or 0}"
     if not _DATABASE.fullmatch(path):
-        # The driver would take database 0 for it.
+        # The driver would silently use database 0.
         raise ConfigurationError("url: after the host stands the number of the database, as in redis://host:6379/0")
     return "", path
 
 
 def _login(url: str, place: str) -> dict[str, Any]:
-    """User, password, database and the path of a Unix socket, of a plain URL. Raises ConfigurationError."""
+    """Return user, password, database and Unix socket path of a plain URL. Raises ConfigurationError."""
     try:
         options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]  # the driver's, without types
     except (TypeError, ValueError):

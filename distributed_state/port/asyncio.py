@@ -1,10 +1,10 @@
 """The port of tasks in an event loop: shared connections, and threads for blocking work. Law: it belongs to one loop.
 
-All tasks share one connection to a server (`Pipe`): the commands of one turn of the loop leave in one write, and
-answers come back in the order of the commands. A cancelled caller leaves its place in the queue, and its answer is read
-all the same. When the order is in doubt, after an answer that did not come in time, the connection is closed.
+All tasks share one connection to a server (`Pipe`): the commands of one turn of the loop are sent in one write, and
+replies come back in the order of the commands. The reply of a cancelled caller is still read. When the order is in
+doubt, because a reply did not come in time, the connection is closed.
 
-Blocking work runs in threads of our own (`Pools`), never in asyncio's default pool, which a user's work may fill.
+Blocking work runs in our own threads (`Pools`), never in asyncio's default pool, which a user's work may fill.
 
 Design: sections 16, 19.
 """
@@ -32,18 +32,21 @@ from distributed_state.port.sockets import LATE, nothing, reader
 
 
 class Pools:
-    """A pool for each kind of work, as each may be held up by what does not hold up the others."""
+    """A thread pool for each kind of work, so that one kind that blocks does not delay the others."""
 
     def __init__(self) -> None:
         self.sql = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
         self.handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
         self.looks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-look")
-        # All that ask SQL are together fewer than the connections to it, of which the background needs some.
+        # All threads that use SQL together are fewer than its connections; the background needs some of them.
         self.passes = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-pass")
         self.starts = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-start")
 
     def close(self) -> threading.Thread:
-        """Begin nothing more. The thread ends when what asks SQL has: its connections must not outlive the archive."""
+        """Accept no further work.
+
+        The returned thread ends when all SQL work has: the archive must outlive its connections.
+        """
         self.handlers.shutdown(wait=False)
         self.looks.shutdown(wait=False)
         ending = threading.Thread(target=self._end, name="distributed-state-closing", daemon=True)
@@ -56,20 +59,20 @@ class Pools:
         self.sql.shutdown()
 
 
-_STOOD_STILL = 0.5  # seconds that a loop is late, which was blocked then
-GROUP = 16  # commands that leave together, at most
+_STOOD_STILL = 0.5  # a loop that is late by this many seconds was blocked
+GROUP = 16  # maximum number of commands in one write
 
 
 class _Gone:
-    """What a stream has in place of a transport that it has no more."""
+    """Stands in a stream for the transport that was taken from it."""
 
     def is_closing(self) -> bool:
-        """Yes, so that nothing is left to do."""
+        """Return True, so that the stream has nothing left to close."""
         return True
 
 
 class Taken(asyncio.Protocol):
-    """A connection of the driver's, taken over once its handshake is done. Law: nobody else reads or closes it."""
+    """A connection taken over from the driver after its handshake. Law: only this object reads or closes it."""
 
     def __init__(self, connection: Any, on_error: Callable[[str], Exception] = ReplyError) -> None:
         parser = reader(on_error)
@@ -77,8 +80,8 @@ class Taken(asyncio.Protocol):
         self._gets = parser.gets
         stream: Any = getattr(connection, "_writer", None)
         transport: Any = stream.transport
-        # The driver has no door to what it connected. Neither its connection nor the stream may close this now, which
-        # both do when they are collected.
+        # The driver has no public access to its connection. Neither the driver's object nor the stream may close it
+        # now, which both do when they are garbage-collected.
         vars(stream)["_transport"] = _Gone()
         for name in ("_reader", "_writer"):
             setattr(connection, name, None)
@@ -91,13 +94,13 @@ class Taken(asyncio.Protocol):
 
 
 class Pipe(Taken):
-    """Commands of all tasks: those of one turn of the loop leave in a few writes, of GROUP commands each.
+    """Sends the commands of all tasks: those of one turn of the loop in a few writes, of GROUP commands each.
 
-    In one write of all, the server would have nothing to do until the last task has made its command, and the tasks
-    nothing until the server has answered all: the two would take turns. In groups they work at the same time.
+    With a single write, the server would be idle until the last task has made its command, and the tasks until the
+    server has answered all commands: they would take turns. In groups they work at the same time.
 
-    `lost` is called when the connection is; `late` for each second in which the one who waits longest got no answer.
-    `life` is the one that it was made in.
+    `lost` is called when the connection is lost; `late` for each second in which the longest-waiting caller got no
+    reply. `life` is the data id under which the connection was made.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Pipe(Taken):
         super().__init__(connection, on_error)
 
     def send(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
-        """Send commands together; their answers, when all are there."""
+        """Send commands together; return a future of all their replies."""
         packed = self._packer.pack(commands)
         loop = self.loop
         waiting: asyncio.Future[list[Any]] = loop.create_future()
@@ -133,9 +136,9 @@ class Pipe(Taken):
             if len(self._outgoing) >= GROUP:
                 self._flush()
         elif self._waiting:
-            # Others are at it as well: what they send in this turn of the loop leaves together.
+            # Other tasks are sending too: commands of this turn of the loop are sent together.
             self._outgoing.append(packed)
-            loop.call_soon(self._flush)  # one for each group; of one that was full and has left it finds nothing
+            loop.call_soon(self._flush)  # one call for each group; finds nothing if the group was sent when full
         elif not self._transport.is_closing():  # else connection_lost is on its way
             self._transport.write(packed)
         self._waiting.append((waiting, len(commands), loop.time()))
@@ -155,7 +158,7 @@ class Pipe(Taken):
             self._transport.write(b"".join(parts))
 
     def data_received(self, data: bytes) -> None:
-        """Hand answers to those who wait for them."""
+        """Give replies to their callers."""
         waiting = self._waiting
         gets = self._gets
         try:
@@ -169,25 +172,25 @@ class Pipe(Taken):
                 if len(answers) == count:
                     waiting.popleft()
                     self._answers = []
-                    if not future.done():  # its caller may have been cancelled; the answer is read all the same
+                    if not future.done():  # its caller may have been cancelled; the reply is still read
                         future.set_result(answers)
         except (driver.RedisError, ValueError) as error:
             self.fail(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell all who wait."""
+        """Fail all waiting callers."""
         self.fail(error or driver.ConnectionError("the server closed the connection"))
 
     def _watch(self) -> None:
-        """Look whether the one who waits longest has waited too long.
+        """Check whether the longest-waiting caller has waited too long.
 
-        Later answers could be taken for others', so the connection is over then.
+        Later replies could be mistaken for those of other commands, so the connection is closed then.
         """
         self._watched = False
         if self._waiting and self.broken is None:
             now = self.loop.time()
             if now - self._due > _STOOD_STILL:
-                # Nothing was read meanwhile: what came is to be read before it is missed.
+                # Nothing was read meanwhile: read what has arrived before judging that a reply is missing.
                 self._watch_in(_STOOD_STILL)
                 return
             waited = now - self._waiting[0][2]
@@ -201,7 +204,7 @@ class Pipe(Taken):
             self._watch_in(left)
 
     def fail(self, error: Exception) -> None:
-        """Give the connection up."""
+        """Close the connection, and fail all waiting callers."""
         if self.broken is None:
             self.broken = error
             self.drop()
@@ -217,13 +220,13 @@ T = TypeVar("T")
 
 
 class AsyncioPort(Router):
-    """One shared connection to each server for commands, and one more where they may wait."""
+    """One shared connection to each server for commands, and another for commands that may block."""
 
     def __init__(self, connections: Connections, pools: Pools) -> None:
         super().__init__(connections)
         self._pools = pools
         self._pipes: dict[str, Pipe] = {}
-        self._apart: dict[str, Pipe] = {}  # where commands may wait
+        self._apart: dict[str, Pipe] = {}  # for commands that may block
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Lock] = {}
@@ -231,24 +234,24 @@ class AsyncioPort(Router):
         connections.used(self._gone)
 
     def leave(self) -> None:
-        """Drop all connections, in the thread of the loop."""
+        """Drop all connections; called in the thread of the loop."""
         self._closed = True
         self.forget()
         for pipe in (*self._pipes.values(), *self._apart.values()):
             pipe.fail(driver.ConnectionError("closed"))
 
     def forget(self) -> None:
-        """Hear no more of servers that have left; from any thread."""
+        """Stop watching for servers that leave; callable from any thread."""
         self._connections.unused(self._gone)
 
     def abandon(self) -> None:
-        """After fork() nothing of the parent's loop can be used or closed."""
+        """After fork(): nothing of the parent's loop can be used or closed."""
         self._connections.inherited(self._gone)
         self._pipes.clear()
         self._apart.clear()
 
     def _gone(self, node: str) -> None:
-        """A server is no more asked, or is in another life: who waits for its answers is told at once."""
+        """Fail the waiting callers of a server that left or has another data id now."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._drop, node)
 
@@ -256,7 +259,7 @@ class AsyncioPort(Router):
         for pipes in (self._pipes, self._apart):
             if pipe := pipes.pop(node, None):
                 pipe.fail(driver.ConnectionError("another server has its keys now"))
-        if node not in self._topology.nodes():  # in another life, who connects to it goes on
+        if node not in self._topology.nodes():  # with another data id, handshakes continue
             for scope in self._handshakes.pop(node, ()):
                 scope.reschedule(self._loop.time())
 
@@ -276,7 +279,7 @@ class AsyncioPort(Router):
         account.add(began)
 
     def _late(self) -> None:
-        """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
+        """A reply is late: check whether another server has the keys now; if so, this server is dropped."""
         with suppress(WarmUnavailable):  # closed meanwhile
             self._looking_late = self._looking_by(self._connections.late)
 
@@ -295,7 +298,7 @@ class AsyncioPort(Router):
                 refused = partial(self._refused, node)
                 pipe = Pipe(connection, self._connections.timeout, refused, self._topology.doubt, late, life)
                 pipes[node] = pipe
-                if self._closed:  # meanwhile; nobody would close it
+                if self._closed:  # meanwhile; nothing else would close it
                     pipe.fail(driver.ConnectionError("closed"))
             return pipe
 
@@ -315,10 +318,10 @@ class AsyncioPort(Router):
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         if not commands:
-            return []  # waiting for no answer would never end, and hold up everybody after it
+            return []  # waiting for no reply would never end, and block all later callers
         if self._embedded is not None:
             answers = self._embedded.exchange(commands)
-            await asyncio.sleep(0)  # as while a server works, the loop's other tasks get their turn
+            await asyncio.sleep(0)  # as while a real server works, the loop's other tasks get their turn
             return answers
         return await self._exchange_over(self._pipes, node, commands)
 
@@ -334,7 +337,7 @@ class AsyncioPort(Router):
         pipe = pipes.get(node)
         try:
             if pipe is not None and pipe.broken is None and (left is None or left >= self._timeout):
-                answers = await pipe.send(commands)  # which minds that time itself
+                answers = await pipe.send(commands)  # `send` watches that time itself
             else:
                 async with asyncio.timeout(left):
                     if pipe is None or pipe.broken is not None:
@@ -363,7 +366,7 @@ class AsyncioPort(Router):
         answers: dict[str, list[Any] | WarmUnavailable] = {}
         for node, part in found.items():
             if isinstance(part, StateError) and not isinstance(part, WarmUnavailable):
-                raise part  # here, as a task of the group's own would raise it inside an ExceptionGroup
+                raise part  # here, as a task of the group would raise it inside an ExceptionGroup
             answers[node] = part
         return answers
 
@@ -375,7 +378,7 @@ class AsyncioPort(Router):
 
 
 async def complete(work: Awaitable[T]) -> T:
-    """Wait for a user's coroutine; a cancellation that is not the caller's own is a RuntimeError."""
+    """Wait for a user's coroutine; a cancellation that is not the caller's own raises RuntimeError."""
     try:
         return await work
     except asyncio.CancelledError as error:
@@ -386,7 +389,7 @@ async def complete(work: Awaitable[T]) -> T:
 
 
 async def shield(work: Awaitable[T], seconds: float) -> T:
-    """Wait for it; who is cancelled meanwhile leaves when it is done, or after so long."""
+    """Wait for `work`; a cancelled caller leaves when it is done, or after `seconds`."""
     future = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(future)
@@ -396,7 +399,7 @@ async def shield(work: Awaitable[T], seconds: float) -> T:
 
 
 class AsyncioGuard:
-    """Cancels the task that entered it, and knows its own cancellation from others', as asyncio.timeout does."""
+    """Cancels the task that entered it, and can recognise its own cancellation, as asyncio.timeout does."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -406,7 +409,7 @@ class AsyncioGuard:
 
     def interrupt(self) -> None:
         with suppress(RuntimeError):  # its loop is closed
-            self._loop.call_soon_threadsafe(self._cancel)  # who watches the deadlines may be a thread
+            self._loop.call_soon_threadsafe(self._cancel)  # the job that watches the deadlines may be a thread
 
     def _cancel(self) -> None:
         if self._task is not None and not self._task.done():
@@ -415,7 +418,7 @@ class AsyncioGuard:
 
     def leave(self, error: BaseException | None) -> bool:
         task = self._task
-        self._task = None  # an interruption that comes from here on is too late
+        self._task = None  # later interruptions are too late
         if not self._fired or task is None:
             return False
         ours = task.uncancel() <= self._before

@@ -1,9 +1,9 @@
-"""Threads of a store that work in the background, users' coroutines that blocking code waits for, and signals.
+"""Background threads of a store, users' coroutines that blocking code waits for, and signals.
 
 Law: a thread that is asked to end does so in its current wait or at the next one. A background thread keeps one event
-loop to its end, because what a user's coroutine opens may be bound to it. Threads and the tasks of any event loop wait
-for a `SharedSignal`; setting one never waits, in any thread. A handler of a signal of the operating system only
-notifies, and the handler that was there before is put back.
+loop until it ends, because objects that a user's coroutine opens may be bound to the loop. Threads and tasks of any
+event loop can wait for a `SharedSignal`; setting one never blocks. A handler of an operating system signal only
+notifies, and the previous handler is restored.
 
 Design: sections 16, 27.
 """
@@ -28,7 +28,7 @@ from distributed_state.port import bodies
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 JOINED = 10.0  # seconds to wait for a job that is asked to end
-CUT = 9.5  # seconds after which one waits for Redis no longer: before the others, which wait for SQL, are given up
+CUT = 9.5  # seconds after which waits for Redis end: earlier than waits for SQL, which are given up last
 REPLICA: ContextVar[str] = ContextVar("distributed_state_replica", default="")
 """The replica of the store that began the present job; "" outside of any."""
 
@@ -37,14 +37,14 @@ _kept = threading.local()
 
 
 def run_users(work: Awaitable[T], *, lasting: bool) -> T:
-    """Wait for it in the caller's context. `lasting`: on the loop that this thread keeps until `close`."""
+    """Wait for it in the caller's context. `lasting`: on the loop that this thread keeps until `close_loop`."""
 
     async def whole() -> T:
         return await work
 
     context = copy_context()
     if _in_event_loop():
-        # That loop waits for us, so it cannot run anything meanwhile.
+        # That loop is blocked by this call, so it cannot run anything meanwhile.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(context.run, asyncio.run, whole()).result()
     if not lasting:
@@ -55,7 +55,7 @@ def run_users(work: Awaitable[T], *, lasting: bool) -> T:
 
 
 def close_loop() -> None:
-    """End the loop that this thread keeps, if it has one."""
+    """Close the loop that this thread keeps, if it has one."""
     if getattr(_kept, "runner", None) is not None:
         _kept.runner.close()
 
@@ -76,7 +76,7 @@ _here = _Here()
 
 
 def finish(core: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine whose every await is answered at once; fail loudly if one is not."""
+    """Run a coroutine whose every await is answered at once; raise RuntimeError if one is not."""
     loop = bodies.running()
     before = None if loop is None else bodies.hold_up(loop)
     try:
@@ -95,18 +95,18 @@ class Stopped(BaseException):
 
 
 def here() -> bool:
-    """Whether this is such a thread."""
+    """Whether the caller runs in a `BlockingJob`'s thread."""
     return _here.job is not None
 
 
 def end_if_stopped() -> None:
-    """Raise Stopped in a thread that is asked to end."""
+    """Raise Stopped if this thread is asked to end."""
     if _here.job is not None and _here.job.asked:
         raise Stopped
 
 
 async def join(thread: threading.Thread, seconds: float) -> None:
-    """Wait for a thread to end; a task's loop goes on meanwhile."""
+    """Wait for a thread to end; if the caller is a task, its loop goes on meanwhile."""
     if bodies.loop() is None:
         thread.join(max(0.0, seconds))
         return
@@ -119,7 +119,7 @@ async def join(thread: threading.Thread, seconds: float) -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Wait. Raises Stopped in a thread that is asked to end."""
+    """Wait. Raises Stopped if this thread is asked to end."""
     if _here.job is None:
         time.sleep(seconds)
     elif _here.job.waits(seconds):
@@ -127,7 +127,7 @@ def sleep(seconds: float) -> None:
 
 
 def doze(waiter: threading.Lock, seconds: float) -> None:
-    """Wait until the lock is released, or this is a thread that is asked to end."""
+    """Wait until the lock is released, or until this thread is asked to end."""
     if _here.job is None:
         waiter.acquire(timeout=seconds)
     else:
@@ -140,8 +140,8 @@ class BlockingJob:
     def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._job = job
         self._end = threading.Event()
-        self._dozes: threading.Lock | None = None  # what it waits for
-        self._until = math.inf  # it is waited for, once it was asked to end
+        self._dozes: threading.Lock | None = None  # the lock it waits for
+        self._until = math.inf  # when `stop` gives up waiting, once it was asked to end
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -162,13 +162,13 @@ class BlockingJob:
         return self._end.is_set()
 
     def waits(self, seconds: float) -> bool:
-        """Wait, in this thread, at most until it is asked to end; whether it was."""
+        """Wait, in this thread, until it is asked to end; return whether it was."""
         return self._end.wait(seconds)
 
     def doze(self, waiter: threading.Lock, seconds: float) -> None:
-        """Wait, in this thread, for the lock to be released; `ask` does so as well."""
+        """Wait, in this thread, for the lock to be released; `ask` releases it too."""
         self._dozes = waiter
-        if not self.asked:  # looked at only now: from here on it is woken
+        if not self.asked:  # checked after `_dozes` is set: from here on, `ask` wakes it
             waiter.acquire(timeout=seconds)
         self._dozes = None
 
@@ -182,7 +182,7 @@ class BlockingJob:
                 waiter.release()
 
     async def stop(self) -> None:
-        """Ask it to end, and wait for that unless it is the caller."""
+        """Ask it to end, and wait until it has, unless called in its own thread."""
         self.ask()
         if self._thread is not threading.current_thread():
             await join(self._thread, self._until - time.monotonic())
@@ -196,7 +196,7 @@ HAS_RELOAD = hasattr(signal, "SIGHUP")  # not so on Windows
 
 @contextmanager
 def listening(handlers: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
-    """Call these, by the signal's name, until `with` ends; False outside the main thread, which alone gets them."""
+    """Call these by signal name until `with` ends. Yields False outside the main thread, which alone gets signals."""
     ours = threading.current_thread() is threading.main_thread()
     before: dict[int, Any] = {}
     try:
@@ -207,25 +207,25 @@ def listening(handlers: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
         yield ours
     finally:
         for number, handler in before.items():
-            # None: it was set by C code, which Python cannot put back.
+            # None: it was set by C code, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-_LOOK_EVERY = 1.0  # in short steps, so that nobody depends on being woken
+_LOOK_EVERY = 1.0  # in short steps, so that a lost wake-up only delays
 
 
 class SharedSignal:
-    """An event that also ends when its thread is asked to stop.
+    """An event whose `wait` also ends when its thread is asked to stop.
 
-    Not threading.Event, whose waiting is Python code: Ctrl-C in the middle of it breaks the event for other threads.
+    Not threading.Event, which waits in Python code: a Ctrl-C during the wait breaks the event for other threads.
     """
 
     def __init__(self) -> None:
         self._set = False
-        self._waiters: list[Any] = []  # each is woken by its `release`
+        self._waiters: list[Any] = []  # `release` wakes each of them
 
     def set(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiters."""
         self._set = True
         waiters = self._waiters
         self._waiters = []
@@ -234,7 +234,7 @@ class SharedSignal:
                 waiter.release()
 
     def clear(self) -> None:
-        """Let whoever waits from now on wait."""
+        """Make later calls of `wait` block again."""
         self._set = False
 
     async def wait(self, seconds: float | None = None) -> bool:
@@ -256,7 +256,7 @@ class SharedSignal:
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        # Looked at again: set() may have taken the list of waiters before this one was in it.
+        # Checked again: set() may have taken the list of waiters before this one was added.
         if not self._set:
             doze(waiter, seconds)
         self._gone(waiter)
@@ -279,7 +279,7 @@ class SharedSignal:
 
 
 class _Task:
-    """What a task leaves in place of the lock that a thread waits for."""
+    """The waiter of a task, with the `release` of the lock that a thread waits for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -295,27 +295,27 @@ class _Task:
 
 
 class Exclusive:
-    """Held by one caller at a time, a task of any loop or blocking code, for as long as what it does takes."""
+    """A lock for a task of any loop or for blocking code, which may be held for a long time."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._free: SharedSignal | None = None  # set when whoever holds it now is done
+        self._free: SharedSignal | None = None  # set when the present holder is done
 
     async def take(self, *, unless: bool) -> bool:
-        """Hold it, once nobody else does. False if that has to be waited for and must not be: `unless` it is free."""
+        """Take it when it is free. With `unless`, or where waiting is impossible, return False if it is not."""
         while True:
             with self._mutex:
                 free = self._free
                 if free is None:
                     self._free = SharedSignal()
                     return True
-            # Whoever holds it may wait for a task of the loop that the caller holds up.
+            # The holder may wait for a task of the loop that the caller blocks.
             if unless or bodies.held_up() is not None:
                 return False
             await free.wait()
 
     def give_back(self) -> None:
-        """Let the next one have it."""
+        """Let the next caller take it."""
         free, self._free = self._free, None
         if free is not None:
             free.set()

@@ -1,6 +1,6 @@
 """The port of blocking code. Law: no await here ever suspends, so the core runs in one step.
 
-Each caller takes a connection of its own. Work that Ctrl-C must not stop halfway runs to its end in a thread
+Each caller takes a connection of its own. Work that Ctrl-C must not interrupt runs to its end in a thread
 (`UninterruptibleThread`), whether or not the caller still waits for it.
 
 Design: sections 16, 19.
@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Wire, Words, background, waited
-from distributed_state.port.background import finish as finish  # what the blocking face is written with
+from distributed_state.port.background import finish as finish  # used by the generated sync API
 from distributed_state.port.commands import BROKEN, ReplyError, translate
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded import EmbeddedServer
@@ -46,7 +46,7 @@ class EmbeddedWire:
         self.post_all = self._subscription.post_all
 
     async def receive(self) -> list[Any]:
-        """The next message. In short steps: a background thread notices its own stop."""
+        """Return the next message. Waits in short steps, so that a background thread notices its own stop."""
         while True:
             self._end_if_stopped()
             try:
@@ -55,20 +55,20 @@ class EmbeddedWire:
                 continue
             if message is not None:
                 return message
-            self._messages.put(None)  # for whoever receives again
+            self._messages.put(None)  # for later calls of `receive`
             raise WarmUnavailable(_CLOSED)
 
     def close(self) -> None:
-        """End it; whoever receives gets an error."""
+        """Close the subscription; a pending `receive` raises an error."""
         self._subscription.close()
         self._messages.put(None)
 
 
 class UninterruptibleThread:
-    """A thread for what Ctrl-C must not stop halfway; Python raises that in the main thread only.
+    """A thread for work that Ctrl-C must not interrupt; Python raises KeyboardInterrupt in the main thread only.
 
     The main thread waits in a SimpleQueue, which waits in C. A Future's wait is Python code: interrupted at a bad
-    moment it leaves a lock behind, and raises RuntimeError instead of KeyboardInterrupt.
+    moment it leaves a lock held, and raises RuntimeError instead of KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class UninterruptibleThread:
         threading.Thread(target=self._serve, name="distributed-state-uninterruptible", daemon=True).start()
 
     def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call in order, to the end, even if the caller leaves with an interrupt."""
+        """Run calls in order, to the end, even if the caller leaves with an interrupt."""
         if self._closed or threading.current_thread() is not threading.main_thread():
             return call(*arguments)
         outcome: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
@@ -88,7 +88,7 @@ class UninterruptibleThread:
         return cast(T, result)
 
     def close(self) -> None:
-        """End the thread once everything before has been done."""
+        """End the thread when all earlier calls are done."""
         self._closed = True
         self._calls.put(None)
 
@@ -106,23 +106,23 @@ log = logging.getLogger(__name__)
 
 
 class BlockingPort(Router):
-    """Connections in a stack for each server: a caller takes one, uses it alone, puts it back."""
+    """Connections in a stack for each server: a caller takes one, uses it alone, and puts it back."""
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections)
         self._free: dict[str, list[Socket]] = defaultdict(list)
-        # All, links and those whose handshake goes on too; and those of the life that their server is in.
+        # `_made`: all, including links and connections in their handshake. `_used`: those with their server's data id.
         self._made: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
         self._used: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
-        self._connecting = threading.Lock()  # a set that grows cannot be gone through
+        self._connecting = threading.Lock()  # a set that grows cannot be iterated over
         self.closed = False
         self._is_cut = False
-        self._parting: Waited | None = None  # of the call that closes: it connects even after the cut
+        self._parting: Waited | None = None  # of the closing call, which connects even after the cut
         self._uninterruptible = UninterruptibleThread()
         connections.used(self._gone)
 
     def shut(self) -> None:
-        """Drop all connections; what is under way is done first."""
+        """Drop all connections; calls that are running finish first."""
         self.closed = True
         self._connections.unused(self._gone)
         self._uninterruptible.close()
@@ -137,9 +137,9 @@ class BlockingPort(Router):
         self._used.clear()
 
     def _gone(self, node: str) -> None:
-        """A server is no more asked, or is in another life: who waits for its answers is told at once.
+        """Fail the waiting callers of a server that left or has another data id now.
 
-        In another life those that hear it go on, and those that connect will be of that life.
+        With another data id, subscriptions and handshakes continue: new connections will have the new data id.
         """
         asked = node in self._topology.nodes()
         with self._connecting:
@@ -149,10 +149,10 @@ class BlockingPort(Router):
             socket.shut()
 
     def cut(self, parting: Waited | None) -> None:
-        """End every wait for an answer, in whatever thread, for good. Only the call that parts may connect again."""
+        """End every wait for a reply, in every thread, for good. Only the closing call may connect again."""
         self._parting, self._is_cut = parting, True
         for free in list(self._free.values()):
-            self._close_free(free)  # nobody waits there; left in the stack, they would fail their next user
+            self._close_free(free)  # no caller waits there; left in the stack, they would fail their next user
         with self._connecting:
             sockets = {socket for kept in (self._made, self._used) for node in kept.values() for socket in node}
         for socket in sockets:
@@ -174,7 +174,7 @@ class BlockingPort(Router):
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         if self._embedded is not None:
-            # There the scripts run in this process: an interrupted one would be half a commit.
+            # The scripts run in this process: an interrupted one would be half a commit.
             return self._uninterruptible.run(self._embedded.exchange, commands)
         if not commands:
             return []
@@ -207,11 +207,11 @@ class BlockingPort(Router):
         return answers
 
     def _taken(self, free: list[Socket], node: str, seconds: float) -> Socket:
-        """A connection for the caller alone, made within so many seconds."""
+        """Take a free connection, or make one within `seconds`."""
         try:
             return free.pop()
         except IndexError:
-            pass  # raised below, an error would seem to come from this one
+            pass  # raised below, so that an error does not seem to come from this one
         socket = self._connect(node, partial(self._refused, node), seconds)
         with self._connecting:
             self._used[node].add(socket)
@@ -233,12 +233,12 @@ class BlockingPort(Router):
             raise
 
     def _is_over(self) -> bool:
-        """Whether the caller may wait for nothing more: all were cut but the call that closes."""
+        """Whether the caller must not wait any longer: all were cut except the closing call."""
         return self._is_cut and (self._parting is None or waited.present() is not self._parting)
 
     def _close_free(self, free: list[Socket]) -> None:
-        """They were connected to the same server, before it left."""
-        with suppress(IndexError):  # another thread takes from it, too
+        """Close the free connections: they go to the server that was lost."""
+        with suppress(IndexError):  # another thread pops from it, too
             while free:
                 free.pop().close()
 
@@ -249,10 +249,10 @@ class BlockingPort(Router):
             free.append(socket)
 
     async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        return await self.exchange_with(node, commands)  # whose connection is this caller's alone
+        return await self.exchange_with(node, commands)  # this caller alone uses the connection
 
     async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
-        """Send to all servers, then read: they work side by side."""
+        """Send to all servers, then read, so that the servers work in parallel."""
         found: dict[str, list[Any] | WarmUnavailable] = {}
         sent: list[tuple[str, Socket]] = []
         account = waited.present()
@@ -280,7 +280,7 @@ class BlockingPort(Router):
                         self._put_back(self._free[node], socket)
         except BaseException:
             for _, socket in sent:
-                socket.close()  # its answers are still to come, and would be taken for others'
+                socket.close()  # its replies are still to come, and would be mistaken for others
             raise
         finally:
             if account is not None:
@@ -297,7 +297,7 @@ class BlockingPort(Router):
     def _longest(
         self, account: Waited, began: float, nodes: Iterable[str], refused: dict[str, list[Any] | WarmUnavailable]
     ) -> float:
-        """Seconds that an answer of any of these servers may take; those that are not asked any more are noted."""
+        """Return how long to wait for the slowest of these servers; put those that may not be asked into `refused`."""
         longest = 0.0
         for node in nodes:
             try:
@@ -307,7 +307,7 @@ class BlockingPort(Router):
         return longest
 
     def _lost(self, error: Exception, node: str) -> WarmUnavailable:
-        """The answer in place of those that a server did not give. Raises what is more than that."""
+        """Return the error in place of a server's replies; raise it if it is not a WarmUnavailable."""
         self._topology.doubt()
         self._close_free(self._free[node])
         ours = translate(error, self._place)
@@ -331,19 +331,19 @@ class BlockingPort(Router):
 
     async def complete(self, work: Awaitable[T]) -> T:
         try:
-            # A background thread of ours keeps its event loop, which what users open may be bound to.
+            # A background thread keeps its event loop, which users' objects may be bound to.
             return background.run_users(work, lasting=background.here())
         except asyncio.CancelledError as error:
             raise RuntimeError("what it waited for was cancelled") from error
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        # As a task has it: what is done for the caller knows the caller's context.
+        # As in a task, the work runs in the caller's context.
         context = copy_context()
         return self._uninterruptible.run(lambda: context.run(finish, work))
 
 
 def _until(end: float) -> float:
-    """Seconds until then: few, if it is over, in which what has come already is read."""
+    """Return the seconds left; if none, a few milliseconds to read replies that have already arrived."""
     return max(0.01, end - time.monotonic())
 
 

@@ -1,11 +1,11 @@
-"""Commands as bytes, Lua scripts as commands, and answers that are errors.
+"""Commands as bytes, Lua scripts as commands, and error replies.
 
-Law: a word is encoded here and nowhere else, and errors of servers and of the driver become ours here and nowhere else.
+Law: this is the only module that encodes words, and that translates errors of servers and of the driver into ours.
 
-hiredis can encode commands as well. It asks a number for its text and does not check the answer: a signal handler that
-raises meanwhile, or an integer too long to be written, ended the interpreter (SIGSEGV in `pack_command`).
+hiredis can encode commands as well. It asks a number for its text and does not check the result: a signal handler that
+raised meanwhile, or an integer too long to be written, ended the interpreter (SIGSEGV in `pack_command`).
 
-A script that the server is sent is its file with its includes and its constants.
+The text of a script that is sent to a server is its file with its includes and its constants.
 
 Design: sections 4, 19.
 """
@@ -34,7 +34,7 @@ ONE_OF_A_CLUSTER = "a server of a cluster, whose others are not behind a Unix so
 
 
 class ReplyError(Exception):
-    """An answer of the server that is an error; `word` is its first word, as "NOSCRIPT"."""
+    """An error reply of the server; `word` is its first word, such as "NOSCRIPT"."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -42,12 +42,12 @@ class ReplyError(Exception):
 
     @property
     def demoted(self) -> bool:
-        """Whether the server says that it is a replica."""
+        """Whether the error says that the server is a replica."""
         return self.word == "READONLY" or _OF_A_REPLICA in str(self)
 
 
 def translate(error: BaseException, place: str) -> StateError:
-    """The error of ours that says what a server's or the driver's means. `place` is the server without its password."""
+    """Translate an error of the server or of the driver into ours. `place` is the server without its password."""
     if isinstance(error, StateError):
         return error
     text = str(error)
@@ -78,7 +78,7 @@ def translate(error: BaseException, place: str) -> StateError:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it came from, as far as that is one attempt; a handshake's own is below the driver's."""
+    """Yield the error and its causes within one attempt; a handshake's own error is below the driver's."""
     while error is not None and not isinstance(error, StateError):
         yield error
         error = error.__cause__ or error.__context__
@@ -88,7 +88,7 @@ _HEADS = [b"$%d\r\n" % length for length in range(1000)]
 
 
 def encode(word: Any) -> bytes:
-    """One word as bytes. Raises TypeError for what is none, and ValueError for what cannot be written."""
+    """Encode one word. Raises TypeError if it is not a word, and ValueError if it cannot be written."""
     if type(word) is bytes:
         return word
     if isinstance(word, str):
@@ -96,14 +96,14 @@ def encode(word: Any) -> bytes:
     if type(word) is int:
         return b"%d" % word
     if isinstance(word, float):
-        return float.__repr__(word).encode()  # not its own, which may be anybody's code
+        return float.__repr__(word).encode()  # not the object's own __repr__, which may be overridden
     if isinstance(word, bytes | memoryview):
         return bytes(word)
     raise TypeError(f"a word of a command is bytes, str, int or float, not {type(word).__name__}")
 
 
 def write(words: Iterable[Any]) -> bytes:
-    """The bytes of words, as they stand behind their number."""
+    """Encode words, without the count that begins a command."""
     parts: list[bytes] = []
     for word in words:
         if (kind := type(word)) is not bytes:
@@ -114,31 +114,31 @@ def write(words: Iterable[Any]) -> bytes:
 
 
 def packed(words: Sequence[Any]) -> bytes:
-    """The bytes of one command."""
+    """Encode one command."""
     return b"*%d\r\n%b" % (len(words), write(words))
 
 
 Filled = tuple[Any, ...]
-Words = Filled | list[Any]  # a list is a call that is sent with the life of its connection: see `lives`
-_KEPT = 1000  # beginnings of calls, for each connection; of some 500 bytes
+Words = Filled | list[Any]  # a list is a call that is sent with the data id of its connection: see `lives`
+_KEPT = 1000  # cached beginnings of calls for each connection, of some 500 bytes each
 
 
 def filled(words: Words, life: str) -> Filled:
-    """A command as it is sent on a connection of this life."""
+    """Return a command as it is sent on a connection with this data id."""
     if type(words) is tuple:
         return words
     at = 3 + words[2]
-    words[at] = life  # type: ignore[index]  # a list: what stood there was of an earlier sending
+    words[at] = life  # type: ignore[index]  # a list: the place may hold the value of an earlier sending
     if len(words) > at + 1 and type(words[at + 1]) is tuple:  # its constants
         return (*words[: at + 1], *words[at + 1], *words[at + 2 :])
     return tuple(words)
 
 
 class Packer:
-    """Writes commands as they are sent on one connection, in one life.
+    """Encodes commands as they are sent on one connection, with its data id.
 
-    What every call of a script on a record begins with, its constants included (see `Script.call`), is written once and
-    kept for the next: to write thirty words takes as long as a tenth of a commit.
+    The words with which every call of a script on a record begins, including its constants (see `Script.call`), are
+    encoded once and cached: encoding thirty words takes a tenth of the time of a commit.
     """
 
     __slots__ = ("_beginnings", "life")
@@ -148,7 +148,7 @@ class Packer:
         self._beginnings: dict[tuple[Any, ...], bytes] = {}
 
     def pack(self, commands: Sequence[Words]) -> bytes:
-        """The bytes of commands."""
+        """Encode commands."""
         if len(commands) == 1:
             return self._packed(commands[0])
         return b"".join(map(self._packed, commands))
@@ -156,7 +156,7 @@ class Packer:
     def _packed(self, words: Words) -> bytes:
         if type(words) is tuple:
             return packed(words)
-        at = 4 + words[2]  # behind the life
+        at = 4 + words[2]  # after the data id
         constants = words[at] if len(words) > at else None
         if type(constants) is not tuple or words[0] != b"EVALSHA":
             return packed(filled(words, self.life))
@@ -179,10 +179,10 @@ _INCLUDE = re.compile(rb"^[ \t]*--+[ \t]*@include(.*)$", re.MULTILINE)
 
 
 class _ReadOnce:
-    """What is made at the first use and kept in the object. Law: without a lock.
+    """An attribute that is made at its first use and kept in the object. Law: no lock.
 
-    functools.cached_property of Python 3.11 has one for all objects: a child that was forked while a thread of its
-    parent read a script could read none ever after. Made twice at once, it is the same.
+    functools.cached_property of Python 3.11 has one lock for all objects: a child that was forked while a thread of its
+    parent read a script could never read one. If it is made twice at once, both results are equal.
     """
 
     def __init__(self, make: Callable[[Any], bytes]) -> None:
@@ -200,8 +200,8 @@ class _ReadOnce:
 class Script:
     """A Lua script by name; its text is read from the package once.
 
-    A line `-- @include name` stands for the text of `lua/include/name.lua`. `living`: its first argument is the life of
-    the data that the connection was made in. `constants`: those that do not stand in that text.
+    A line `-- @include name` stands for the text of `lua/include/name.lua`. `living`: its first argument is the data id
+    of its connection. `constants`: those that differ from the text of the file.
     """
 
     name: str
@@ -210,10 +210,10 @@ class Script:
 
     @_ReadOnce
     def text(self) -> bytes:
-        """What the server is sent, includes and all. Raises FileNotFoundError for an include that is not there."""
+        """Return the text with its includes. Raises FileNotFoundError for a missing include."""
         folder = resources.files("distributed_state").joinpath("warm", "lua")
         text = folder.joinpath(f"{self.name}.lua").read_bytes()
-        # Never passed over in silence: to Lua the line is a comment, and the script would run without that piece.
+        # A missing include is an error: to Lua the line is a comment, and the script would run without that part.
         return _INCLUDE.sub(
             lambda line: folder.joinpath("include", f"{line[1].strip().decode()}.lua").read_bytes(), text
         )
@@ -224,7 +224,7 @@ class Script:
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
     def given(self, **constants: int) -> Script:
-        """The script with these numbers in its lines `local name = number -- @constant`; itself if they stand there."""
+        """Return the script with these numbers in its lines `local name = number -- @constant`."""
         stand = {name.decode(): int(number) for name, number in _CONSTANT.findall(self.text)}
         if constants.keys() - stand.keys():
             raise ValueError(f"{self.name}.lua has the constants {', '.join(stand)}, not {', '.join(constants)}")
@@ -239,12 +239,15 @@ class Script:
         return script
 
     def call(self, keys: Sequence[bytes], arguments: Sequence[Any]) -> Words:
-        """The words of one EVALSHA. The first argument of a living script may be a tuple: constants of every call."""
+        """Return the words of one EVALSHA.
+
+        The first argument of a living script may be a tuple: constants of every call.
+        """
         if self.living:
             return [b"EVALSHA", self.sha, len(keys), *keys, b"", *arguments]
         return (b"EVALSHA", self.sha, len(keys), *keys, *arguments)
 
     def first_call(self, words: Words) -> Words:
-        """The same call for a server that does not know the script yet."""
+        """Return the same call for a server that does not know the script yet."""
         first = [b"EVAL", self.text, *words[2:]]
         return first if isinstance(words, list) else tuple(first)

@@ -1,7 +1,7 @@
-"""Connections to Redis, up to where they are ready for commands. Law: the handshake is the driver's, the rest is ours.
+"""Connections to Redis, up to where they are ready for commands. Law: the driver makes the handshake, we do the rest.
 
-TLS, user and password, rotating ones too, the database and CLIENT SETINFO are what redis-py does. Every connection
-speaks RESP2 and never retries by itself.
+redis-py handles TLS, user and password, which may rotate, the database and CLIENT SETINFO. Every connection speaks
+RESP2 and never retries by itself.
 
 Design: section 19.
 """
@@ -39,7 +39,7 @@ from distributed_state.port.waited import Waited
 
 _ROLE: Filled = (b"ROLE",)
 _GRACE = 0.25  # seconds for a server that was not asked yet when others have used up the limit
-_HARDLY = 0.005  # seconds: nobody answers within the rest of a limit that is so short
+_HARDLY = 0.005  # seconds: too short for any server to answer
 log = logging.getLogger(__name__)
 Credentials = Callable[[], tuple[str, str]]
 
@@ -47,7 +47,7 @@ Credentials = Callable[[], tuple[str, str]]
 class _Asked(CredentialProvider):
     """A user's function that is asked for user and password at each connection, so that tokens may rotate.
 
-    Whatever it raises is that no connection can be made now: what works in the background has to go on and try again.
+    Any exception of it becomes WarmUnavailable: background jobs must continue and try again.
     """
 
     def __init__(self, ask: Credentials, place: str) -> None:
@@ -66,7 +66,7 @@ class _Asked(CredentialProvider):
 
 
 async def _answer(connection: Any) -> Any:
-    """The answer to what was sent, an error like any other."""
+    """Return the reply to the last command, NOPERM as a value instead of an exception."""
     try:
         return await connection.read_response()
     except driver.NoPermissionError as error:
@@ -74,23 +74,23 @@ async def _answer(connection: Any) -> Any:
 
 
 class _Words:
-    """Writes the commands of a handshake; the driver would have hiredis do it, which no signal may interrupt."""
+    """Encodes the commands of a handshake; the driver would use hiredis, which a signal must not interrupt."""
 
     def pack(self, *words: Any) -> list[bytes]:
-        """The bytes of one command; the driver names some by two words in one text."""
+        """Encode one command; the driver gives some names as two words in one text."""
         return [packed((*encode(words[0]).split(), *words[1:]))]
 
 
 class Connections:
-    """Makes connections of one URL, and knows which servers it means now; shared by all ports of a store."""
+    """Makes connections of one URL, and knows its current servers; shared by all ports of a store."""
 
     def __init__(
         self, url: str | None, timeout: float, credentials: Credentials | None = None, *, retry_for: float = 0.0
     ) -> None:
         self.timeout = timeout
-        self.limit = retry_for or timeout  # seconds for which one call waits in all
+        self.limit = retry_for or timeout  # seconds that one call waits in total
         self.place = "the embedded server"
-        self.lives: dict[str, str] = {}  # by server, as of its newest connection
+        self.lives: dict[str, str] = {}  # by server: the data id of its newest connection
         self.embedded: EmbeddedServer | None = None
         self._watch: SentinelWatch | None = None
         if url is None:
@@ -113,7 +113,7 @@ class Connections:
             raise ConfigurationError(f"{self.place}: an option of the url is wrong: {error}") from error
 
     def _blocking(self, node: str, options: dict[str, Any], timeout: float = 0) -> Any:
-        """A connection of the driver's, not connected yet."""
+        """Return a connection of the driver's, not connected yet."""
         seconds = timeout or self.timeout
         given = options | {
             "protocol": 2,
@@ -136,7 +136,7 @@ class Connections:
         begun: Callable[[Socket], None] = lambda _: None,
         seconds: float = math.inf,
     ) -> Socket:
-        """A connection for one caller at a time, as `Socket` has it; `seconds` is for each of its answers.
+        """Connect a `Socket` for one caller at a time; `seconds` is the limit for each of its replies.
 
         Raises WarmUnavailable or ConfigurationError.
         """
@@ -157,7 +157,7 @@ class Connections:
         return socket
 
     async def connect_asyncio(self, node: str) -> tuple[Any, str]:
-        """A connection of the driver's that belongs to the running event loop, and its life. Raises as `connect`."""
+        """Connect on the running event loop; return the driver's connection and its data id. Raises as `connect`."""
         connection = self._asyncio(node)
         try:
             async with asyncio.timeout(self.timeout):
@@ -176,7 +176,7 @@ class Connections:
         return connection, life
 
     def _asyncio(self, node: str) -> Any:
-        # No timeout of the driver's on reads: a shared connection is read without pause, and each caller has its own.
+        # No read timeout in the driver: a shared connection is read without pause, and each caller has its own timeout.
         given = self._options | {
             "protocol": 2,
             "retry": AsyncRetry(NoBackoff(), 0),
@@ -190,7 +190,10 @@ class Connections:
         return kind(host=host, port=port, **given)
 
     def _require_primary(self, node: str, role: Any) -> None:
-        """Sentinels name a server before it knows that it was promoted, and after it was demoted."""
+        """Raise an error unless the server is a primary.
+
+        Sentinels name one before it knows of its promotion, and after its demotion.
+        """
         if isinstance(role, Exception):
             raise translate(role, self.place) from role
         if not isinstance(role, list) or role[0] not in (b"master", "master"):
@@ -198,19 +201,19 @@ class Connections:
             raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
 
     def left(self, account: Waited, now: float, node: str) -> float:
-        """Seconds that an answer of this server may take yet.
+        """Return for how many more seconds to wait for this server's reply.
 
-        Raises WarmUnavailable if this call has waited for as long as it may, and for this server.
+        Raises WarmUnavailable if this call has used up its limit, and this server was silent already.
         """
         left = self.limit - account.seconds(now)
         if left < _HARDLY:
             if node in account.silent:
                 raise WarmUnavailable(f"{self.place}: no answer for {self.limit:g} s")
-            left = _GRACE  # one of several may be away, and the others answer
+            left = _GRACE  # one of several servers may be down while the others answer
         return min(left, self.timeout)
 
     def met(self, node: str, life: Life) -> str:
-        """Note the life that a server is in; its connections that were made in another one are dropped."""
+        """Note the data id of a server; its connections that were made under another one are dropped."""
         known = self.lives.get(node)
         self.lives[node] = life.name
         if known not in (None, life.name):
@@ -219,26 +222,26 @@ class Connections:
         return life.name
 
     def used(self, drop: Callable[[str], None]) -> None:
-        """A port is there: `drop` is called, by any thread, with each server that is no more asked."""
+        """Register a port: `drop` is called, by any thread, with each server that is no longer used."""
         self.topology.on_gone(drop)
         if self._watch is not None and self.topology.only is not None:
             self._watch.begin()  # another port looked, and may have been closed since
 
     def unused(self, drop: Callable[[str], None]) -> None:
-        """The port is closed."""
+        """Unregister a port that is closed."""
         if self.topology.forget(drop) and self._watch is not None:
             self._watch.end()
 
     def inherited(self, drop: Callable[[str], None]) -> None:
-        """The port belongs to the parent of this process, which was forked from it."""
+        """Unregister a port that belongs to the parent from which this process was forked."""
         if self._watch is not None:
             self._watch.inherited()
         self.unused(drop)
-        # So that the first command looks, and this process hears of switches as its parent does.
+        # So that the first command looks, and this process is notified of switches as its parent is.
         self.topology.inherited()
 
     def look(self, seconds: float = math.inf) -> None:
-        """Find out where keys are, and hear of it from now on when that changes. Raises as `Topology.look`."""
+        """Find out where keys are, and watch for changes from now on. Raises as `Topology.look`."""
         self.topology.look(min(seconds, self.limit))
         if self._watch is not None:
             self._watch.begin()
@@ -246,13 +249,13 @@ class Connections:
                 self._watch.end()  # it was closed during this look
 
     def sentinels(self) -> list[SentinelAnswer]:
-        """What each Sentinel says, one after the other; none unless the URL is of Sentinels."""
+        """Return the answer of each Sentinel, asked one after the other; empty unless the URL names Sentinels."""
         if self.embedded is not None or self.address.kind != "sentinel":
             return []
         return [hear(seed, self.address.service, self.ask) for seed in self.address.seeds]
 
     def replicas(self, node: str) -> KnownReplicas | None:
-        """The replicas of a primary; None if nobody but itself knows of them. Raises as `connect`."""
+        """Return the replicas of a primary; None if only the primary knows them. Raises as `connect`."""
         if self.topology.kind == "cluster":
             return in_cluster(node, self.ask)
         if self.topology.kind == "sentinel":
@@ -260,11 +263,11 @@ class Connections:
         return None
 
     def executor(self, count: int) -> Executor:
-        """An executor that calls `ask` for this many servers at once."""
+        """Return an executor that calls `ask` for this many servers at once."""
         return threads(count)
 
     def late(self, seconds: float = math.inf) -> None:
-        """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
+        """Check, as a reply is late, whether another server has the keys now; if so, drop this one."""
         self.topology.doubt()
         try:
             self.look(seconds)
@@ -282,8 +285,8 @@ class Connections:
             raise translate(error, self.place) from error
 
     def ask(self, node: str, *commands: Filled, timeout: float, sentinel: bool = False) -> list[Any]:
-        """Ask a server, on a connection of its own, where keys are. Raises as `connect`, and for an error's answer."""
-        # Without the database: what a cluster says of one that it does not have differs from server to server.
+        """Ask a server where keys are, on a separate connection. Raises as `connect`, and for an error reply."""
+        # Without the database: a cluster's error for a missing database differs from server to server.
         options = self.address.sentinel_options if sentinel else self._options | {"db": 0}
         began = time.monotonic()
         if (account := waited.present()) is not None:

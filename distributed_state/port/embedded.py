@@ -1,8 +1,8 @@
-"""The embedded server: Redis in this process, called directly. Law: nothing waits, and nobody sees half a command.
+"""The embedded server: Redis in this process, called directly. Law: calls never wait, and commands are atomic.
 
-Nothing lies between the words of a command and fakeredis: no socket, no connection, no RESP. Threads and event loops
-share one server; a lock of its own makes each command atomic, scripts too. It is held while a script publishes, and
-whoever hears it may want a command next. So messages are put into a queue, and handed out when the command is over.
+The words of a command are passed to fakeredis directly: no socket, no connection, no RESP. Threads and event loops
+share one server; its lock makes each command atomic, scripts too. The lock is held while a script publishes, and a
+subscriber may send a command next. So messages are put into a queue, and delivered when the command is over.
 
 Design: section 19.
 """
@@ -44,14 +44,14 @@ class EmbeddedServer:
         self._delivering = threading.Lock()
 
     def exchange(self, commands: Sequence[Words]) -> list[Any]:
-        """Carry these out at once, in order; what a client of RESP2 would see, an error in its place as ReplyError."""
-        # All of them first: a word that is none is an error before anything was done.
+        """Execute these at once, in order; return the replies of RESP2, with errors in their place as ReplyError."""
+        # Encode all of them first: an invalid word is an error before anything was done.
         encoded = [list(map(encode, filled(words, EMBEDDED.name))) for words in commands]
         try:
             client = self._free.pop()
         except IndexError:
             client = self._client(self.fake)
-        # One that was interrupted is not put back.
+        # A client that was interrupted is not put back.
         answers = client.answers(encoded)
         self._free.append(client)
         if self._outbox:
@@ -59,17 +59,20 @@ class EmbeddedServer:
         return answers
 
     def subscribe(self, deliver: Callable[[list[Any]], None]) -> EmbeddedSubscription:
-        """Hear channels. `deliver` gets each message, in order, in the thread that publishes; no lock is held then."""
+        """Subscribe to channels.
+
+        `deliver` gets each message, in order, in the publishing thread; no lock is held then.
+        """
         return EmbeddedSubscription(self, deliver)
 
     def client(self, subscription: EmbeddedSubscription) -> Any:
-        """A client of the subscription's own, whose answers and messages are put into the queue for it."""
+        """Return a client for the subscription, whose replies and messages are put into the queue for it."""
         return self._client(self.fake, lambda message: self._outbox.append((subscription, message)))
 
     def deliver(self) -> None:
-        """Hand out what was published so far, one thread at a time, so that all hear it in order."""
-        # Looked at again after each round: another thread may have added a message and gone, seeing us at work. And who
-        # publishes in `deliver` leaves its message to the round that it is in.
+        """Deliver all published messages, one thread at a time, so that every subscriber gets them in order."""
+        # Checked again after each round: another thread may have added a message and left, seeing us at work. A message
+        # that is published by `deliver` itself is left to the round in which it runs.
         while self._outbox and self._delivering.acquire(blocking=False):
             try:
                 while self._outbox:
@@ -80,7 +83,7 @@ class EmbeddedServer:
 
 
 class EmbeddedSubscription:
-    """A client that hears channels."""
+    """A client that receives the messages of channels."""
 
     def __init__(self, server: EmbeddedServer, deliver: Callable[[list[Any]], None]) -> None:
         self._server = server
@@ -90,7 +93,7 @@ class EmbeddedSubscription:
         self._posting = threading.Lock()  # never held while anything is delivered
 
     def post(self, *words: Any) -> None:
-        """SSUBSCRIBE, SUNSUBSCRIBE or PING; the answer is a message. Nothing happens after `close`."""
+        """Send SSUBSCRIBE, SUNSUBSCRIBE or PING; the reply is a message. Does nothing after `close`."""
         with self._posting:
             if self._closed:
                 return
@@ -98,24 +101,24 @@ class EmbeddedSubscription:
         self._server.deliver()
 
     def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
-        """The same, a command for each channel."""
+        """Send one command per channel."""
         for channel in channels:
             self.post(kind, channel)
 
     def receive(self, message: Any) -> None:
-        """Pass on one message; an answer that is an error as [b"error", its text]."""
+        """Pass on one message; an error reply as [b"error", its text]."""
         if self._closed:
             return
         if isinstance(message, ReplyError):
             message = [b"error", str(message).encode()]
         try:
             self._deliver(message if isinstance(message, list) else [message])
-        except Exception as error:  # noqa: BLE001 - whoever published did its work, and is not to blame
+        except Exception as error:  # noqa: BLE001 - the publisher did its work, and is not to blame
             log.error("a subscription ended: its reader failed with %r", error)
             self.close()
 
     def close(self) -> None:
-        """Hear nothing more, not even what is on its way."""
+        """Deliver nothing further, not even messages that are on their way."""
         with self._posting:
             if not self._closed:
                 self._closed = True

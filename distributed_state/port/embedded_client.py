@@ -1,8 +1,8 @@
-"""A client of fakeredis that is called, not connected. Law: what we need behind fakeredis' public names is all here.
+"""A client of fakeredis that is called, not connected. Law: only this module uses private names of fakeredis.
 
-fakeredis offers redis-py's connections only, and those write each command as RESP for it to parse again. Below them one
-method takes the words of a command (`_process_command`), another one the answer (`put_response`); an error is made in
-a third (`_decode_error`), as redis-py has it: without the word by which we know its kind.
+fakeredis offers only redis-py's connections, which write each command as RESP for it to parse again. Below them, one
+method takes the words of a command (`_process_command`), and another the reply (`put_response`); a third makes an error
+(`_decode_error`), as redis-py does: without the word that says its kind.
 
 Imported only where a store is embedded, as it takes a quarter of a second.
 
@@ -22,32 +22,32 @@ from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 
 from distributed_state.port.commands import ReplyError
 
-_BYTECODE = b"\x1bLua"  # how Lua marks a chunk that is compiled
+_BYTECODE = b"\x1bLua"  # how Lua marks a compiled chunk
 
-# A fakeredis without them fails here, not at the first command; one that no longer calls them fails our tests.
+# A fakeredis without these fails here, not at the first command; one that no longer calls them fails our tests.
 if missing := {"_process_command", "_decode_error", "put_response", "eval"} - set(dir(FakeSocket)):
     raise ImportError(f"its FakeSocket has no {', '.join(sorted(missing))}")
 
 
 class EmbeddedClient(FakeSocket):
-    """Serves one caller at a time. While it carries a command out it holds the server's lock, so each is atomic."""
+    """Serves one caller at a time. It holds the server's lock during a command, so each is atomic."""
 
     def __init__(self, server: FakeServer, hear: Callable[[Any], None] | None = None) -> None:
-        """A client whose answers, and what is published to it, go to `hear` if that is given."""
+        """Make a client whose replies and received messages go to `hear` if that is given."""
         super().__init__(server, db=0, client_class=EmbeddedClient)
         self._answers: list[Any] = []
         self._hear = hear
 
     def answers(self, commands: Sequence[list[bytes]]) -> list[Any]:
-        """Carry these out in order; what they answered."""
+        """Execute these in order, and return the replies."""
         answers = self._answers = []
         for words in commands:
             self._process_command(words)
         return answers
 
     def put_response(self, msg: Any) -> None:
-        """Called with the server's lock held if it was published, so nothing may happen here that could need it."""
-        # To a client of RESP2 there are no booleans.
+        """Called with the server's lock held if it was published, so nothing here may need the lock."""
+        # RESP2 has no booleans.
         answer = int(msg) if isinstance(msg, bool) else msg
         if self._hear is None:
             self._answers.append(answer)
@@ -58,21 +58,21 @@ class EmbeddedClient(FakeSocket):
         return ReplyError(error.value)
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
-        """As the server's own, with each script compiled once; fakeredis does so at each call, 100 us for a commit."""
+        """Call fakeredis' EVAL with the compiled script; fakeredis compiles at each call, 100 us for a commit."""
         if not script.startswith(_BYTECODE):
             sha, script = hashlib.sha1(script, usedforsecurity=False).hexdigest().encode(), compiled(script)
             self._server.script_cache[sha] = script
         return super().eval(script, numkeys, *keys_and_args)
 
     def leave(self) -> None:
-        """Hear nothing from now on. Its channels lose a subscriber at once, not when Python forgets the object."""
+        """Unsubscribe. The channels lose a subscriber at once, not when Python collects the object."""
         self._process_command([b"SUNSUBSCRIBE"])
         self.close()
 
 
 @lru_cache(maxsize=256)
 def compiled(script: bytes) -> bytes:
-    """The script as Lua keeps it; unchanged if it cannot be compiled, as the server knows best how to say so."""
+    """Return the compiled script; unchanged if it cannot be compiled, as the server reports that best."""
     lua = LUA_MODULE.LuaRuntime(encoding=None)
     try:
         return bytes(lua.eval("string.dump")(lua.compile(script)))

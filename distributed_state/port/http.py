@@ -1,7 +1,7 @@
 """HTTP for remote stores, asynchronous and blocking, with httpx. Law: no exception of httpx leaves this module.
 
-A request is answered, or `Unanswered` says whether it can have arrived. No error text and no log contains a header of a
-request, because one of them is the token.
+A request is answered, or `Unanswered` says whether it may have arrived. Error texts and logs never contain a header of
+a request, because one of them is the token.
 
 Design: section 26.
 """
@@ -28,7 +28,7 @@ Work = Callable[[], Coroutine[Any, Any, bool]]
 
 
 class Unanswered(Exception):
-    """No answer came. `sent` says whether the request may have arrived all the same."""
+    """No answer came. `sent` says whether the request may nevertheless have arrived."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What came back; the names of headers are in lower case."""
+    """The answer to a request; names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -46,42 +46,42 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HttpPlace:
-    """Where requests go, and what each of them carries."""
+    """The URL of requests, and the headers that each of them carries."""
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
 
 
 class HttpLines(Protocol):
-    """An answer that is read in the background, line by line, as long as it lasts."""
+    """An answer that is read in the background, line by line, until it ends."""
 
     async def line(self, timeout: float) -> str | HttpAnswer | None:
-        """The next line, None at the end; the whole answer if that is no 200.
+        """Return the next line, None at the end, or the whole answer if its status is not 200.
 
-        Raises TimeoutError, after which it can be waited for again, and Unanswered if the connection broke.
+        Raises TimeoutError, after which it may be called again, and Unanswered if the connection broke.
         """
         ...
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         ...
 
 
 class Http(Protocol):
-    """A transport: what remote stores are written against."""
+    """The transport that remote stores use."""
 
     async def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, timeout: float
     ) -> HttpAnswer:
-        """Ask, and wait for the answer for so many seconds. Raises Unanswered."""
+        """Send a request, and wait up to `timeout` seconds for the answer. Raises Unanswered."""
         ...
 
     def lines(self, path: str, headers: Mapping[str, str], silent: float) -> HttpLines:
-        """Ask for what has no end; where nothing comes for `silent` seconds the connection counts as broken."""
+        """Request an endless answer; after `silent` seconds without data the connection counts as broken."""
         ...
 
     def every(self, seconds: float, work: Work) -> Callable[[], None]:
-        """Do this again and again in the background, until it returns False, or what is returned here is called."""
+        """Repeat this in the background until it returns False, or until the returned function is called."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -89,7 +89,7 @@ class Http(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Return the seconds of a clock that never goes back."""
         ...
 
     async def close(self) -> None:
@@ -97,12 +97,12 @@ class Http(Protocol):
         ...
 
 
-_CONNECT = 5.0  # seconds at most for a connection
-_AHEAD = 100  # lines that are read before somebody takes them
+_CONNECT = 5.0  # maximum time in seconds to connect
+_AHEAD = 100  # maximum number of lines that are read ahead
 
 
 def httpx() -> Any:
-    """The library. Raises ConfigurationError where it is not installed."""
+    """Return the module. Raises ConfigurationError where it is not installed."""
     try:
         return import_module("httpx")
     except ImportError as error:
@@ -139,7 +139,7 @@ def _said(heard: _Heard) -> str | HttpAnswer | None:
 
 
 class _Splitter:
-    """Bytes as lines. Those of httpx end also where only other standards end them, as in the middle of a text."""
+    """Splits bytes into lines. httpx would also split at characters such as U+2028, which may occur within a text."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -150,7 +150,7 @@ class _Splitter:
 
 
 class AsyncHttp:
-    """Over an `httpx.AsyncClient` for each event loop."""
+    """The transport over an `httpx.AsyncClient` for each event loop."""
 
     def __init__(self, place: HttpPlace) -> None:
         self._place = place
@@ -211,7 +211,7 @@ class AsyncHttp:
 
 
 class _AsyncLines:
-    """A task reads, so that a wait that ends in the middle of a line loses nothing."""
+    """The lines, read by a task, so that a timeout in the middle of a line loses nothing."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -234,7 +234,7 @@ class _AsyncLines:
         except httpx().RequestError as error:
             end = _unanswered(error)
         finally:
-            with suppress(asyncio.QueueFull):  # then nobody waits for it
+            with suppress(asyncio.QueueFull):  # then no caller waits for it
                 self._heard.put_nowait(end)
 
     async def line(self, timeout: float) -> str | HttpAnswer | None:
@@ -249,7 +249,7 @@ class _AsyncLines:
 
 
 class BlockingHttp:
-    """Over an `httpx.Client`, from any thread; no await here ever suspends."""
+    """The transport over an `httpx.Client`, for any thread; no await here ever suspends."""
 
     def __init__(self, place: HttpPlace) -> None:
         self._place = place
@@ -264,7 +264,7 @@ class BlockingHttp:
             raise StateError("this store is closed")
         with self._making:
             if self._made is None or self._made[0] != os.getpid():
-                # After fork() the parent's connections are not this process's to use.
+                # After fork() this process must not use the parent's connections.
                 client = self._library.Client(base_url=self._place.url, headers=dict(self._place.headers))
                 self._made = os.getpid(), client
             return self._made[1]
@@ -308,7 +308,7 @@ class BlockingHttp:
 
 
 class _BlockingLines:
-    """A thread reads: a connection on which a wait has ended can be read no more."""
+    """The lines, read by a thread: a connection on which a read timed out cannot be read again."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -331,11 +331,11 @@ class _BlockingLines:
         except httpx().RequestError as error:
             end = _unanswered(error)
         finally:
-            with suppress(queue.Full):  # then nobody waits for it
+            with suppress(queue.Full):  # then no caller waits for it
                 self._heard.put_nowait(end)
 
     def _pass_on(self, response: Any) -> bool:
-        """Pass on the lines; whether all were."""
+        """Pass on the lines; return False if closed meanwhile."""
         splitter = _Splitter()
         for data in response.iter_bytes():
             for line in splitter.lines(data):
@@ -345,7 +345,7 @@ class _BlockingLines:
         return True
 
     async def line(self, timeout: float) -> str | HttpAnswer | None:
-        if self._heard.empty() and not self._reader.is_alive():  # nor is it in a child after fork()
+        if self._heard.empty() and not self._reader.is_alive():  # after fork() it does not run in the child
             raise _over()
         try:
             return _said(self._heard.get(timeout=timeout))
@@ -356,8 +356,8 @@ class _BlockingLines:
         self._closed = True
         if self._socket is not None and self._reader.is_alive():
             with suppress(OSError):
-                # As a plain socket: TLS would be taken away under the reader, who is in the middle of it.
+                # As a plain socket: unwrapping TLS would disturb the thread that reads.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             with suppress(queue.Empty):
-                self._heard.get_nowait()  # it may wait for room
+                self._heard.get_nowait()  # the reader may wait for room
             self._reader.join(_CONNECT)

@@ -1,4 +1,4 @@
-"""Runs a change again while somebody else is faster. Law: each attempt begins with what is there now.
+"""Retries a change while other writers are faster. Law: each attempt begins with the present state.
 
 Design: section 4.
 """
@@ -18,7 +18,7 @@ T = TypeVar("T")
 async def until_no_conflict(
     once: Callable[[], Awaitable[T]], attempts: int, sleep: Callable[[float], Awaitable[Any]]
 ) -> T:
-    """Return what `once` returns in the end; after each Conflict wait, longer each time, with jitter."""
+    """Return the first result of `once`; after each Conflict wait, longer each time, with jitter, and retry."""
     try:
         return await once()
     except Conflict:

@@ -1,9 +1,9 @@
-"""Commands and scripts, each to the server that has its keys; the same on both faces.
+"""Sends commands and scripts to the servers that have their keys; the same for sync and asyncio.
 
-Each server has a script cache of its own, which is empty after a restart, a failover and SCRIPT FLUSH: of the scripts
-of one exchange it may know the second and not the first. Law: each script runs after all that stand before it in its
-exchange for the same server. What ran too early is sent once more after those whose text the server had to be sent; so
-every script that is sent with others is one that may be repeated.
+Each server has a script cache of its own, which is empty after a restart, a failover and SCRIPT FLUSH: it may know the
+second script of an exchange and not the first. Law: each script runs after all earlier scripts of its exchange for the
+same server. A script that ran too early is sent again after those whose text the server needed; so every script that is
+sent with others may be repeated.
 
 Design: sections 4, 19.
 """
@@ -20,7 +20,7 @@ from distributed_state.port.connections import Connections
 from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.topology import with_host
 
-_TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
+_TOGETHER = 1000  # replies of one exchange wait in the server's memory until all commands are sent
 _REDIRECTIONS = 5
 _ASKING: Words = (b"ASKING",)
 _EVAL = (b"EVALSHA", b"EVAL")
@@ -28,7 +28,7 @@ _REDIRECTED = ("MOVED", "ASK")
 
 
 class Router:
-    """What a port can do beside sending to one server."""
+    """The part of a port that finds the server for each command."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -41,7 +41,7 @@ class Router:
         raise AssertionError("the face's own")
 
     async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        """As `exchange_with`, on a connection where whoever waits holds up no other command."""
+        """Like `exchange_with`, on a connection where blocking commands delay no others."""
         raise AssertionError("the face's own")
 
     async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
@@ -81,13 +81,13 @@ class Router:
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
         if not self.is_cluster:
-            return False  # no slots move: another server in that life was replaced, and does not know it yet
+            return False  # no slots move: another server with that data id was replaced, and does not know it yet
         lives = False
         for other in sorted({*self.nodes(), *self._connections.lives} - {node}):
             try:
                 life = await self.life_of(other)
             except StateError:
-                continue  # it is away, and says nothing
+                continue  # it is down, and cannot answer
             if life.follows(name):
                 return False  # its replica was promoted, perhaps with older data
             lives = lives or life.name == name
@@ -103,16 +103,17 @@ class Router:
         return self._connections.replicas(node)
 
     def _refused(self, node: str, text: str) -> ReplyError:
-        """The error of an answer that is one. Only errors come here, so that answers need not be searched for them."""
+        """Make the error of an error reply. Only errors come here, so that replies need not be searched for them."""
         error = ReplyError(text)
         if error.word not in _REDIRECTED:
             if error.word in ELSEWHERE or error.demoted:
                 self._topology.doubt()
             if error.demoted:
-                # A replica: when it is promoted, its data may be older than what was acknowledged on this connection.
+                # A replica: after its promotion its data may be older than writes that were acknowledged on this
+                # connection.
                 self._topology.drop(node)
         elif self._topology.only is not None:
-            # A plain address that is a server of a cluster, and was not allowed to say so.
+            # A plain address that is a server of a cluster, and was not allowed to report it.
             if self._topology.unix:
                 return ReplyError(ONE_OF_A_CLUSTER)
             self._redirected(error, self._topology.only)
@@ -125,7 +126,7 @@ class Router:
         if topology.only is not None:
             return await self.exchange_with(topology.only, commands)
         if len(commands) == 1:
-            # The short way, which is nearly always the whole of it.
+            # The short way, nearly always taken.
             node = self._node_for(commands[0])
             answers = await self.exchange_with(node, commands)
             if not isinstance(answers[0], ReplyError) or answers[0].word not in _REDIRECTED:
@@ -134,12 +135,12 @@ class Router:
         return await self._exchange_routed(commands)
 
     async def _exchange_routed(self, commands: Sequence[Words], once: str = "") -> list[Any]:
-        """Each command to the server that has its key, or first to the one given; followed where that sends it.
+        """Send each command to the server that has its key, or first to `once`; follow redirections.
 
-        The answers of a server that cannot be reached are WarmUnavailable, in their places; raised if it is all.
+        Replies of an unreachable server are WarmUnavailable, in their places; raised if all are.
         """
         answers: list[Any] = [None] * len(commands)
-        waiting = dict.fromkeys(range(len(commands)), once)  # with the server to be asked this once, "": the owner
+        waiting = dict.fromkeys(range(len(commands)), once)  # with the server to ask this time; "": the owner
         for _ in range(_REDIRECTIONS):
             groups: dict[str, list[int]] = {}
             for at, once in sorted(waiting.items()):
@@ -171,14 +172,14 @@ class Router:
         return answers
 
     def _asked(self, words: Words, once: str) -> tuple[Words, ...]:
-        """A command as it is sent to its owner, or `once` to the server to which its slot is on its way."""
+        """Return a command for its owner, or for the server `once` to which its slot is moving."""
         if not once:
             return (words,)
-        # Until the slot is handed over, its data is in the life of its owner.
+        # Until the slot is handed over, its data has the data id of its owner.
         return _ASKING, filled(words, self.known_life(self._node_for(words)))
 
     def _redirected(self, answer: ReplyError, node: str) -> str:
-        """Who is to be asked this once for a slot on its way, "" if another server has it for good."""
+        """Return the server to ask this time for a slot that is moving, "" if another server has it for good."""
         word, slot, target = str(answer).split(" ")[:3]
         if word == "ASK":
             return with_host(target, node)
@@ -186,7 +187,7 @@ class Router:
         return ""
 
     def _node_for(self, words: Words) -> str:
-        """The server that a command goes to: that of its first key; of one without a key any."""
+        """Return the server of a command: that of its first key; any server for a command without a key."""
         if words[0] in _EVAL:
             key = words[3]
         elif len(words) > 1:
@@ -218,7 +219,7 @@ class Router:
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
         answers = await self._together(words)
-        # Again and again, as the cache may be emptied meanwhile; each time the first that was unknown is done.
+        # Repeatedly, as the cache may be emptied meanwhile; each time the first unknown script is done.
         while again := self._again(calls, words, answers):
             for at, answer in zip(again, await self._together(list(again.values())), strict=True):
                 answers[at] = answer
@@ -228,7 +229,7 @@ class Router:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
         answers = await self.exchange_apart(node, [*words, *behind])
         if any(isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers):
-            # Together, as they are one question: what stands behind the scripts waits for all of them.
+            # Together, as they are one question: the commands after the scripts wait for all of them.
             words = [script.first_call(each) for (script, _, _), each in zip(calls, words, strict=True)]
             answers = await self.exchange_apart(node, [*words, *behind])
         for answer in answers:
@@ -237,8 +238,8 @@ class Router:
         return [translate(each, self._place) if isinstance(each, Exception) else each for each in answers]
 
     def _again(self, calls: Sequence[Call], words: Sequence[Words], answers: Sequence[Any]) -> dict[int, Words]:
-        """What is sent again because a server did not know a script: on that server, all from there on."""
-        known: dict[str, set[Script]] = {}  # what servers were sent, from their first unknown script on
+        """Return the calls to repeat because a server did not know a script: on that server, all from there on."""
+        known: dict[str, set[Script]] = {}  # the scripts that servers were sent, from their first unknown script on
         again: dict[int, Words] = {}
         refused = [isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers]
         for at, (script, keys, _) in enumerate(calls) if any(refused) else ():
@@ -248,7 +249,7 @@ class Router:
             if refused[at]:
                 known.setdefault(node, set())
             if node in known:
-                # The first call of each script brings its text; those after it find it there.
+                # The first call of each script contains its text; later calls find it loaded.
                 again[at] = words[at] if script in known[node] else script.first_call(words[at])
                 known[node].add(script)
         return again

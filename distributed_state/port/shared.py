@@ -1,7 +1,7 @@
 """The port of a store, for blocking code and the tasks of any event loop. Law: only a caller's own work suspends.
 
 The store's background work runs in threads, so it outlives every loop. A task exchanges with Redis over a connection of
-its own loop; what it waits for may be done, and what it does waited for, in any other thread.
+its own loop; tasks and threads can wait for each other's results.
 
 Design: section 16.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class SharedPort(BlockingPort):
-    """What blocking code asks of the outside, and for each event loop whose tasks call what these do."""
+    """The port of blocking code, with an `AsyncioPort` for each event loop whose tasks call."""
 
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
@@ -45,7 +45,7 @@ class SharedPort(BlockingPort):
         self._loops: dict[asyncio.AbstractEventLoop, AsyncioPort] = {}
         self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
         self._meeting = threading.Lock()
-        self._jobs: weakref.WeakSet[BlockingJob] = weakref.WeakSet()  # a thread that runs keeps its own
+        self._jobs: weakref.WeakSet[BlockingJob] = weakref.WeakSet()  # a running thread keeps its own job alive
         self._when_ended: list[Callable[[object], None]] = []
         self._cutting: threading.Timer | None = None
 
@@ -57,7 +57,7 @@ class SharedPort(BlockingPort):
             self.closed = True
         self.ask_all()
         for loop, port in list(self._loops.items()):
-            port.forget()  # at once: one that does not run closes its connections when it ends
+            port.forget()  # at once: a loop that is not running closes its connections when it ends
             if loop is bodies.running() or loop.is_closed():
                 self._part(loop)
             else:
@@ -72,10 +72,10 @@ class SharedPort(BlockingPort):
             log.warning("closed while SQL did not answer")
 
     def abandon(self) -> None:
-        """After fork() nothing of the parent's can be used or closed."""
+        """After fork(): nothing of the parent's can be used or closed."""
         super().abandon()
-        self._meeting = threading.Lock()  # perhaps held by a thread that is not here
-        self._when_ended.clear()  # nor may what they ask for be
+        self._meeting = threading.Lock()  # perhaps held by a thread that does not exist here
+        self._when_ended.clear()  # the parent's callbacks must not be called either
         ports = list(self._loops.values())
         self._loops.clear()
         for port in ports:
@@ -83,21 +83,22 @@ class SharedPort(BlockingPort):
         for loop in list(self._keepers):
             self._part(loop)  # so that it does not ask the parent's loop to end it
 
-    # The loops that call
+    # The calling event loops
 
     def _tasks(self) -> AsyncioPort | None:
-        """What the calling task's loop has here; None for blocking code."""
+        """Return the port of the calling task's loop; None for blocking code."""
         loop = bodies.loop()
         return None if loop is None else self._loops.get(loop) or self._meet(loop)
 
     def _meet(self, loop: asyncio.AbstractEventLoop) -> AsyncioPort:
         for ended in [each for each in list(self._loops) if each.is_closed()]:
-            self._part(ended)  # whoever closed it had not shut its generators down
+            self._part(ended)  # it was closed without shutting its generators down
         with self._meeting:
             if self.closed:
                 raise WarmUnavailable(f"{self._place}: the store was closed meanwhile")
             port = self._loops[loop] = AsyncioPort(self._connections, self._pools)
-        # A loop that ends closes its generators when all tasks have ended, which may release their locks to the last.
+        # A loop that ends closes its generators when all tasks have ended, so tasks can release their locks until the
+        # end.
         keeper = self._keepers[loop] = self._keep(loop)
         with suppress(StopIteration):
             keeper.asend(None).send(None)
@@ -116,13 +117,13 @@ class SharedPort(BlockingPort):
                 call(loop)
 
     def _part(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what belongs to a loop, in its thread, unless it is closed."""
+        """Close the port of a loop, in the loop's thread, unless it is closed."""
         keeper = self._keepers.pop(loop, None)
         if keeper is not None:
             with suppress(StopIteration):
                 keeper.aclose().send(None)
 
-    # What is done as suits the caller
+    # Work that is done differently for tasks and for blocking code
 
     @property
     def suspends(self) -> bool:
@@ -196,7 +197,7 @@ class SharedPort(BlockingPort):
         loop = bodies.loop()
         if loop is None:
             return await super().shield(work)
-        # Not in a task: who waits for the work may be blocking code that holds this loop up.
+        # Not in a task: the waiter may be blocking code that blocks this loop.
         try:
             found = loop.run_in_executor(pool, copy_context().run, finish, work)
         except RuntimeError as error:
@@ -207,7 +208,7 @@ class SharedPort(BlockingPort):
     def guard(self) -> Guard:
         return BlockingGuard() if bodies.loop() is None else AsyncioGuard()
 
-    # What any caller may wait for
+    # Work for which any caller may wait
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
         made = BlockingJob(partial(self._as_replica, job), name)
@@ -215,17 +216,17 @@ class SharedPort(BlockingPort):
             self._jobs.add(made)
             late = self.closed
         if late:
-            made.ask()  # nobody else would
+            made.ask()  # the others were asked already
         return made
 
     def ask_all(self) -> None:
         with self._meeting:
             jobs = list(self._jobs)
             if self._cutting is None and self._embedded is None:
-                # One that waits for an answer of a server that stands still cannot hear that it is to end.
+                # A job that waits for a server which does not answer cannot notice that it is to end.
                 account, now = waited.present(), time.monotonic()
                 left = self._connections.limit - (account.seconds(now) if account is not None else 0.0)
-                # Not when jobs that wait for SQL are given up: what is said to Redis at that moment would be cut.
+                # Not at the time when jobs that wait for SQL are given up: that would cut the last commands to Redis.
                 self._cutting = threading.Timer(max(0.0, min(left, CUT)), self._give_up, (account, now))
                 self._cutting.daemon = True
                 self._cutting.start()
@@ -233,7 +234,7 @@ class SharedPort(BlockingPort):
             job.ask()
 
     def _give_up(self, account: Waited | None, began: float) -> None:
-        """Wait no longer for jobs that wait for Redis, nor long for what is said to it in the end."""
+        """Stop waiting for jobs that wait for Redis, and limit the time for the last commands to it."""
         if account is not None:
             account.add(began)
         self.cut(account)
@@ -244,7 +245,7 @@ class SharedPort(BlockingPort):
         return BlockingJob(work, name) if loop is None else LoopJob(loop, work, name)
 
     async def _as_replica(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        REPLICA.set(self.replica)  # of this thread or task, which is the job's own
+        REPLICA.set(self.replica)  # in this thread or task, which only the job uses
         await job()
 
     def mutex(self) -> threading.Lock:
@@ -281,7 +282,7 @@ class LoopJob:
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def stop(self) -> None:
-        """Cancel it, and wait for its end unless that waits for the caller, or its loop does not run."""
+        """Cancel it, and wait for its end; not if it waits for the caller, or if its loop does not run."""
         self.ask()
         if bodies.held_up() is self._loop or not self._loop.is_running():
             return

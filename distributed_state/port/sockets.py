@@ -1,6 +1,6 @@
-"""A connection that one thread uses at a time. Law: after anything but whole answers it is closed, never used again.
+"""A connection that one thread uses at a time. Law: unless all its replies were read whole, it is closed.
 
-A half-read connection would give its next user somebody else's answer.
+A half-read connection would give its next user the reply to somebody else's command.
 
 Design: section 19.
 """
@@ -25,18 +25,18 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.port.commands import LOST, Packer, ReplyError, packed
 
 _READ = 65_536
-LATE = 1.0  # seconds without an answer after which another server may have the keys
+LATE = 1.0  # seconds without a reply after which another server may have the keys
 
 
-_SHORTEST = 0.001  # seconds; a timeout of 0 is none
+_SHORTEST = 0.001  # seconds; a timeout of 0 would mean no timeout
 
 
 def nothing(*_: float) -> None:
-    """What is done about a late answer where nobody else could give it."""
+    """Ignore a late reply, where no other server could give it."""
 
 
 def reader(make_error: Callable[[str], Exception]) -> Any:
-    """A parser of answers; RESP2 has no booleans, so that False says that there is no whole answer yet."""
+    """Return a parser of replies. It returns False while no reply is complete; RESP2 has no booleans."""
     return Reader(protocolError=driver.InvalidResponse, replyError=make_error, errors="replace")
 
 
@@ -46,11 +46,11 @@ def _timeval(seconds: float) -> bytes:
 
 
 class Socket:
-    """A connection whose handshake is done. `on_error` makes the error of an answer that is one.
+    """A connection after its handshake. `on_error` makes the exception of an error reply.
 
-    `late` is called, by the thread that waits, for each second in which no answer came, with the seconds that are left;
-    it may `shut` the connection.
-    `begun` is called with the connection when its handshake begins, and may have it `shut` from then on.
+    `late` is called, by the waiting thread, for each second without a reply, with the seconds that are left; it may
+    `shut` the connection. `begun` is called with the connection when its handshake begins; it may be `shut` from then
+    on.
     """
 
     __slots__ = (
@@ -71,15 +71,15 @@ class Socket:
         try:
             connection.connect()
         except BaseException:
-            connection.disconnect()  # the driver does so for its own errors alone
+            connection.disconnect()  # the driver does so for its own errors only
             raise
         finally:
-            connection.redis_connect_func = None  # which would keep this one alive
-        self._connection = connection  # the driver closes it, and knows not to shut down what a forked child inherits
+            connection.redis_connect_func = None  # it would keep this object alive
+        self._connection = connection  # the driver closes it, without shutting it down in a forked child
         found: socket.socket | None = self._socket
         if found is None:
             raise driver.ConnectionError("the connection was closed at once")
-        self.packer = Packer()  # of the life that its server was in when it was connected
+        self.packer = Packer()  # replaced by one with the server's data id
         self._timeout = timeout
         self._late = late
         self._chunk = timeout if late is nothing else min(timeout, LATE)  # seconds of one wait
@@ -89,7 +89,7 @@ class Socket:
             self._receives_for = self._chunk
             found.settimeout(self._chunk)
         else:
-            # The kernel minds the time, where Python would ask poll() before each call.
+            # The kernel limits the time; Python would call poll() before each call.
             found.settimeout(None)
             self._send = found.sendall
             self._wait_for(timeout)
@@ -106,7 +106,7 @@ class Socket:
         connection.on_connect()
 
     def exchange(self, packed: bytes, count: int, seconds: float = math.inf) -> list[Any]:
-        """Send, and read so many answers, waiting for each as long as given, at most the timeout.
+        """Send, and read `count` replies; wait for each up to `seconds`, at most the timeout.
 
         Raises driver.RedisError or OSError; the connection is closed then.
         """
@@ -120,7 +120,7 @@ class Socket:
             raise
 
     def send(self, packed: bytes, seconds: float = math.inf) -> None:
-        """Send, and leave the answers to `answers`."""
+        """Send without reading; `answers` reads the replies."""
         try:
             self._wait_for(seconds)
             self._send(packed)
@@ -129,7 +129,7 @@ class Socket:
             raise
 
     def answers(self, count: int, seconds: float = math.inf) -> list[Any]:
-        """Read so many answers."""
+        """Read this many replies."""
         return self.exchange(b"", count, seconds)
 
     def _answers(self, count: int, left: float) -> list[Any]:
@@ -157,7 +157,7 @@ class Socket:
                     return answers
 
     def _wait_for(self, seconds: float) -> None:
-        """Let the next reads and writes take so long, at most as long as ever."""
+        """Set the timeout of the next reads and writes, at most the connection's own."""
         receives_for = seconds if seconds < self._chunk else self._chunk
         sends_for = seconds if seconds < self._timeout else self._timeout
         if receives_for == self._receives_for and sends_for == self._sends_for:
@@ -170,7 +170,7 @@ class Socket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(sends_for))
 
     def _send_slowly(self, packed: bytes) -> None:
-        """Send all, for which there is more time than for the first byte of an answer."""
+        """Send all, with a longer timeout than for the first byte of a reply."""
         self._socket.settimeout(self._sends_for)
         self._socket.sendall(packed)
         self._socket.settimeout(self._receives_for)
@@ -192,23 +192,23 @@ class Socket:
         return answer
 
     def arrived(self) -> list[Any]:
-        """Read once, and return what messages are there then."""
+        """Read once, and return the complete messages."""
         self.read()
         return list(iter(self._gets, False))
 
     def fileno(self) -> int:
-        """The socket's, for a selector."""
+        """Return the socket's file descriptor, for a selector."""
         number: int = self._socket.fileno()
         return number
 
     def shut(self) -> None:
-        """End it from another thread: whoever reads it gets an error at once."""
+        """Shut it down from another thread: a pending read raises an error at once."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._connection.disconnect()
 
 
@@ -223,19 +223,20 @@ class SocketWire:
         self._closed = False
 
     def post(self, *words: Any) -> None:
-        """Send without waiting for an answer."""
+        """Send without waiting for a reply."""
         with self._writing, suppress(*LOST, driver.RedisError):  # the reader meets the same broken socket
             self._connection.send(packed(words))
 
     def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
-        """The same, a command for each channel, in one write."""
+        """Send one command per channel, in one write."""
         with self._writing, suppress(*LOST, driver.RedisError):
             self._connection.send(for_each(kind, channels))
 
     async def receive(self) -> list[Any]:
-        """The next message; an answer that is an error as [b"error", its text].
+        """Return the next message; an error reply comes as [b"error", its text].
 
-        However long there is none: where little happens there is little to hear, and who reads judges it by its probes.
+        Waits without limit: in a quiet partition messages are rare, and the reader detects a dead connection by its
+        probes.
         """
         try:
             while True:
@@ -246,24 +247,24 @@ class SocketWire:
                     answer = self._connection.answer()
                     break
         except (driver.RedisError, *LOST, ValueError) as error:
-            # close() from another thread takes the socket away under the reader: ValueError.
+            # close() in another thread removes the socket while this one reads: ValueError.
             raise WarmUnavailable(f"{self._place}: link lost: {error}") from error
         return message(answer)
 
     def close(self) -> None:
-        """Drop the connection; whoever receives gets an error."""
+        """Drop the connection; a pending `receive` raises an error."""
         self._closed = True
         self._connection.shut()
         self._connection.close()
 
 
 def for_each(kind: bytes, channels: Sequence[bytes]) -> bytes:
-    """The bytes of a command of this kind for each channel."""
+    """Encode one command of this kind for each channel."""
     return b"".join([packed((kind, channel)) for channel in channels])
 
 
 def message(answer: Any) -> list[Any]:
-    """What came on a subscription, as `Wire.receive` has it."""
+    """Return a message of a subscription in the form of `Wire.receive`."""
     if isinstance(answer, ReplyError):
         return [b"error", str(answer).encode()]
     return answer if isinstance(answer, list) else [answer]

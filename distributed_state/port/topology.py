@@ -1,11 +1,11 @@
 """Which server has which key now: the only one, the one that Sentinels name, or one of a cluster's primaries.
 
-Law: what a server says about itself is not enough. A primary that was cut off with its Sentinel or part of a cluster
+Law: a server's report about itself is not enough. A primary that was cut off with its Sentinel or part of a cluster
 still calls itself a primary, so all are asked, and the highest config epoch decides; a lower one never replaces it.
 
-One object for all connections of a store, in any thread or event loop. Asking blocks, so an event loop lends a thread.
+One object for all connections of a store, in any thread or event loop. Asking blocks, so an event loop uses a thread.
 Each Sentinel also has a thread that listens to it (`SentinelWatch`): a client whose connections stay open to a primary
-that was cut off would never ask otherwise. A message is only a reason to ask.
+that was cut off would otherwise never ask. A message is only a reason to ask.
 
 A replica that is down is still a replica. A primary forgets it when its connection ends; Sentinels and the servers of a
 cluster do not, and may promote it when it is back.
@@ -36,27 +36,27 @@ from distributed_state.port.sockets import Socket
 
 log = logging.getLogger(__name__)
 SLOTS = 16384
-# How a server says that it is not of the kind that the URL names, and what to do about it.
+# How a server reports that it is not of the kind that the URL names, and how to correct the URL.
 _NOT_OF_THIS = ("unknown command", "cluster support disabled")
 _OF_ANOTHER_KIND = {
     "sentinel": "what answers there is no Sentinel: a server itself is redis://, one of a cluster redis+cluster://",
     "cluster": "what answers there is no server of a cluster: one that stands alone is redis://, one that Sentinels "
     "watch redis+sentinel://",
 }
-_QUICK = 1.0  # seconds for a server to say what it knows of the others
-_GRACE = 0.1  # more, for the others, when most have said it
-_PAUSE = 0.05  # between two looks
-_LONGEST = 60.0  # and until somebody else's look is over, which is sooner
+_QUICK = 1.0  # seconds for a server to report what it knows of the others
+_GRACE = 0.1  # seconds more, for the other servers, when most have answered
+_PAUSE = 0.05  # seconds between two looks
+_LONGEST = 60.0  # seconds to wait at most until another thread's look is over
 _SHORTEST = 0.01
-_OFTEN = 1.0  # and between those for which the only reason is a slot that moved
-_EVERY = 1.0  # seconds between two attempts to reach one that is away
+_OFTEN = 1.0  # seconds between looks whose only reason is a slot that moved
+_EVERY = 1.0  # seconds between two attempts to reach a server that is down
 _NEVER = b"nofailover"
-# That a failover is over, and that a replica was promoted: in between the old primary takes writes that will be lost.
+# The end of a failover, and the promotion of a replica: in between the old primary takes writes that will be lost.
 _SAID = (b"+switch-master", b"+promoted-slave")
 
 
 def slot_of(key: bytes) -> int:
-    """The slot of a key in a cluster, as the cluster specification has it."""
+    """Return the slot of a key, as in the cluster specification."""
     opened = key.find(b"{")
     if opened >= 0:
         closed = key.find(b"}", opened + 1)
@@ -66,12 +66,15 @@ def slot_of(key: bytes) -> int:
 
 
 def threads(count: int) -> Executor:
-    """An executor that asks this many servers at once."""
+    """Return an executor that asks this many servers at once."""
     return ThreadPoolExecutor(max_workers=count, thread_name_prefix="distributed-state-look")
 
 
 class Topology:
-    """Where keys are, as last seen. `ask` asks one server; `executor(n)` is an executor that asks n servers at once."""
+    """Where keys were at the last look.
+
+    `ask` asks one server; `executor(n)` is an executor that asks n servers at once.
+    """
 
     def __init__(
         self,
@@ -94,12 +97,12 @@ class Topology:
         self.looks = 0
         self._slots: list[str] = []
         self._owners: list[str] = []  # the servers in `_slots`, in order
-        self._known: set[str] = set()  # servers of a cluster, replicas too: any can be asked
+        self._known: set[str] = set()  # servers of a cluster, including replicas: any can be asked
         self._by_tag: dict[bytes, str] = {}
-        self._epoch = -1  # of the primary that Sentinels named last
+        self._epoch = -1  # config epoch of the primary that Sentinels named last
         self._looked = 0.0
-        self._seconds = math.inf  # that the present look may take
-        self._looking = threading.Lock()  # for a second, at times: never waited for by an event loop
+        self._seconds = math.inf  # limit of the present look
+        self._looking = threading.Lock()  # held for up to a second: an event loop never waits for it
         self._changing = threading.Lock()
         self._gone: list[Callable[[str], None]] = []
 
@@ -109,11 +112,11 @@ class Topology:
         return self._address
 
     def on_gone(self, drop: Callable[[str], None]) -> None:
-        """Have a function called, by any thread, with each server that is no more asked."""
+        """Register a function that is called, by any thread, with each server that is no longer used."""
         self._gone.append(drop)
 
     def forget(self, drop: Callable[[str], None]) -> bool:
-        """Call it no more; whether nobody is left to call."""
+        """Unregister it; return whether no function is registered now."""
         with suppress(ValueError):
             self._gone.remove(drop)
         return not self._gone
@@ -124,12 +127,12 @@ class Topology:
         return bool(self._gone)
 
     def inherited(self) -> None:
-        """In a forked child: locks that nobody is there to give back are others, and what is known is doubted."""
+        """In a forked child: replace locks that a thread of the parent may hold, and doubt the known locations."""
         self._looking, self._changing = threading.Lock(), threading.Lock()
         self.doubt()
 
     def node_of(self, key: bytes) -> str:
-        """The server that has a key. Raises WarmUnavailable if none is known to have it."""
+        """Return the server that has a key. Raises WarmUnavailable if none is known to have it."""
         if self.only is not None:
             return self.only
         opened = key.find(b"{")
@@ -145,7 +148,7 @@ class Topology:
         return node
 
     def nodes(self) -> list[str]:
-        """All servers that have keys."""
+        """Return all servers that have keys."""
         return [self.only] if self.only is not None else list(self._owners)
 
     def _has(self, slots: list[str]) -> None:
@@ -159,16 +162,19 @@ class Topology:
         return self.kind in ("sentinel", "cluster")
 
     def doubt(self) -> None:
-        """Something says that keys may be elsewhere now: look before the next command."""
-        # Of a server that is no cluster's there is nothing more to learn.
+        """Look before the next command, because keys may be elsewhere now."""
+        # A server that is not part of a cluster cannot report anything new.
         self.doubted = self.several or self.only is None
 
     def moved(self, slot: int, node: str, answered: str) -> None:
-        """A server said where a slot is now. `answered` is that server: it may leave its own host out."""
+        """Note a slot's server from a redirection.
+
+        `answered` is the redirecting server, whose own host may be omitted.
+        """
         node = with_host(node, answered)
         with self._changing:
             if self.kind != "cluster":
-                # A plain address that is a server of a cluster, and was not allowed to say so.
+                # A plain address that is a server of a cluster, and was not allowed to report it.
                 self.kind = "cluster"
                 self.only = None
                 self.doubted = True
@@ -176,11 +182,11 @@ class Topology:
             slots[slot] = node
             self._known.add(node)
             self._has(slots)
-            # One slot that moved is rarely alone; but while a cluster is resharded, every look is out of date at once.
+            # One slot that moved is rarely the only one; but during resharding every look is out of date at once.
             self.doubted = self.doubted or time.monotonic() - self._looked > _OFTEN
 
     def look(self, seconds: float = math.inf) -> None:
-        """Find out where keys are, if that is in doubt; it may take a second, or as long as given if that is less.
+        """Find out where keys are, if that is in doubt; it may take a second, at most `seconds`.
 
         Raises WarmUnavailable or ConfigurationError.
         """
@@ -189,19 +195,21 @@ class Topology:
             raise WarmUnavailable(f"{self._where.place}: nobody has said yet where keys are")
         try:
             if not self.doubted:
-                return  # somebody looked while we waited
+                return  # another thread looked while we waited
             self._seconds = max(_SHORTEST, seconds - (time.monotonic() - began))
             left = self._looked + _PAUSE - time.monotonic()
             if left > 0:
                 time.sleep(left)
             before = self.nodes()
-            # Before: meanwhile others go on with what is known, and what they doubt is looked at again.
+            # Set before looking: other callers continue with the known locations, and their new doubts cause another
+            # look.
             self.doubted = not before
             try:
                 self._find_out()
                 self.doubted = self.doubted and bool(before)
             except StateError as error:
-                # Those who could say are away. What is known may still be true, and its servers say if it is not.
+                # The servers that could answer are down. The known locations may still be true; their servers report if
+                # not.
                 if not before or not isinstance(error, WarmUnavailable):
                     self.doubted = True
                     raise
@@ -218,7 +226,7 @@ class Topology:
                 self.drop(node)
 
     def drop(self, node: str) -> None:
-        """Have all connections to a server dropped."""
+        """Drop all connections to a server."""
         for drop in list(self._gone):
             drop(node)
 
@@ -236,7 +244,7 @@ class Topology:
             raise
 
     def _look_at_server(self) -> None:
-        """A plain address: a server, or one of a cluster."""
+        """Look at a plain address: a server, or one of a cluster."""
         seed = self._where.seeds[0]
         said: Any = []
         try:
@@ -244,7 +252,7 @@ class Topology:
         except ConfigurationError as error:
             if "lacks a right" not in str(error) and "unknown command" not in str(error):
                 raise
-            # Then a cluster shows when it answers MOVED.
+            # Without this right, a cluster is noticed when it answers MOVED.
         pairs = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
         if pairs.get(b"mode") == b"sentinel":
             raise ConfigurationError(f"{self._where.place}: a Sentinel: use redis+sentinel:// and the service's name")
@@ -276,11 +284,11 @@ class Topology:
             self._has(owners)
 
     def _look_at_sentinels(self) -> None:
-        """Ask all: one that was cut off with the old primary still names it, under an older epoch."""
+        """Ask all: a Sentinel that was cut off with the old primary still names it, under an older epoch."""
         service = self._where.service
         named: list[tuple[int, str]] = []
-        # Two questions: the Sentinel that leads a failover has the new epoch beside the old primary in its answer to
-        # the first, until all replicas follow the new one, which may take minutes.
+        # Two questions: in its answer to the first, the Sentinel that leads a failover gives the new epoch with the old
+        # primary until all replicas follow the new one, which may take minutes.
         asked = [(b"SENTINEL", word, service.encode()) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME")]
         answers = self._ask_all(self._where.seeds, *asked, sentinel=True)
         for said, (host, port) in answers.values():
@@ -294,7 +302,7 @@ class Topology:
         self.only = primary
 
     def _ask_all(self, nodes: Iterable[str], *commands: tuple[bytes, ...], sentinel: bool = False) -> dict[str, Any]:
-        """What each says that answers within a second. Raises the last error if none does."""
+        """Return the answers of the servers that answer within a second. Raises the last error if none does."""
         asked = sorted(set(nodes))
         answers: dict[str, Any] = {}
         last: StateError = WarmUnavailable(f"{self._where.place}: nobody to ask")
@@ -303,7 +311,7 @@ class Topology:
         try:
             ask = partial(self._ask, timeout=quick, sentinel=sentinel)
             waiting = {pool.submit(ask, each, *commands): each for each in asked}
-            # Not for all: one that is silent would hold up who asks for keys of the others.
+            # Not for all: one silent server would delay callers that need keys of the others.
             while waiting:
                 enough = 2 * len(answers) > len(asked)
                 done, _ = wait(waiting, timeout=_GRACE if enough else 2 * quick, return_when=FIRST_COMPLETED)
@@ -324,18 +332,18 @@ class Topology:
 
 
 def with_host(node: str, asked: str) -> str:
-    """A server as another one, or itself, names it; one that is named without a host is where we asked."""
+    """Return the server that another one, or itself, named; without a host it is the one that was asked."""
     host, port = host_and_port(node)
     return node_name(host if host not in ("", "?") else host_and_port(asked)[0], port)
 
 
 def _endpoint(node: list[Any], asked: str) -> str:
-    """A server as CLUSTER SLOTS has it."""
+    """Return a server of a reply to CLUSTER SLOTS."""
     return with_host(node_name((node[0] or b"").decode(), node[1]), asked)
 
 
 def _config_epochs(nodes: bytes) -> dict[bytes, int]:
-    """The config epoch of each server by its id, from CLUSTER NODES."""
+    """Return the config epoch of each server by its id, from CLUSTER NODES."""
     rows = [line.split(b" ") for line in nodes.splitlines() if line]
     return {row[0]: int(row[6]) for row in rows if len(row) > 6}
 
@@ -343,7 +351,7 @@ def _config_epochs(nodes: bytes) -> dict[bytes, int]:
 def replicas_behind_sentinels(
     seeds: Iterable[str], service: str, primary: str, ask: Callable[..., list[Any]]
 ) -> KnownReplicas:
-    """The replicas of a primary that all Sentinels together know: a Sentinel that was restarted knows fewer.
+    """Return the replicas of a primary that all Sentinels together know: a restarted Sentinel knows fewer.
 
     Sentinels that know only of an older failover are ignored. Raises WarmUnavailable if the others name another
     primary, because the promoted server is then missing from their lists. Raises the last error if none answers.
@@ -370,12 +378,12 @@ def replicas_behind_sentinels(
         for each in map(_pairs, listed) if epoch == newest else ():
             name = node_name(each[b"ip"].decode(), int(each[b"port"]))
             (others if each.get(b"slave-priority") == b"0" else promotable).add(name)
-    # One that leads a failover still lists the new primary among them for a moment.
+    # A Sentinel that leads a failover still lists the new primary among them for a moment.
     return KnownReplicas(frozenset(promotable - {primary}), frozenset(others - promotable))
 
 
 def replicas_in_cluster(node: str, ask: Callable[..., list[Any]]) -> KnownReplicas:
-    """What a primary of a cluster knows of its own replicas. Raises as `ask`."""
+    """Return the replicas that a primary of a cluster knows. Raises as `ask`."""
     (text,) = ask(node, (b"CLUSTER", b"NODES"), timeout=_QUICK)
     rows = [line.split(b" ") for line in text.splitlines() if line]
     me = next((row[0] for row in rows if b"myself" in row[2].split(b",")), b"")
@@ -389,7 +397,7 @@ def _pairs(answer: list[bytes]) -> dict[bytes, bytes]:
 
 
 def ask_sentinel(node: str, service: str, ask: Callable[..., list[Any]]) -> SentinelAnswer:
-    """What one Sentinel says of a service, and whether it could have a failover made now."""
+    """Ask one Sentinel about a service, and whether it could start a failover now."""
     asked = partial(ask, node, timeout=_QUICK, sentinel=True)
     named = service.encode()
     try:
@@ -407,10 +415,10 @@ def ask_sentinel(node: str, service: str, ask: Callable[..., list[Any]]) -> Sent
 
 
 class SentinelWatch:
-    """Threads that listen to Sentinels while they are wanted.
+    """Threads that listen to Sentinels while they are needed.
 
-    `connect` makes a connection to one of them, which waits a second for each answer; `heard` is called, in such a
-    thread, whenever the primary of the service may be another one.
+    `connect` makes a connection to one of them, with a timeout of a second for each answer; `heard` is called, in such
+    a thread, whenever the service may have another primary.
     """
 
     def __init__(
@@ -424,7 +432,7 @@ class SentinelWatch:
         self._listeners: list[_Listener] = []
 
     def begin(self) -> None:
-        """Listen from now on, unless threads of this process do: they do not survive fork()."""
+        """Listen from now on, unless threads of this process already do: they do not survive fork()."""
         with self._mutex:
             if not any(each.is_alive() for each in self._listeners):
                 self._listeners = [_Listener(seed, self._service, self._connect, self._look) for seed in self._seeds]
@@ -443,7 +451,7 @@ class SentinelWatch:
                 each.join(timeout=10)
 
     def inherited(self) -> None:
-        """In a forked child: the lock may be held by a thread that is not here, and no listener is."""
+        """In a forked child: replace the lock, which a thread of the parent may hold, and forget its listeners."""
         self._mutex = threading.Lock()
         self._listeners = []
 
@@ -455,7 +463,7 @@ class SentinelWatch:
 
 
 class _Listener(threading.Thread):
-    """Listens to one Sentinel, and connects again when it has been away."""
+    """Listens to one Sentinel, and connects again after a disconnection."""
 
     def __init__(self, seed: str, service: bytes, connect: Callable[[str], Socket], look: Callable[[], None]) -> None:
         super().__init__(name="distributed-state-sentinel", daemon=True)
@@ -467,7 +475,7 @@ class _Listener(threading.Thread):
         self._connection: Socket | None = None
 
     def stop(self) -> None:
-        """Let it end, now."""
+        """End it now."""
         self._stopped.set()
         if self._connection is not None:
             self._connection.shut()
@@ -493,7 +501,7 @@ class _Listener(threading.Thread):
             try:
                 message = connection.answer()
             except (driver.TimeoutError, TimeoutError):
-                # Nothing came for a second. One that was cut off without a word never says anything again.
+                # Nothing came for a second. A connection that was cut off silently never delivers anything again.
                 if asked:
                     raise
                 connection.send(connection.packer.pack([(b"PING",)]))
@@ -505,6 +513,6 @@ class _Listener(threading.Thread):
     def _understand(self, message: Any) -> None:
         if isinstance(message, ReplyError):
             log.warning("Sentinel %s does not let us hear of another primary: %s", self._seed, message)
-        # What was said before it listened, nobody hears.
+        # Earlier messages are lost, so it looks when it is subscribed.
         elif message[0] == b"subscribe" or (message[0] == b"message" and self._service in message[2].split(b" ")):
             self._look()

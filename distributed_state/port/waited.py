@@ -1,18 +1,18 @@
 """How long one call waits for a Redis that does not answer. Law: the whole call has one limit, whatever it asks.
 
-The limit is `retry_for`. A call of the public API enters here (`bounded`, or `call`), and what it calls finds the same
-account: the port waits for no answer longer than what is left, and whatever tries again stops when nothing is. Only
-time in which Redis did not answer counts. Time in which it does gives it back, second for second: an archive of a
-thousand conversations may meet several outages, each of which is over within the limit.
+The limit is `retry_for`. A call of the public API enters here (`bounded`, or `call`), and everything that it calls uses
+the same account: the port waits for a reply only for the time that is left, and retries stop when none is. Only time in
+which Redis did not answer counts. Time in which it answers is credited, second for second: an archive of a thousand
+conversations may meet several outages, each shorter than the limit.
 
-*Each command had a limit of its own, which began after a first attempt of `timeout`: a call that made several took
-20 to 30 s where 10 were promised.*
+*Earlier, each command had its own limit, which began after a first attempt of `timeout`: a call with several commands
+took 20 to 30 s where 10 were promised.*
 
-Time in which a call waits for other calls before it asks, as for room in memory, counts as well (`queued`). A call that
-waited behind one which Redis did not answer (`unanswered`) has waited for the same servers.
+Time in which a call waits for other calls before it asks, for example for room in memory, counts as well (`queued`). A
+call that waited for one which Redis did not answer (`unanswered`) has waited for the same servers.
 
-*200 reads of a service took 20 s while Redis stood still, 200 exports 31: each had its limit for itself when its turn
-came.*
+*Earlier, 200 reads of a service took 20 s while Redis did not answer, 200 exports 31: each had its own limit, which
+began with its turn.*
 
 Design: section 5.
 """
@@ -35,22 +35,22 @@ _ENTRANCES = ("__aenter__", "__aexit__", "__anext__")
 
 
 class Waited:
-    """For how long one call has waited for Redis in vain. `silent`: the servers that did not answer."""
+    """How long one call has waited for Redis without a reply. `silent`: the servers that did not answer."""
 
     __slots__ = ("_seconds", "_until", "over", "silent")
 
     def __init__(self) -> None:
         self.silent: set[str] = set()
-        self.over = False  # the call has ended: a task that it began and that outlived it is another's
+        self.over = False  # the call has ended: a task that it started and that outlives it does not belong to it
         self._seconds = 0.0
         self._until = -math.inf
 
     def seconds(self, now: float) -> float:
-        """How much of its limit is used up."""
+        """Return how much of the limit is used up."""
         return max(0.0, self._seconds - max(0.0, now - self._until))
 
     def add(self, since: float, node: str | None = None) -> None:
-        """No answer came since then. What is added already counts once, also if several waited side by side."""
+        """Count the time since then, in which no reply came. Overlapping waits count once."""
         if node is not None:
             self.silent.add(node)
         now = time.monotonic()
@@ -63,14 +63,14 @@ _present: ContextVar[Waited | None] = ContextVar("distributed_state_waited", def
 
 
 def present() -> Waited | None:
-    """The account of the call that is being answered; None outside of any, as in the background."""
+    """Return the account of the current call; None outside of any, as in the background."""
     found = _present.get()
     return None if found is None or found.over else found
 
 
 @contextmanager
 def call() -> Iterator[Waited]:
-    """Inside is one call, or part of the one around it."""
+    """Make the code inside one call, or a part of the surrounding one."""
     found = present()
     if found is not None:
         yield found
@@ -80,7 +80,7 @@ def call() -> Iterator[Waited]:
         _present.set(found)
         yield found
     finally:
-        # Not reset by a token: a coroutine that is collected half done ends in whatever context that happens.
+        # Not reset by a token: an unfinished coroutine that is garbage-collected ends in an arbitrary context.
         found.over = True
 
 
@@ -92,13 +92,13 @@ class _Unanswered:
 
 
 def unanswered(account: Waited) -> None:
-    """Note that this call ended without an answer: calls that queue behind it are not to wait as long again."""
+    """Note that this call ended without an answer: calls that queue after it must not wait as long again."""
     _Unanswered.at, _Unanswered.silent = time.monotonic(), frozenset(account.silent)
 
 
 @contextmanager
 def queued() -> Iterator[None]:
-    """Count the time inside, in which this call waits for other calls, as time that it waits for Redis."""
+    """Count time in which this call waits for other calls as time that it waits for Redis."""
     began = time.monotonic()
     yield
     account = present()
@@ -138,7 +138,7 @@ def _set(variable: ContextVar[Room | None], room: Room | None) -> Iterator[None]
 
 
 def making_room(room: Room) -> AbstractContextManager[None]:
-    """Inside, reads for an answer use this room."""
+    """Make reads inside use this room for their answers."""
     return _set(_room, room)
 
 
@@ -150,9 +150,9 @@ def room(size: int) -> None:
 
 
 async def with_room(read: Callable[[], Awaitable[T]]) -> T:
-    """The result of `read`, with room for the bytes that it counts.
+    """Return the result of `read`, with room for the bytes that it counts.
 
-    If there is no room, what was read is dropped, and `read` is called again after a wait.
+    If there is no room, the result is dropped, and `read` is called again after a wait.
     """
     found = _room.get()
     while True:
@@ -170,8 +170,8 @@ async def with_room(read: Callable[[], Awaitable[T]]) -> T:
 def bounded(*reads: str) -> Callable[[C], C]:
     """Make each public coroutine method of a class one call.
 
-    `reads` are those that make one read: when hot answers they are not to pay for it, and what asks the server is a
-    call itself.
+    `reads` names methods that read once: a read that hot answers should not pay for this, and the part that asks the
+    server is a call itself.
     """
 
     def decorate(kind: C) -> C:
