@@ -1,4 +1,4 @@
-"""Finding what records say: the index that follows the archive, and what is asked of it. Law: off, it costs nothing.
+"""Full-text search over records: the index that follows the archive, and its queries. Law: while off, it costs nothing.
 
 Design: section 21.
 """

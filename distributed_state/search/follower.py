@@ -1,12 +1,12 @@
-"""How a store is searched, and what brings the index up to the archive.
+"""The settings of a store's search, and the job that brings the index up to the archive.
 
-Law: one archive has one answer about its index; whatever becomes of the index, the archiver neither waits nor knows;
-what is encrypted has no words, unless it was asked for.
+Law: all stores of an archive agree about its index; the archiver neither waits for the index nor depends on it;
+encrypted values have no words unless the user asked for that.
 
-In a round: partitions are claimed, the records that have waited longest are read, their documents made - and given
-vectors, by the user's function, while no transaction is under way - and written with how far the records are. No
-transaction waits for a document. Whatever a function of the user's raises (`embed`, an index of the user's own), the
-caller gets a StateError.
+A round claims partitions, reads the records that have waited longest, makes their documents and writes these together
+with how far each record is indexed. The user's `embed` is called while no transaction is open, so no transaction waits
+for a document. If a user's function (`embed`, an index of the user's own) raises anything, the caller gets a
+StateError.
 
 Design: section 21.
 """
@@ -39,7 +39,7 @@ from distributed_state.values.search import KINDS, Indexed, Kind, Row, Search, S
 
 log = logging.getLogger(__name__)
 CLAIM_SECONDS = 60.0
-_RECORDS = 100  # looked at in a round
+_RECORDS = 100  # in a round
 _DOCUMENTS = 200  # in one transaction, at least
 _BYTES = 4 * 2**20  # of their texts, at least: each is kept in three forms until it is written
 _NAMED = 10
@@ -48,7 +48,7 @@ _REST_SECONDS = 5.0
 _TOGETHER_SECONDS = 1.0
 _REPORT_SECONDS = 0.5
 _WAIT = 0.05
-_LONGEST = 200_000  # bytes of a text that are indexed; PostgreSQL takes a megabyte of what it makes of them
+_LONGEST = 200_000  # bytes of a text that are indexed; a tsvector of PostgreSQL holds a megabyte
 OFF = (
     "search: it is off in this namespace: open the store with search=True, or with search=Search(...), "
     "or run `distributed-state index`"
@@ -57,7 +57,7 @@ _HARMLESS = "text"
 
 
 class Setting:
-    """What a store knows of its index. `lazily`: the first search switches it on."""
+    """The settings of a store's index. `lazily`: the first search switches the index on."""
 
     def __init__(self, given: Search | bool | None, *, lazily: bool, migrate: bool) -> None:
         if given is not None and not isinstance(given, (bool, Search)):
@@ -67,7 +67,7 @@ class Setting:
         self._lazily = lazily and not self._never
         self._migrate = migrate
         self.on = False
-        self.stored = ""  # what the database says, once it was looked at
+        self.stored = ""  # the settings in the database, once they were read
         self.search = self._given or Search()
         self._elsewhere = self.search.index is not None
         if self._given is not None:
@@ -79,11 +79,11 @@ class Setting:
         return self._given is not None
 
     def look_again(self) -> None:
-        """It may have been switched off, or made otherwise."""
+        """Read the settings again before the next use: the index may have been removed or remade."""
         self.on = False
 
     async def renew(self, port: Port, search: SearchStore) -> None:
-        """Look whether another process removed it, or made it otherwise."""
+        """Check whether another process removed or remade the index."""
         if self.on and await port.sql(search.settings) != self.stored:
             self.on = False
 
@@ -94,7 +94,7 @@ class Setting:
         return self.on and not self._lacking()
 
     async def require(self, port: Port, search: SearchStore, *, create: bool = False) -> None:
-        """Have an index, or raise ConfigurationError: off, other settings, a function that was not given, no right."""
+        """Require an index. Raises ConfigurationError: off, other settings, a missing function, a missing right."""
         create = create or (self._migrate and (self.wanted or self._lazily))
         if not self.on and not await self._look(port, search, create=create):
             raise ConfigurationError(OFF)
@@ -160,7 +160,7 @@ def _require_sense(search: Search) -> None:
 
 
 async def call_user(port: Port, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of the user's returns, be it a coroutine or not. Raises Unavailable whatever it raises."""
+    """Call a user's function, plain or coroutine, and return its result. Raises Unavailable whatever it raises."""
     try:
         if inspect.iscoroutinefunction(function):
             return await port.complete(function(*arguments))
@@ -173,7 +173,7 @@ async def call_user(port: Port, what: str, function: Callable[..., Any], *argume
 
 
 async def embedded(port: Port, setting: Setting, texts: list[str]) -> list[str]:
-    """A vector of each text, as SQL writes it."""
+    """The vectors of the texts, each as a SQL literal."""
     if not texts:
         return []
     assert setting.search.embed is not None
@@ -193,15 +193,18 @@ async def embedded(port: Port, setting: Setting, texts: list[str]) -> list[str]:
 
 
 async def embedded_singly(port: Port, setting: Setting, texts: list[str]) -> list[str | None]:
-    """The same, and None for a text that `embed` refuses: halved until it is alone. Raises if that refuses any text."""
+    """As `embedded`, with None for a text that `embed` refuses. Raises if `embed` refuses every text.
+
+    The list is halved until the refused text is alone.
+    """
     try:
         return [*await embedded(port, setting, texts)]
     except StateError:
-        # Is it a text of these, or is there no model today? Asked each time: the model may go at any moment.
+        # Is one of these texts the cause, or is the model down? Asked each time: the model may fail at any moment.
         await embedded(port, setting, [_HARMLESS])
     if len(texts) == 1:
         try:
-            # Once more: its answer may have been lost, and what is left out stays left out until it is changed.
+            # Try again: the answer may have been lost, and a document that is left out stays out until it changes.
             return [*await embedded(port, setting, texts)]
         except StateError:
             return [None]
@@ -214,7 +217,7 @@ async def embedded_singly(port: Port, setting: Setting, texts: list[str]) -> lis
 
 
 class Translator:
-    """Makes documents of what a store keeps."""
+    """Makes search documents of stored values."""
 
     def __init__(self, codec_of: Callable[[str], Codec], kinds: tuple[Kind, ...], *, encrypted: bool) -> None:
         self._codec_of = codec_of
@@ -222,7 +225,7 @@ class Translator:
         self._encrypted = encrypted
 
     def stored(self, piece: Piece, version: int) -> Stored | None:
-        """The document, None if it is not to be found."""
+        """The document of a piece; None if it must not be indexed."""
         kind = piece.name[0]
         data = piece.data
         if not data or kind not in self._kinds:
@@ -236,11 +239,11 @@ class Translator:
             json_text = codec.open(data, sealed_as)
             value = codecs.decode(json_text)
         except CorruptState:
-            return None  # or under a key that is not here: who reads it is told
+            return None  # or its key is missing here; a reader of the record gets the error
         text = text_of(kind, value)
         if not text:
             return None
-        # Before a message the same mark says when it was committed.
+        # The same prefix of a message holds its commit time.
         ends_ms = None if kind == "message" or ends == field_ttl.NEVER else int(ends * 1000)
         digest = hashlib.blake2b(b"%a %b %b" % (ends_ms, text.encode(), json_text), digest_size=12).digest()
         return Stored(piece.name, version, ends_ms, digest, text, json_text)
@@ -259,7 +262,7 @@ def text_of(kind: str, value: Any) -> str:
 
 
 def words_of(value: Any) -> str:
-    """What a JSON value says: its texts and numbers, a line each, without the names in it."""
+    """The texts and numbers in a JSON value, a line each, without the names of its fields."""
     return "\n".join(_leaves(value))
 
 
@@ -274,7 +277,7 @@ def _leaves(value: Any) -> Iterable[str]:
 
 
 def said(message: Any) -> str:
-    """The text of a message, without what is called or shown in it."""
+    """The text of a message, without tool calls and attachments."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
         return content
@@ -283,7 +286,7 @@ def said(message: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """The text as any index takes it: without NUL and lone surrogates, and not longer than any can hold."""
+    """The text as every index takes it: without NUL and lone surrogates, cut to a length that all can hold."""
     return text.replace("\0", " ").encode("utf-8", "replace")[:_LONGEST].decode("utf-8", "ignore").strip()
 
 
@@ -306,7 +309,7 @@ def document(one: Due, stored: Stored) -> SearchDocument:
 
 
 def removed(record: str, name: Name | None = None) -> SearchRemoval:
-    """That a record shows something no more, or nothing at all."""
+    """The removal of one document of a record, or of all of them."""
     ref = Ref.parse(record)
     if name is None:
         return SearchRemoval(ref.scope, ref.id)
@@ -319,14 +322,14 @@ def removed(record: str, name: Name | None = None) -> SearchRemoval:
 
 
 class Moved(NamedTuple):
-    """How many records a round brought up, and whether there is more to do at once."""
+    """How many records a round brought up to date, and whether more work is due now."""
 
     records: int
     more: bool
 
 
 class Follower(JobWorker):
-    """Follows the archive: in the background, for the partitions that this replica archives, or when asked to."""
+    """Follows the archive: in the background for the partitions that this replica archives, or on request."""
 
     job_name = "distributed-state-index"
 
@@ -336,12 +339,12 @@ class Follower(JobWorker):
         self._setting = setting
         self._search: SearchStore = tiers.cold.search
         self.indexed = 0
-        self.behind: int | None = None  # records, as last counted; None: nobody counted, or search is off
+        self.behind: int | None = None  # records, as last counted; None: not counted yet, or search is off
         self.failure = ""  # why the last round failed, "" if it did not
         self.left_out: dict[str, None] = {}  # documents that `embed` refuses, the last few
 
     async def round(self, some: Sequence[int] | None, claimer: str) -> Moved:
-        """Bring up what has waited longest in these partitions, or all, and what nobody else is at."""
+        """Index the longest waiting records of these partitions, or of all, unless another worker claimed them."""
         waiting = await self._port.sql(self._search.waiting, self._setting.stored)
         if waiting is None:
             self._setting.look_again()
@@ -364,7 +367,7 @@ class Follower(JobWorker):
                 left = left[len(found) :]
             await work.flush()
         finally:
-            # Whatever became of it: who waits for the index would wait until the claim ends.
+            # Also after an error: else all who wait for the index would wait until the claim ends.
             if taken != []:
                 await self._port.shield(self._leave(claimer))
         self.indexed += work.done
@@ -385,9 +388,10 @@ class Follower(JobWorker):
             log.warning("search: %s", error)
 
     async def erased(self) -> None:
-        """Have the index forget what was erased: SQLite's the words, one of the user's own all of it.
+        """Remove erased records from the index: the words from SQLite's, the documents from an index of the user's own.
 
-        What a follower brings there at this very moment it removes next: the erasure is noted for it, too.
+        A document that a follower writes there at this moment is removed by its next round: the erasure is noted there,
+        too.
         """
         await self._port.sql(self._search.scrub)
         await self._setting.renew(self._port, self._search)
@@ -398,9 +402,9 @@ class Follower(JobWorker):
                 await call_user(self._port, "index.apply", index.apply, gone)
 
     async def catch_up(self, progress: Callable[[Indexed], None] | None = None) -> int:
-        """Bring up all that is due now, or let others do it; the number of the last note of that."""
+        """Index all that is due now, or wait until others have; return the number of the last note of it."""
         claimer = chance.token_hex(8)
-        # Not what is written meanwhile: there may always be more.
+        # Later changes are not waited for: there may always be more.
         goal = await self._port.sql(self._search.last_due)
         report_at = 0.0
         while True:
@@ -408,7 +412,7 @@ class Follower(JobWorker):
             began = self._port.monotonic()
             if progress is not None and (began >= report_at or not waits):
                 progress(await self.reached(goal))
-                # All that is due is counted: mostly it is something else that takes the time.
+                # Counting reads all that is due, so do it less often than the work itself.
                 report_at = self._port.monotonic() + _REPORT_SECONDS + 10 * (self._port.monotonic() - began)
             if not waits:
                 return goal
@@ -417,7 +421,7 @@ class Follower(JobWorker):
                 await self._port.sleep(_WAIT)
 
     async def reached(self, goal: int | None = None) -> Indexed:
-        """How many records there are, and how many have changes that the index lacks, of those noted up to there."""
+        """How many records there are, and how many have unindexed changes, counted up to the note `goal`."""
         records = await self._port.sql(self._search.records)
         return Indexed(records, await self._port.sql(self._search.lacking, goal))
 
@@ -439,19 +443,19 @@ class Follower(JobWorker):
                     await self._port.sleep(_WAIT * 20)
                     continue
                 look_at = 0.0
-                # Without asking SQL: what others archived there, or imported, is found a little later.
+                # This asks no SQL: changes that others archived or imported there are found a little later.
                 if archiver.archived != seen or rested >= _REST_SECONDS:
                     seen, rested = archiver.archived, 0.0
                     moved = await self.round(archiver.mine, claimer)
                     if moved.more:
                         seen = -1
                     elif moved.records:
-                        # Together, changes are indexed at a fraction of the cost; SQLite has one writer at a time.
+                        # Indexing many changes together costs a fraction; SQLite has one writer at a time.
                         await self._port.sleep(_TOGETHER_SECONDS)
                     elif self._setting.on and (self._tiers.telemetry.measures or self.behind is None):
                         self.behind = await self._port.sql(self._search.lacking)
                 self.failure, pause = "", every
-            except Exception as error:  # noqa: BLE001  # a job that ended would be missed by nobody
+            except Exception as error:  # noqa: BLE001  # the job must survive: nothing would restart it
                 self.failure = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"[:500]
                 self._setting.look_again()
                 look_at = 0.0
@@ -459,7 +463,7 @@ class Follower(JobWorker):
                 seen = -1
                 log.warning("search: %s; trying again in %.1f s", self.failure, pause)
             rested += pause
-            # As long as a round took, too: so it has half of a process at most, and others the rest of the machine.
+            # Also rest as long as the round took, so that this job uses at most half of a process.
             await self._port.sleep(self._port.monotonic() - began if seen == -1 and not self.failure else pause)
 
 
@@ -480,12 +484,12 @@ class Round:
         self._rows: list[Row] = []  # for an index of the user's own
         self._documents = 0
         self._bytes = 0  # of their texts
-        self._left_out = left_out  # what `embed` refuses
+        self._left_out = left_out  # documents that `embed` refuses
         self.lost = False
         self.done = 0
 
     async def take(self, one: Due, changed: Changed | None) -> None:
-        """Bring one record up to what it is."""
+        """Index the changes of one record."""
         if one.gone or one.known == (one.epoch, one.version):
             if one.gone:
                 self._shows_no_more(one.record)
@@ -530,7 +534,7 @@ class Round:
         self._documents += len(write.put) + len(write.remove)
 
     async def _whole(self, one: Due) -> None:
-        """Compare all that a record shows with what the index has of it, a page at a time."""
+        """Compare everything that a record shows with the index, a page at a time."""
         sql = self._port.sql
         found = await sql(self._search.whole, one)
         existing, seen = dict(found.existing), set[Name]()
@@ -551,14 +555,14 @@ class Round:
         gone = [name for name in existing if name not in seen]
         if self._elsewhere:
             self._rows += [removed(one.record, name) for name in gone]
-        # The last of its pages: with it the index has this version, and the record is due no more.
+        # This is the last of its pages: with it the index has this version, and the record is no longer due.
         self._note(Write(one, remove=gone, done=(one.epoch, one.version)))
 
     async def _page(self, one: Due, pieces: Sequence[Piece], existing: dict[Name, bytes], seen: set[Name]) -> None:
         for some in _portions(pieces):
             write = Write(one)
             self._add(write, some, one.version, existing, seen)
-            # What lies above it in the line may say otherwise of an item that the index has by now.
+            # A higher layer may replace an item that was written from a lower one.
             existing.update((stored.name, stored.digest) for stored in write.put)
             if write.put:
                 self._writes.append(write)
@@ -569,7 +573,7 @@ class Round:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what was collected."""
+        """Write the collected changes."""
         writes, rows = self._writes, self._rows
         self._writes, self._rows, self._documents, self._bytes = [], [], 0, 0
         if self.lost or not writes:
@@ -606,7 +610,7 @@ class Round:
                     self._left_out.pop(_described(each.due, stored.name), None)
 
     def _shows_no_more(self, record: str) -> None:
-        """What was left out of it is forgotten, until it is refused again."""
+        """Forget which documents of this record were left out, until `embed` refuses them again."""
         for name in [each for each in self._left_out if each.startswith(f"{record} ")]:
             del self._left_out[name]
 
@@ -618,7 +622,7 @@ class Round:
 
 
 def _portions(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """The same in turn, as many together as are of a transaction's size."""
+    """The pieces in order, in groups of about one transaction's size."""
     some: list[Piece] = []
     size = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Answers a search. Law: nobody is shown, or can count, what the policy keeps from them.
+"""Answers a search. Law: a user sees no document, and can count none, that the policy keeps from them.
 
 Design: section 21.
 """
@@ -23,11 +23,11 @@ from distributed_state.values.search import KINDS, SearchDocument, SearchHit, Se
 
 _MOST_WORDS = 64
 _MOST_LOOKED_AT = 10_000
-_MOST_BYTES = 32 * 2**20  # of the values of all hits: they are in memory, and more than once
+_MOST_BYTES = 32 * 2**20  # of the values of all hits: they are in memory, some more than once
 _PAGE, _LARGEST_PAGE = 100, 5_000
-_TOGETHER = 200  # hits that are looked at before anybody else has a turn
+_TOGETHER = 200  # hits that are examined before other tasks of the event loop get a turn
 _SNIPPET = 240
-_LOOKED_THROUGH = 20_000  # characters of a text, for the part that is shown
+_LOOKED_THROUGH = 20_000  # characters of a text that are searched for the snippet
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "$eq": operator.eq,
     "$ne": operator.ne,
@@ -39,7 +39,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def follower_of(tiers: Tiers) -> Follower:
-    """What follows the archive here."""
+    """The job that indexes the archive in this store."""
     return next(each for each in tiers.workers if isinstance(each, Follower))
 
 
@@ -54,7 +54,7 @@ def checked(
     limit: int,
     offset: int,
 ) -> SearchQuery:
-    """The query that this asks for. Raises InvalidValue."""
+    """Return the query with checked arguments. Raises InvalidValue."""
     if not isinstance(words, str) or len(words.split()) > _MOST_WORDS or len(words) > 4 * 1024:
         raise InvalidValue(f"query is a text of at most {_MOST_WORDS} words and 4096 characters")
     if match not in ("all", "any"):
@@ -71,7 +71,7 @@ def checked(
         raise InvalidValue(f"collection is a str or None, not {collection!r:.80}")
     scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
     owner = None if user is None else Ref("user", user).id
-    # What has neither a letter nor a digit is no word to any index.
+    # No index finds a word without a letter or a digit.
     words = " ".join(word for word in shortened(words).split() if any(map(str.isalnum, word)))
     return SearchQuery(words, match, tuple(scopes), tuple(kinds), prefix, owner, collection, limit, offset)  # type: ignore[arg-type]  # looked at above
 
@@ -79,7 +79,7 @@ def checked(
 async def search(
     store: StoreContext, setting: Setting, query: SearchQuery, filter: Mapping[str, Any] | None, *, said: bool
 ) -> list[SearchHit]:
-    """The hits after the first `offset`, `limit` of them. `said`: there were words, if perhaps none that count."""
+    """The `limit` hits after the first `offset`. `said`: the user gave words, even if none of them counts."""
     if said and not query.words:
         return []
     tiers = store.tiers()
@@ -93,22 +93,23 @@ async def search(
 async def _found(
     store: StoreContext, setting: Setting, query: SearchQuery, fits: Callable[[Any], bool]
 ) -> list[SearchHit] | None:
-    """The same. None: the index was removed, or made otherwise, since the store looked at it."""
-    # Where a policy keeps something from somebody, a score must not tell of it either.
+    """As `search`; None: the index was removed or remade since the store last read its settings."""
+    # Where a policy restricts reading, a score must not reveal hidden documents either.
     ask = await _asking(store.tiers(), setting, query, store.guard is not None)
     hits: list[SearchHit] = []
     at, left, size = 0, query.offset, 0
     asked = max(_PAGE, query.limit)
     while len(hits) < query.limit and at < _MOST_LOOKED_AT:
         page = await ask(replace(query, offset=at, limit=asked))
-        # Each page is a whole search of the index: a filter that nothing fits had it searched a hundred times.
+        # Each page searches the whole index again: a filter that nothing matched made it a hundred searches.
         asked = min(_LARGEST_PAGE, 4 * asked)
         if page is None:
             return None
         for number, (found, length) in enumerate(page.matches):
             if number % _TOGETHER == 0:
                 await store.tiers().port.sleep(0)  # thousands of them would hold up everybody else of this event loop
-            # The filter first: it costs less, and who is asked about what does not fit says nothing by it.
+            # The filter comes first: it is cheaper, and asking the policy about a document that does not match is
+            # useless.
             if len(hits) < query.limit and fits(found.document.value) and _is_shown(store, found.document):
                 if left:
                     left -= 1
@@ -124,7 +125,7 @@ async def _found(
 
 
 class _Page(NamedTuple):
-    """What fits, each with the bytes of its value as far as they are known; else as the index has it."""
+    """Matches, each with the size of its value in bytes (0 if unknown), in the order of the index."""
 
     matches: list[tuple[SearchMatch, int]]
     taken: int
@@ -134,7 +135,7 @@ class _Page(NamedTuple):
 async def _asking(
     tiers: Tiers, setting: Setting, query: SearchQuery, apart: bool
 ) -> Callable[[SearchQuery], Awaitable[_Page | None]]:
-    """What gives a page of all that fits."""
+    """A function that returns a page of matches."""
     port = tiers.port
 
     async def elsewhere(page: SearchQuery) -> _Page:
@@ -160,7 +161,7 @@ async def _asking(
         matches = [(SearchMatch(_document(row), row.score), len(row.value)) for row in found.rows]
         return _Page(matches, found.taken, found.more)
 
-    # What was read is made of it in the same thread: megabytes of JSON would hold up the event loop.
+    # Rows are decoded in the same thread: megabytes of JSON would block the event loop.
     return partial(port.sql, read)
 
 
@@ -181,7 +182,7 @@ def _document(row: Row) -> SearchDocument:
 
 
 def _is_shown(store: StoreContext, found: SearchDocument) -> bool:
-    """Whether the policy lets this be read, by the name under which it would be."""
+    """Whether the policy allows reading this document: messages, a field by its name, or items."""
     if store.guard is None:
         return True
     fields = {"message": MESSAGES, "field": found.name, "item": ITEMS}
@@ -216,9 +217,10 @@ def _hit(found: SearchMatch, words: str) -> SearchHit:
 
 
 def snippet(text: str, words: str) -> str:
-    """The part of a text in which a word of these is found first, of at most 240 characters.
+    """The part of a text where one of these words first occurs, at most 240 characters.
 
-    Of a long text the beginning is looked through, and else shown: 64 words and 100 hits of 200 KB took seconds.
+    Only the beginning of a long text is searched, and shown if nothing is found: 64 words and 100 hits of 200 KB took
+    seconds.
     """
     if len(text) <= _SNIPPET:
         return text
@@ -235,7 +237,7 @@ def snippet(text: str, words: str) -> str:
 
 
 def _filter(filter: Mapping[str, Any] | None) -> Callable[[Any], bool]:
-    """Whether a value is an object with these values. Raises InvalidValue for a comparison that is none."""
+    """A test whether a value is an object with these values. Raises InvalidValue for an unknown comparison."""
     tests: list[tuple[str, Callable[[Any, Any], bool], Any]] = []
     for name, wanted in (filter or {}).items():
         if isinstance(wanted, Mapping) and wanted and all(isinstance(how, str) and how[:1] == "$" for how in wanted):
