@@ -1,4 +1,4 @@
-"""The cold tier: the whole history of every record, in SQL. Law: one transaction moves a cursor and what it passes.
+"""The cold tier: every record's whole history, in SQL. Law: one transaction moves a cursor and archives its entries.
 
 Design: section 9.
 """

@@ -1,8 +1,8 @@
-"""Brings SQL up to a Redis that is newer: it was restored from an older backup, or a journal has a gap.
+"""Brings SQL up to a Redis that is newer: SQL was restored from an older backup, or a journal has a gap.
 
-Law: what Redis shows is what SQL has afterwards, under the same version. Of how it came about SQL gets what the journal
-still holds; where commits are missing in between, the state comes whole, as one change, and the commits that lead up to
-it are put aside: a state in the middle cannot be told.
+Law: afterwards SQL has the state that Redis shows, under the same version. SQL also gets the history that the journal
+still holds. Where commits are missing in between, the state comes whole, as one change, and the commits that lead up to
+it are put aside: the states in between are unknown.
 
 Design: section 14.
 """
@@ -43,12 +43,12 @@ _BESIDE = "SQL was restored older, and Redis had read that state before it was r
 
 
 def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *, keep: bool) -> Backfilled | None:
-    """Bring these records to SQL if that still is where it was `after`; None if it is not. `keep`: change nothing."""
+    """Bring these records to SQL if its cursor is still at `after`; None if it moved. `keep`: change nothing."""
     if not keep and not is_at(sql, held.partition, after):
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
     heads = record_history.heads(sql, names)
-    # Changes of a repair that was broken off before they were in Redis.
+    # Changes of a repair that was interrupted before Redis had them.
     unseen = {name: head for name, head in heads.items() if _is_unseen(held, name, head)}
     undone = {name: head.version for name, head in unseen.items() if _is_passed(held, name, head)}
     known = {name: head.version - (name in undone) for name, head in heads.items()}
@@ -70,7 +70,7 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
         for name in sorted(undone):
             aside.undo(sql, name, undone[name], before.get(name))
         batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=plan.place))
-        # First these: behind a record that came whole they would be taken for purged.
+        # These first: after a record that came whole they would be taken for purged.
         aside.set_aside_lacking(sql, held.partition, held.epoch, plan.aside, RESOLVED)
         aside.keep(sql, held.partition, held.epoch, beside, _BESIDE)
         erasure.erase(sql, plan.erased)
@@ -83,20 +83,20 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
 
 
 def _is_unseen(held: Held, name: str, head: Archived) -> bool:
-    """Whether SQL's last version is a repair's own, and Redis, which has the record, does not go on from it."""
+    """Whether SQL's last version is a repair's own change, and Redis, which has the record, does not continue it."""
     if name not in held.states or head.event != _event(held, head.version):
         return False
     return held.states[name].state.version < head.version or _is_passed(held, name, head)
 
 
 def _is_passed(held: Held, name: str, head: Archived) -> bool:
-    """Whether Redis has given SQL's last version to another commit since."""
+    """Whether Redis has since given SQL's last version to another commit."""
     entries = held.entries.get(name, ())
     return any(entry.version == head.version and entry.offset > head.offset for entry in entries)
 
 
 def _lacking_items(sql: Sql, plan: _Plan) -> list[str]:
-    """The forks of this plan that may show other items than they did: what their source had then is not all there."""
+    """The forks of this plan whose inherited items may have changed: part of what their source had is missing."""
     brought = {(entry.record, entry.version) for entry in plan.carried}
     lacking = set(plan.done.lost_items)
     lacking |= _named(sql, {source for source, _ in plan.forks.values()})
@@ -116,37 +116,37 @@ def _lacking_items(sql: Sql, plan: _Plan) -> list[str]:
 
 
 def _named(sql: Sql, records: Collection[str]) -> set[str]:
-    """Those of these records of which a repair has said that items may be lost."""
+    """Those of these records for which a repair reported that items may be lost."""
     e = events.c
     query = select(e.subject, e.epoch, e.data).where(e.namespace == sql.namespace, e.type == _REPAIRED)
     return {
         subject
         for subject, epoch, data in sql.rows(query, e.subject, records)
-        # Anybody may emit an event of that type; those of a repair are under an epoch of their own.
+        # Any user may emit an event of that type; those of a repair are under an epoch of their own.
         if epoch.endswith(f".{REPAIR}") and codec.decode(data)["items"]
     }
 
 
 def _has(sql: Sql, record: str, version: int, until_ms: int) -> bool:
-    """Whether SQL has this very version of a record, written until then."""
+    """Whether SQL has this version of a record, written by that time."""
     key = record_index.keys(sql, [record]).get(record)
     found = blocks.changes_between(sql, key, version - 1, version + 1, 1) if key is not None else []
     return any(row.time_ms <= until_ms for row in found)
 
 
 def _nothing_of(version: int) -> dict[str, Any]:
-    """The note about a record of which nothing is to be said."""
+    """The note about a record with nothing to report."""
     return {"version": version, "after": version, "aside": 0, "lost": [], "items": False, "deleted": False}
 
 
 def _event(held: Held, version: int) -> str:
-    """The event of a repair's own change."""
+    """The event id of a repair's own change."""
     return f"{REPAIR}.{version}.{held.epoch.rpartition('-')[2]}"
 
 
 def _note(sql: Sql, held: Held, notes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add what was done to records to the audit, in this transaction: who is killed later has said it all the same."""
-    # Events of Redis have numbers of their own under its epoch.
+    """Add the changes of records to the audit, in the same transaction, so that a crash later loses no note."""
+    # Under an epoch of its own, as Redis numbers its events under `held.epoch`.
     epoch = f"{held.epoch}.{REPAIR}"
     e = events.c
     here = and_(e.namespace == sql.namespace, e.partition == held.partition, e.epoch == epoch)
@@ -161,7 +161,7 @@ def _note(sql: Sql, held: Held, notes: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _kept(sql: Sql, name: str, runs: Sequence[Segment]) -> dict[tuple[str, int], int]:
-    """Which messages of these runs SQL has, by the record under which it has them, and when they were written."""
+    """The messages of these runs that SQL has, each by the record that holds it, and when it was written."""
     found: dict[tuple[str, int], int] = {}
     keys = record_index.keys(sql, {name, *(run.source for run in runs)})
     names = {key: record for record, key in keys.items()}
@@ -173,7 +173,7 @@ def _kept(sql: Sql, name: str, runs: Sequence[Segment]) -> dict[tuple[str, int],
 
 
 def _written_ms(message: bytes) -> int:
-    """When a message was committed; 0 if it does not say that."""
+    """When a message was committed; 0 if unknown."""
     time, _ = field_ttl.split(message)
     return 0 if time == field_ttl.NEVER else round(time * 1000)
 
@@ -182,9 +182,9 @@ _Kept = Callable[[str, Sequence[Segment]], Mapping[tuple[str, int], int]]
 
 
 class _Plan:
-    """What is to be archived of the records that are added, what put aside or erased, and the counts.
+    """The commits to archive, put aside or erase for the records that are added, and the counts.
 
-    `kept` says which messages of a record SQL has, and when they were written.
+    `kept` returns the messages of a record that SQL has, and when they were written.
     """
 
     def __init__(self, held: Held, now_ms: int, kept: _Kept) -> None:
@@ -193,23 +193,23 @@ class _Plan:
         self._kept = kept
         self.carried: list[JournalEntry] = []
         self.aside: list[JournalEntry] = []
-        self.beside: list[JournalEntry] = []  # what neither the record nor anything that is carried has
+        self.beside: list[JournalEntry] = []  # commits that neither the record nor `carried` has
         self.erased: list[str] = []
-        self.borrowed: dict[str, dict[int, bytes]] = {}  # messages that a fork shows and only Redis has, of its source
-        self.forks: dict[str, tuple[str, int]] = {}  # whose items each shows, and as of which version
+        self.borrowed: dict[str, dict[int, bytes]] = {}  # messages of a fork's source that only Redis has
+        self.forks: dict[str, tuple[str, int]] = {}  # the source whose items each fork shows, and as of which version
         self.whole: dict[str, int] = {}  # records that come whole, and at which version
-        self.notes: dict[str, dict[str, Any]] = {}  # by record, as the audit has them
+        self.notes: dict[str, dict[str, Any]] = {}  # by record, as in the audit
         self.done = Backfilled()
 
     def add(self, name: str, version: int, before: State | None) -> None:
-        """Add a record, which SQL has up to a version, with the state before."""
+        """Add a record, with the version that SQL has and the state at it."""
         self._note = _nothing_of(version)
         self._add(name, version, before)
         if self._note != _nothing_of(version):
             self.notes[name] = self._note
 
     def refuse(self, events: Collection[str]) -> set[str]:
-        """Take back what was counted of entries that are in quarantine; the events of those that came with one."""
+        """Uncount entries that went to quarantine; return the events of those put aside with one of them."""
         refused = [entry for entry in self.carried if entry.event in events]
         whole = {entry.record for entry in refused if self.whole.get(entry.record) == entry.version}
         self.done.records -= len(whole)
@@ -223,21 +223,22 @@ class _Plan:
         self.notes.setdefault(name, _nothing_of(version))["items"] = True
 
     def place(self, entry: JournalEntry) -> tuple[int, int, int]:
-        """Where an entry stands in the batch: a record's in their order, behind those of what it was forked from."""
+        """The sort key of an entry in the batch: a record's in order, after those of the record it was forked from."""
         name, depth = entry.record, 0
         while name in self.forks and depth < len(self.forks):
             name, depth = self.forks[name][0], depth + 1
         return depth, entry.offset, entry.version
 
     def begun_ms(self, name: str) -> int:
-        """Until when a record that SQL lacks began, at the latest: what it shares was written before."""
+        """The latest time at which a record that SQL lacks can have begun: the messages it shares are older."""
         begun = [entry.time_ms for entry in self._held.entries.get(name, ()) if entry.version == 1]
         return begun[-1] if begun else self._held.archived_ms or LARGEST
 
     def _kept_of(self, name: str, runs: Sequence[Segment]) -> set[tuple[str, int]]:
-        """Which messages of these runs SQL has, by the record under which it has them.
+        """The messages of these runs that SQL has, each with the record that holds it.
 
-        Without those that came later under a number: their record was read from the older SQL, and written on.
+        Without those written later under the same number: their record was read from the older SQL and written to
+        again.
         """
         until_ms = self.begun_ms(name)
         found = self._kept(name, runs)
@@ -247,14 +248,14 @@ class _Plan:
         there = self._held.states.get(name)
         newer = there if there is not None and there.state.version > version else None
         if newer is not None and before is not None and _next(newer.state) < _next(before):
-            # Messages are numbered anew when it was erased, and began again, or SQL kept nothing but its end.
+            # Message numbers start over if it was erased and began again, or if SQL kept only its end.
             self.erased.append(name)
             before = None
         ended = self._held.deleted.get(name, 0)
         last = max(there.state.version if there else 0, version)
         gone = before is not None and not before.deleted and last <= ended > version
         if gone and not (there and there.state.deleted):
-            # What Redis shows of it was read from the older SQL since, and perhaps written on.
+            # Redis read the record it shows from the older SQL, and may have written to it since.
             self.done.deleted.append(name)
             self._note["deleted"] = True
             self.done.stale.append(name)
@@ -277,7 +278,7 @@ class _Plan:
     def _follow(
         self, name: str, version: int, before: State | None, entries: list[JournalEntry], newer: Loaded | None
     ) -> list[JournalEntry]:
-        """What leads from the version that SQL has to that of Redis: the entries of the journal, or one change."""
+        """The entries that lead from SQL's version to that of Redis: those of the journal, or one change."""
         last = entries[-1].version if entries else version
         continues = [entry.version for entry in entries] == [*range(version + 1, last + 1)]
         if continues and (newer is None or newer.state.version == last):
@@ -289,7 +290,7 @@ class _Plan:
         if newer is None:
             self.beside += [entry for entry in entries if entry.version > ended]
             return []
-        # The newest one that has its version: where it was hydrated from SQL since, an older one may have it, too.
+        # The newest entry of this version: an older one may have it, too, if Redis hydrated the record from SQL since.
         same = next((entry for entry in reversed(entries) if entry.version == newer.state.version), None)
         line = commits_of(newer.state.version, entries)
         aside = [entry for entry in entries if entry is not same and any(entry is each for each in line)]
@@ -321,7 +322,7 @@ class _Plan:
         return carried
 
     def _inherit(self, name: str, fields: Mapping[bytes, bytes]) -> None:
-        """Note whose items a record shows that begins with these fields."""
+        """Note which items a record inherits that begins with these fields."""
         if place := inherited_items(fields):
             self.forks[name] = place
 
@@ -340,13 +341,13 @@ class _Plan:
         steps: list[Step] = [(b"c", b"", b"")] if old else []
         steps += [(b"d", each, b"") for each in old if each[:1] == b"#" and each not in fields]
         steps += lacking
-        # Not a parent that SQL knows: it would be taken for a fork that is made only now, and erased if its source was.
+        # Without a parent that SQL knows: it would be taken for a new fork, and erased if its source was.
         steps += [(b"s", each, value) for each, value in fields.items() if each != PARENT or old.get(each) != value]
         steps += [op for op in unpack(same.data) if op.kind == b"l"] if same else []
         carried.append(self._entry(name, version, steps, fields, whole.time_ms, carried, same))
 
     def _leave_out(self, name: str, newer: Loaded, carried: list[JournalEntry]) -> None:
-        """Add a change after which it shows its messages without those that are nowhere."""
+        """Add a change that hides the record's messages that are lost everywhere."""
         fields = newer.state.fields
         runs = message_ranges.segments(name, fields)
         here = {number for number, _ in newer.messages}
@@ -359,7 +360,7 @@ class _Plan:
         ]
         kept = self._kept_of(name, runs) if lacking else set()
         lacking = [each for each in lacking if not kept & {(name, each.start), (each.source, each.start)}]
-        # Its source may leave Redis before its own turn: it is in another partition, or this repair ends before.
+        # Its source may leave Redis before it is repaired: it is in another partition, or this repair is interrupted.
         borrowed = self._borrowed(name, lacking)
         if borrowed:
             self.borrowed[name] = borrowed
@@ -375,7 +376,7 @@ class _Plan:
             carried.append(self._entry(name, version, steps, fields, newer.time_ms, carried, None))
 
     def _borrowed(self, name: str, lacking: Sequence[Segment]) -> dict[int, bytes]:
-        """Those of these messages that Redis has of the records from which this one was forked."""
+        """Those of these messages that Redis has in the records from which this one was forked."""
         until_ms = self.begun_ms(name)
         found = {each.start: self._held.elsewhere.get(each.source, {}).get(each.start) for each in lacking}
         return {number: data for number, data in found.items() if data is not None and _written_ms(data) <= until_ms}
@@ -390,8 +391,8 @@ class _Plan:
         carried: Sequence[JournalEntry],
         same: JournalEntry | None,
     ) -> JournalEntry:
-        """A change of ours, behind those that are `carried` of the record, or in the place of the `same` one."""
-        # Not before those, as they are taken in the order of their offsets: SQL's head would stay at an older version.
+        """A change of ours, after the `carried` ones of the record, or in the place of `same`."""
+        # Not before those: entries are taken by offset, and SQL's head would stay at an older version.
         behind = max([self._held.archived, *(entry.offset for entry in carried)])
         return JournalEntry(
             offset=same.offset if same else behind,
@@ -413,10 +414,10 @@ def _next(state: State) -> int:
 
 
 def _tombstone(state: State, version: int) -> Loaded:
-    """What a record is that was deleted, or erased, as far as its last state tells."""
+    """The tombstone of a record that was deleted or erased, made from its last state."""
     end = state.fields.get(NEXT, b"0")
     kept = {name: value for name, value in state.fields.items() if name in (OWNER, NEXT)}
-    # Else what begins again under its name would show the items of before.
+    # Otherwise a record that begins again under its name would show the old items.
     kept |= {ITEMS: b"%d 0" % version} if ITEMS in state.fields else {}
     return Loaded(State(state.epoch, version, {**kept, DELETED: b"1", START: end}), [])
 
@@ -428,7 +429,7 @@ def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:
     c = events.c
     oldest = min(each.time_ms for each in happened)
     here = and_(c.namespace == sql.namespace, c.partition == happened[0].partition, c.time_ms >= oldest)
-    # By their ids, too: of a stream that went on from one epoch to the next SQL may have some under the first.
+    # Also compared by id: if a stream went on from one epoch to the next, SQL may have some under the first.
     known = sql.execute(select(c.id, c.epoch, c.offset).where(here)).all()
     ids = {row.id for row in known}
     places = {(row.epoch, row.offset) for row in known}
@@ -443,14 +444,14 @@ def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:
     return len(lacking)
 
 
-# What a record that comes whole from Redis says of its items. What may be missing is said, never passed over: Redis has
-# all items that are not archived, and of the others the newest; the journal may have more of them.
+# Items of a record that comes whole from Redis. Possible losses are reported: Redis has all unarchived items, but only
+# the newest of the archived ones; the journal may have more.
 
 
 def item_steps(
     kept: KeptItems | None, known: int, newer: Loaded, entries: Sequence[JournalEntry]
 ) -> tuple[list[Step], bool]:
-    """What became of items since the version that SQL knows, as steps; and whether some of that may be lost."""
+    """The operations on items since the version that SQL knows, and whether some may be lost."""
     since, below = _layer(newer.state)
     if newer.state.deleted or not since:
         return [], False
@@ -461,14 +462,14 @@ def item_steps(
         reached += entry.version == reached + 1
         if entry.version >= since:
             found |= {op.name: op.value for op in unpack(entry.data) if op.kind in (b"p", b"q")}
-    # The window has them as they are at the end.
+    # The items in Redis are as at the end.
     found |= {item: frame for item, (at, frame) in kept.items.items() if known < at <= newer.state.version}
     missing = kept.missing > reached or since > known < below
     return [(b"p" if frame else b"q", item, frame) for item, frame in sorted(found.items())], missing
 
 
 def inherited_items(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
-    """The record whose items a fork with these fields shows, and as of which version; None if there are none."""
+    """The record whose items a fork with these fields shows, and as of which version; None if there is none."""
     if PARENT not in fields or fields.get(ITEMS) != b"1":
         return None
     source, _, version = fields[PARENT].decode().rpartition("@")
@@ -476,7 +477,7 @@ def inherited_items(fields: Mapping[bytes, bytes]) -> tuple[str, int] | None:
 
 
 def commits_of(version: int, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
-    """Those that led to a version: of several of one version, as it was hydrated from the older SQL since, the last."""
+    """The entries that led to a version. If hydration from the older SQL made a version twice, the last one counts."""
     line: list[JournalEntry] = []
     for entry in reversed(entries):
         if entry.version < (line[-1].version if line else version + 1):
@@ -485,7 +486,7 @@ def commits_of(version: int, entries: Sequence[JournalEntry]) -> list[JournalEnt
 
 
 def layered(state: State, known: int) -> State:
-    """A state that comes whole: what began behind the version that SQL knows begins with it."""
+    """A state that comes whole: a layer that began after the version known to SQL begins with this state instead."""
     since, separator, below = state.fields.get(ITEMS, b"").partition(b" ")
     if int(since or b"0") <= known:
         return state
@@ -493,6 +494,6 @@ def layered(state: State, known: int) -> State:
 
 
 def _layer(state: State) -> tuple[int, int]:
-    """Since which version a state shows its items so, and those of which version lie below; 0: none."""
+    """The version at which a state's own layer of items began, and the version whose items lie below; 0: none."""
     since, _, below = state.fields.get(ITEMS, b"").partition(b" ")
     return int(since or b"0"), int(below or b"0")

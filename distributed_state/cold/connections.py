@@ -1,16 +1,16 @@
-"""Connects to a database: what its URL says, and what ends a wait for a PostgreSQL that is silent.
+"""Connections to a database: how URLs are read, and how waiting for a silent PostgreSQL ends.
 
-Law: a password is never repeated, whatever is wrong with the rest; a caller that waits for a silent server learns it
-soon, and no other caller queues behind it.
+Law: a password is never repeated in an error, whatever is wrong with the URL; a caller that waits for a silent server
+gets an error soon, and no other caller queues after it.
 
 A server that is stopped, or whose machine is, accepts connections and answers nothing. Its own limits
-(statement_timeout and the like) end what is slow on a server that lives; they cannot end this. So a thread watches the
-transactions under way. Where one was not answered for a moment it asks the server for a sign of life, on a connection
-of its own. If none comes, every connection is cut: the threads that waited on them get an error, which frees them.
-Until the server answers again, each new transaction is refused at once.
+(statement_timeout and the like) end slow work on a running server; they cannot end this. So a thread watches the
+transactions under way. If one gets no answer for a moment, the thread asks the server for a sign of life, on a
+connection of its own. If none comes, it cuts every connection: the threads that wait on them get an error. Until the
+server answers again, each new transaction is refused at once.
 
-A cut is a shutdown of the socket through a second handle (`Line`). *An earlier way left the silent calls to themselves
-and answered their callers: each call that SQL never answers kept a thread and a connection, until there were no more.*
+A cut is a shutdown of the socket through a second handle (`Line`). *An earlier version answered the callers and left
+the silent calls alone: each kept a thread and a connection, until none were left.*
 
 Design: section 9.
 """
@@ -35,28 +35,28 @@ from distributed_state.errors import ColdUnavailable, ConfigurationError
 from distributed_state.settings import UNREADABLE, absolute, refuse_unescaped, require_files
 
 log = logging.getLogger(__name__)
-LONG = 60  # what may take long may take so many times as long
-# Maintenance looks rows up by their keys. As long as there are no statistics, as after a restore, PostgreSQL would read
-# whole tables for each few records instead.
+LONG = 60  # factor on the limits of work that may take long
+# Maintenance looks rows up by their keys. Without statistics, as after a restore, PostgreSQL would instead read whole
+# tables for every few records.
 _BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 _ISOLATION = {True: "READ COMMITTED", False: "REPEATABLE READ"}
 _TICK = 0.2
 _LOOK_AFTER = 0.3  # an answer that is later than this makes us ask for a sign of life
 _SIGN_SECONDS = 1.0
-_AGAIN = 2.0  # and again, for as long as the server lives and the answer does not come
+_AGAIN = 2.0  # then again after this, while the server lives and the answer does not come
 _WHILE_SILENT = 0.5
 _IDLE_SECONDS = 5.0
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-_PATHS = (*_FILES, "sslcrldir", "passfile", "servicefile")  # of which libpq can do without the last three
+_PATHS = (*_FILES, "sslcrldir", "passfile", "servicefile")  # the last three are optional for libpq
 _YES = ("true", "yes", "on", "y", "t", "1")  # as SQLAlchemy reads uri=
 
 
 def parse_url(url: str | URL) -> URL:
-    """The URL of a database in parts, its paths absolute, unless it is that already.
+    """The URL of a database in parts, with absolute paths. A parsed URL is returned unchanged.
 
-    Raises ConfigurationError if it is wrong, as far as that is seen without I/O.
+    Raises ConfigurationError for any mistake that shows without I/O.
     """
     if isinstance(url, URL):
         return url
@@ -71,14 +71,14 @@ def parse_url(url: str | URL) -> URL:
         if parsed.port is not None and not 0 < parsed.port < 65536:
             raise ValueError
     except exc.ArgumentError:
-        # Not the text itself, nor the cause: it may hold a password.
+        # Neither the text itself nor the cause: it may hold a password.
         raise ConfigurationError("the archive is not an SQLAlchemy URL; use sqlite:///path or postgresql://") from None
     except ValueError:
         raise ConfigurationError(f"archive: {UNREADABLE}") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in _DRIVERS:
-        # Others have other ideas of conflicts, locks and isolation: what was never tried there promises nothing.
+        # Others differ in conflicts, locks and isolation, and were never tested.
         said = "the archive is SQLite or PostgreSQL, sqlite:///path or postgresql://user@host/database"
         raise ConfigurationError(f"archive: {parsed.drivername[:80]!r} was never tried, so it is refused: {said}")
     if parsed.get_backend_name() == "postgresql":
@@ -88,7 +88,7 @@ def parse_url(url: str | URL) -> URL:
 
 
 def _with_absolute_paths(url: URL) -> URL:
-    """The same file however the current folder changes: connections are made for as long as a store is open."""
+    """Make paths absolute: connections are made while a store is open, and the current folder may change."""
     if url.get_backend_name() == "postgresql":
         found = {name: path for name in _PATHS if isinstance(path := url.query.get(name), str) and path != "system"}
         return url.update_query_dict({name: absolute(path) for name, path in found.items()})
@@ -99,7 +99,7 @@ def _with_absolute_paths(url: URL) -> URL:
 
 
 def display_name(url: URL) -> str:
-    """The URL as it can be shown."""
+    """The URL without its password and options, for messages."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
@@ -109,7 +109,7 @@ def is_memory(url: URL) -> bool:
 
 
 def sqlite_file(url: URL) -> str | None:
-    """The path of SQLite's file; None of a database that has none."""
+    """The path of SQLite's file; None for another database, or one in memory."""
     if url.get_backend_name() != "sqlite":
         return None
     path = url.database or ""
@@ -128,7 +128,7 @@ def _is_file_url(url: URL) -> bool:
 
 
 def places(url: URL) -> list[tuple[str, int]]:
-    """Where the servers of a URL listen, as far as it says so."""
+    """The hosts and ports in a URL."""
     hosts = ",".join([url.host or "", *_words(url.query.get("host", ()))]).strip(",")
     ports = ",".join([str(url.port or ""), *_words(url.query.get("port", ()))]).strip(",").split(",")
     found = []
@@ -145,11 +145,11 @@ def _words(given: str | Sequence[str]) -> Sequence[str]:
 
 
 def driver_arguments(url: URL, timeout: float) -> tuple[URL, dict[str, Any]]:
-    """Split off what psycopg wants as numbers, and give up on a silent server after seconds, not hours."""
+    """Return the URL and psycopg's arguments, with limits that give up on a silent server after seconds, not hours."""
     arguments: dict[str, Any] = {"connect_timeout": max(2, min(5, math.ceil(timeout)))}
-    # An answer that does not come because the way is cut; what was sent and is not even received.
+    # keepalives: no answer because the network is down; tcp_user_timeout: sent data is not even received.
     arguments |= {"keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": math.ceil(timeout * 1000)}
-    # Of a database in SQL_ASCII psycopg would otherwise give bytes for text.
+    # From a database in SQL_ASCII psycopg would otherwise return text as bytes.
     arguments |= {"keepalives_count": 3, "client_encoding": "utf8"}
     query = dict(url.query)
     threshold = query.pop("prepare_threshold", None)
@@ -165,21 +165,21 @@ def driver_arguments(url: URL, timeout: float) -> tuple[URL, dict[str, Any]]:
 
 
 class Line:
-    """A second handle of a connection's socket, by which another thread ends what waits for it.
+    """A second handle of a connection's socket, by which another thread ends a wait for it.
 
-    Not the connection's own number: closed meanwhile, it may already be that of another socket.
+    The connection's own descriptor would not do: if it is closed meanwhile, the number may belong to another socket.
     """
 
     def __init__(self, number: int) -> None:
         self._socket = socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM)
 
     def cut(self) -> None:
-        """Nothing comes on it any more, and nothing goes."""
+        """Shut the socket down in both directions."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give up this handle; the connection stays as it is."""
+        """Close this handle; the connection stays open."""
         self._socket.close()
 
     def __del__(self) -> None:
@@ -187,7 +187,7 @@ class Line:
 
 
 class Attempt:
-    """A transaction under way. `since`: when its server was last asked or heard; `cut`: why its connection was cut."""
+    """A transaction under way. `since`: when its server last got a request or answered; `cut`: why it was cut."""
 
     __slots__ = ("cut", "limit", "line", "look_at", "since")
 
@@ -198,19 +198,19 @@ class Attempt:
         self.asked()
 
     def asked(self) -> None:
-        """Something is sent to the server now."""
+        """Note that something is sent to the server now."""
         self.since = time.monotonic()
         self.look_at = self.since + _LOOK_AFTER
 
     def end(self, why: str) -> None:
-        """Free the thread that waits, if it waits on a connection."""
+        """Free the thread if it is waiting on a connection."""
         if self.line is not None and not self.cut:
             self.cut = why
             self.line.cut()
 
 
 class Patience:
-    """Watches the transactions of one database. `alive` asks its server for a sign of life, for so many seconds."""
+    """Watches the transactions of one database. `alive` waits up to that many seconds for a sign of life."""
 
     def __init__(self, name: str, alive: Callable[[float], bool]) -> None:
         self._name = name
@@ -218,18 +218,18 @@ class Patience:
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child: nothing is under way here, and nobody watches."""
+        """In a forked child: start with no transactions and no watching thread."""
         self._lock = threading.Lock()  # the parent's may be held by a thread that the child does not have
         self._attempts: set[Attempt] = set()
         self._here = threading.local()
         self._watching = False
         self._ended = threading.Event()
         self._heard = 0.0
-        self.silent_since = 0.0  # 0: it is not silent, as far as we know
+        self.silent_since = 0.0  # 0: not known to be silent
 
     @contextmanager
     def attempt(self, limit: float) -> Iterator[Attempt]:
-        """Let a transaction of this thread be watched; it waits at most `limit` seconds for one answer.
+        """Watch a transaction of this thread; it waits at most `limit` seconds for one answer.
 
         Raises ColdUnavailable at once while the server is silent.
         """
@@ -254,20 +254,20 @@ class Patience:
             self._here.attempt = outer
 
     def connected(self, line: Line) -> None:
-        """This thread's transaction goes over this connection."""
+        """Note the connection that this thread's transaction uses."""
         attempt: Attempt | None = getattr(self._here, "attempt", None)
         if attempt is not None:
             attempt.line = line
             attempt.asked()
 
     def asked(self) -> None:
-        """This thread sends a statement."""
+        """Note that this thread sends a statement."""
         attempt: Attempt | None = getattr(self._here, "attempt", None)
         if attempt is not None:
             attempt.asked()
 
     def heard(self) -> None:
-        """The server answered."""
+        """Note that the server answered."""
         self._heard = time.monotonic()
 
     def require_life(self) -> None:
@@ -334,8 +334,8 @@ class Patience:
 def sign_of_postgresql(places: list[tuple[str, int]], seconds: float) -> bool:
     """Whether one of these servers answers the first bytes of a connection, or refuses it, which is an answer too.
 
-    The bytes are those of SSLRequest, which a server answers by one letter before it looks at anything else, whether
-    or not it has a place left for another connection. A place whose host begins with / is a Unix socket's folder.
+    The bytes are those of SSLRequest, which a server answers by one letter before anything else, even if it has no
+    connection left. A host that begins with / is the folder of a Unix socket.
     """
     deadline = time.monotonic() + seconds
     return not places or any(_answers(host, port, deadline) for host, port in places)
@@ -359,28 +359,28 @@ def _answers(host: str, port: int, deadline: float) -> bool:
     except TimeoutError:
         return False
     except (OSError, ValueError):
-        return True  # refused, or no such host: the driver is told the same, at once
+        return True  # refused, or no such host: the driver then fails at once
 
 
-# What is set when a connection and a transaction of PostgreSQL begin
+# Settings of a connection and a transaction of PostgreSQL
 #
-# PostgreSQL is given its limits with each BEGIN, in the same exchange: as options of the connection PgBouncer refuses
-# them, and set once for a session they would stay with a connection that is lent to others. They end what is slow or
-# waits for a lock, and they end a transaction whose worker was stopped in the middle of it, which others would wait
-# for. A server that answers nothing at all they cannot end: see `Patience`.
+# Each BEGIN sets the limits in the same exchange: PgBouncer refuses them as options of the connection, and set for a
+# session they would stay with a connection that is lent to others. They end slow statements, waits for locks, and
+# transactions whose worker was stopped in the middle while others wait. They cannot end a wait for a server that
+# answers nothing at all: see `Patience`.
 
 
 def limit_postgresql(engine: Engine, seconds: float) -> None:
-    """Begin every transaction with limits: of a statement, of waiting for a lock, of doing nothing."""
+    """Begin every transaction with limits: for a statement, for waiting for a lock, for doing nothing."""
     short = _limits(seconds, 2 * seconds, seconds)
-    # Even what may take long waits for others' locks for a while only.
+    # Even long work waits only for a while for others' locks.
     long = _limits(seconds * LONG, seconds * LONG, seconds) | _BY_KEYS
 
     def begin(connection: Connection) -> None:
         chosen = connection.get_execution_options()
         limits = long if chosen.get("long") else short
-        raw: Any = connection.connection.dbapi_connection  # also of one that is detached
-        # One text of several statements, which is one exchange, and cannot be prepared.
+        raw: Any = connection.connection.dbapi_connection  # also of a detached connection
+        # Several statements in one text are one exchange, and cannot be prepared.
         settings = "; ".join(f"SET LOCAL {name} = {value}" for name, value in limits.items())
         isolation = _ISOLATION[bool(chosen.get("writes"))]
         raw.execute(f"BEGIN ISOLATION LEVEL {isolation}; {settings}", prepare=False)
@@ -397,7 +397,7 @@ def _limits(statement: float, idle: float, lock: float) -> dict[str, int | str]:
 
 
 def watch(engine: Engine, patience: Patience) -> None:
-    """Tell `patience` of each connection and statement, and look at a pooled connection before it is used."""
+    """Report each connection and statement to `patience`, and test a pooled connection before it is used."""
 
     def connecting(*_: Any) -> None:
         patience.require_life()
@@ -415,7 +415,7 @@ def watch(engine: Engine, patience: Patience) -> None:
                 raise exc.InvalidatePoolError("the connection was lost while nobody used it") from error
 
     event.listen(engine, "do_connect", connecting)
-    # The first of all: others ask the server something when a connection is new.
+    # First of all listeners: others send queries on a new connection.
     event.listen(engine, "connect", connected, insert=True)
     event.listen(engine, "checkout", taken)
     event.listen(engine, "close", lambda _, record: _close_line(record))

@@ -1,10 +1,10 @@
-"""The door to SQL: opens a database, runs transactions on it, and turns its errors into ours.
+"""Access to SQL: opens a database, runs transactions on it, and translates its errors into ours.
 
-Law: every transaction goes through `Database.read`, `write` or `apart`; nobody else begins, commits or catches, and
-nothing waits without a bound.
+Law: every transaction goes through `Database.read`, `write` or `apart`; only they begin, commit or catch errors, and
+every wait has a limit.
 
-After `Database` come a transaction, the methods of a store, and the parts of a database: one that was down when its
-store was opened, what is set when a connection and a transaction of SQLite begin, and fork().
+After `Database` come a transaction, the methods of a store, and special cases: a database that was down when its store
+was opened, the settings of an SQLite connection and transaction, and fork().
 
 Design: section 9.
 """
@@ -80,21 +80,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-# While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
-# say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
+# While a database is opened, these words in an error mean that waiting does not help. Servers that answer in another
+# language raise ColdUnavailable instead, with the server's own words.
 _REFUSED = re.compile(
     r"password|authentication|pg_hba|does not exist|permission denied|not permitted|SSL|invalid connection option"
     r"|invalid value for parameter|unable to open|readonly|read-only|not a database|is malformed",
     re.IGNORECASE,
 )
 _INSUFFICIENT_PRIVILEGE = "42501"
-_INTERNAL = "XX"  # what these codes begin with: data_corrupted, index_corrupted
-# A transaction that was too long idle, a table that is not there: a dump is being restored.
+_INTERNAL = "XX"  # the prefix of these codes: data_corrupted, index_corrupted
+# A transaction that was idle too long, a missing table: a dump is being restored.
 _AWAY = ("25006", "25P03", "25P04", "42P01", "3F000")
 _TYPES: dict[type, TypeEngine[Any]] = {str: TEXT, int: BigInteger(), bytes: LargeBinary()}
 _COPIED_AS = ((BigInteger, "int8"), (Integer, "int4"), (Boolean, "bool"), (LargeBinary, "bytea"), (Text, "text"))
 _LOOK_SECONDS = 1.0
-_FORK_SECONDS = 10.0  # seconds for the transactions that are under way
+_FORK_SECONDS = 10.0  # seconds that a fork waits for open transactions
 
 
 class Database:
@@ -105,11 +105,11 @@ class Database:
         self.memory = is_memory(parsed)
         self.name = "memory" if self.memory else display_name(parsed)
         self.opened = self._closed = False
-        self.away = ""  # why the last transaction could not be done, "" if it could
+        self.away = ""  # why the last transaction failed to reach SQL, "" if it did not
         self._timeout = timeout
         self._opening = Opening()
         self._patience: Patience | None = None
-        self._here = threading.local()  # `sql`: of the `one_read` that a thread is in
+        self._here = threading.local()  # `sql`: the transaction of the `one_read` that this thread is in
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
@@ -126,7 +126,7 @@ class Database:
         return self._engine.dialect.name
 
     def open_later(self, prove: Callable[[], None]) -> None:
-        """Call `prove` before the first transaction: nothing of this database was looked at yet."""
+        """Call `prove` before the first transaction: this database has not been checked yet."""
 
         def once() -> None:
             prove()
@@ -136,15 +136,15 @@ class Database:
         self._opening = Opening(once)
 
     def read(self, namespace: str = "") -> AbstractContextManager[Sql]:
-        """A transaction that only reads; all its statements see the database at one moment."""
+        """A transaction that only reads; all its statements see one snapshot of the database."""
         return self._around() or self._transaction(self._engine, namespace)
 
     def write(self, namespace: str = "") -> AbstractContextManager[Sql]:
-        """A transaction that writes: committed at the end of the block, undone by an exception."""
+        """A transaction that writes: committed at the end of the block, rolled back by an exception."""
         return self._transaction(self._writer, namespace)
 
     def long_read(self, namespace: str = "") -> AbstractContextManager[Sql]:
-        """As `read`, for maintenance, whose statements may take long; a silent server is noticed all the same."""
+        """As `read`, for maintenance, whose statements may take long; a silent server is still noticed."""
         return self._around() or self._transaction(self._long_reader, namespace, LONG)
 
     def long_write(self, namespace: str = "") -> AbstractContextManager[Sql]:
@@ -153,7 +153,7 @@ class Database:
 
     @contextmanager
     def one_read(self, namespace: str = "", *, long: bool = False) -> Iterator[None]:
-        """Inside, all reads of this thread belong to one `read`, or to one `long_read`, and have its limits."""
+        """Run all reads of this thread inside the block in one `read`, or one `long_read`, with its limits."""
         with self.long_read(namespace) if long else self.read(namespace) as self._here.sql:
             try:
                 yield
@@ -178,21 +178,21 @@ class Database:
             raise
         finally:
             if self._closed:
-                # Closed meanwhile, perhaps before this connection was opened: nobody else would close it.
+                # Closed meanwhile, perhaps before this connection was opened: it must be closed here.
                 self._engine.pool.dispose()
 
     def _attempt(self, times: int = 1) -> AbstractContextManager[Any]:
-        # Beyond what the server itself allows: this is for an answer that was lost on its way.
+        # Longer than the server's own limits: this ends the wait for an answer that was lost on its way.
         return self._patience.attempt(2 * self._timeout * times) if self._patience else nullcontext()
 
     @contextmanager
     def apart(self, prepare: Callable[[Sql], None]) -> Iterator[None]:
-        """A transaction on a connection of its own, none of the pool's, for as long as the block lasts; then undone.
+        """Keep a transaction open on a connection outside the pool while the block runs, then roll it back.
 
-        `prepare` does in it what is to be done.
+        `prepare` runs its statements.
         """
         with self._translated(), self._attempt():
-            # As one that writes: a transaction that reads would see old rows for as long as it lasts.
+            # Isolated as a write: a read transaction would see old rows for its whole duration.
             connection = self._engine.connect().execution_options(writes=True)
             raw: Any = connection.connection.driver_connection
             try:
@@ -204,7 +204,7 @@ class Database:
         try:
             yield
         finally:
-            raw.close()  # which waits for nobody; the server undoes it
+            raw.close()  # without waiting; the server rolls back
             with suppress(exc.SQLAlchemyError):
                 connection.close()
 
@@ -221,7 +221,7 @@ class Database:
         return bool(row[0] == 0)
 
     def close(self) -> None:
-        """Close every connection. What is still at work closes its own when it is done: see `_transaction`."""
+        """Close every connection. A transaction under way closes its own at its end: see `_transaction`."""
         self._closed = True
         if self.memory:
             with self._gate:
@@ -232,7 +232,7 @@ class Database:
             self._patience.end()
 
     def abandon(self) -> None:
-        """In a forked child: forget the parent's connections without a word on the wire."""
+        """In a forked child: drop the parent's connections without sending anything on them."""
         if self.memory:
             self._gate = threading.RLock()  # the parent's may be held by a thread that the child does not have
             return
@@ -269,7 +269,7 @@ class Database:
         return engine
 
     def _require_unicode(self, connection: Any, _: Any) -> None:
-        # In another encoding not every id and actor can be written, and a commit that has one would be quarantined.
+        # Another encoding cannot store every id and actor; a commit with such a one would be quarantined.
         encoding = connection.info.parameter_status("server_encoding")
         if encoding is None:  # behind a proxy that does not report it
             (encoding,) = connection.execute("SHOW server_encoding", prepare=False).fetchone()
@@ -288,18 +288,18 @@ class Database:
             if ours is None:
                 raise
             if self._damaged(error) and not self.memory:
-                # Open connections keep pages that they have read: they would not see that the file was repaired.
+                # Open connections cache pages, and would not notice that the file was repaired.
                 self._engine.dispose()
             raise ours from error
 
     def _damaged(self, error: Exception) -> bool:
-        """Whether what is stored cannot be read. SQLite has no class of its own for it, PostgreSQL one of codes."""
+        """Whether the error means damaged data. SQLite has no class of its own for it, PostgreSQL a class of codes."""
         driver: Any = self._engine.dialect.dbapi
         original: Any = error.orig if isinstance(error, exc.DBAPIError) else error
         return type(original) is driver.DatabaseError or (getattr(original, "sqlstate", None) or "")[:2] == _INTERNAL
 
     def _ours(self, error: Exception) -> StateError | None:
-        """What a driver's error is for our callers; None for a bug, which stays what it is."""
+        """The error of ours for a driver's error; None for a bug, which is raised unchanged."""
         if isinstance(error, exc.TimeoutError):
             return ColdUnavailable(f"{self.name}: no connection became free in time")
         error = _cause(error)
@@ -327,9 +327,9 @@ class Database:
 
 
 class Sql:
-    """One transaction about one namespace; `execute` and the like are those of SQLAlchemy's connection.
+    """One transaction in one namespace; `execute` and the like are those of SQLAlchemy's connection.
 
-    Many rows go in few statements: a row is a tuple in the order of its table's columns. Measured for batches of 1,000
+    Many rows go in few statements; a row is a tuple in the order of its table's columns. Measured for batches of 1,000
     rows (PostgreSQL 15): COPY 35,649 rows/s, executemany 19,239, multi-VALUES about 1,000.
     """
 
@@ -342,18 +342,18 @@ class Sql:
         self.begin_nested = connection.begin_nested
 
     def among(self, column: Column[Any], wanted: Collection[str] | Collection[int]) -> ColumnElement[bool]:
-        """Whether a column is one of these, given as one parameter: the statement is the same however many they are."""
+        """Whether a column is one of these, passed as one parameter: the statement does not depend on their number."""
         if self.postgresql:
             return column == any_(_array(wanted, column.type))
         return column.in_(select(func.json_each(json.dumps(list(wanted))).table_valued("value").c.value))
 
     def rows(self, query: Select[Any], column: Column[Any], wanted: Iterable[Any]) -> Iterable[Any]:
-        """The rows of a query in which a column is one of these. If there are none, the database is not asked."""
+        """The rows of a query in which a column is one of these. Without values the database is not asked."""
         some = sorted(wanted)
         return self.execute(query.where(self.among(column, some))) if some else ()
 
     def listed(self, columns: Mapping[str, TypeEngine[Any]], rows: Collection[Row]) -> FromClause:
-        """A table of these rows, texts and integers, for a statement that is the same however many they are."""
+        """A table of these rows, texts and integers, in a statement that does not depend on their number."""
         if self.postgresql:
             each = zip(*rows, strict=True) if rows else [()] * len(columns)
             arrays = [_array(values, type) for type, values in zip(columns.values(), each, strict=True)]
@@ -364,14 +364,14 @@ class Sql:
         return select(*names).subquery("listed")
 
     def add(self, table: Table, rows: Sequence[Row], columns: Sequence[Column[Any]] = ()) -> None:
-        """Insert rows that are not there yet. A row is in the order of these columns, if not of all of the table's."""
+        """Insert new rows. A row is in the order of `columns`, or of all columns of the table."""
         if not rows:
             return
         columns = columns or list(table.columns)
         quote = self.connection.dialect.identifier_preparer.quote
         into = f"{quote(table.name)} ({', '.join(quote(column.name) for column in columns)})"
         if not self.postgresql:
-            # Past the preparation of parameters, which takes twice as long as SQLite itself.
+            # This skips SQLAlchemy's processing of parameters, which takes twice as long as SQLite itself.
             self.exec_driver_sql(f"INSERT INTO {into} VALUES ({', '.join('?' * len(columns))})", list(rows))
             return
         types = [next(name for kind, name in _COPIED_AS if isinstance(column.type, kind)) for column in columns]
@@ -382,17 +382,17 @@ class Sql:
                 copy.write_row(row)
 
     def change(self, table: Table, key: Column[Any], columns: Sequence[Column[Any]], rows: Sequence[Row]) -> None:
-        """Write over these columns of the rows with these keys; a row is its key, then the columns."""
+        """Update these columns of the rows with these keys; a row is its key, then the columns."""
         if not rows:
             return
         if not self.postgresql:
-            # Past the preparation of statements and parameters, which takes longer than SQLite itself.
+            # This skips SQLAlchemy's processing, which takes longer than SQLite itself.
             quote = self.connection.dialect.identifier_preparer.quote
             settings = ", ".join(f"{quote(column.name)} = ?" for column in columns)
             query = f"UPDATE {quote(table.name)} SET {settings} WHERE {quote(key.name)} = ?"
             self.exec_driver_sql(query, [(*values, known) for known, *values in rows])
             return
-        # In one statement: one for each row takes PostgreSQL twice as long.
+        # One statement: one for each row takes PostgreSQL twice as long.
         new = self.listed({column.name: column.type for column in (key, *columns)}, rows)
         changed = update(table).where(key == new.c[key.name])
         self.execute(changed.values({column: new.c[column.name] for column in columns}))
@@ -400,9 +400,9 @@ class Sql:
     def remove(
         self, table: Table, rows: Sequence[Mapping[str, Any]], which: Callable[[Any], ColumnElement[bool]]
     ) -> int:
-        """Delete for each of these rows, of texts, integers and bytes, what fits it; how many rows that were.
+        """Delete the table's rows that match any of these (of texts, integers and bytes); return how many were deleted.
 
-        `which` is given columns that are named as the rows' values are.
+        `which` makes the condition from columns that are named as the rows' values are.
         """
         if not rows:
             return 0
@@ -425,9 +425,9 @@ class Sql:
 
 
 class Array(TypeDecorator[Sequence[Any]]):
-    """An array that is sent as PostgreSQL writes it: the driver's way through each value takes three times as long.
+    """An array that is sent as PostgreSQL's text: the driver's conversion of each value takes three times as long.
 
-    The driver also escapes bytes by what the server's last connection said of `standard_conforming_strings`.
+    The driver also escapes bytes by the `standard_conforming_strings` of the last connection.
     """
 
     impl = ARRAY
@@ -451,7 +451,7 @@ def _written(value: str | bytes | int | None) -> str:
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of at most `size`: databases limit the parameters of a statement."""
+    """The items in lists of at most `size`: databases limit a statement's parameters."""
     rest = iter(items)
     while chunk := list(islice(rest, size)):
         yield chunk
@@ -461,10 +461,10 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 class Part:
-    """What a store offers of one namespace of a database. Law: every method is one transaction.
+    """The methods of a store for one namespace of a database. Law: every method is one transaction.
 
-    Most methods are functions of this folder, which take the transaction first: `reads` and the like make a method of
-    one.
+    Most methods are functions of this folder that take the transaction first; `reads` and the like turn them into
+    methods.
     """
 
     def __init__(self, database: Database, namespace: str) -> None:
@@ -484,12 +484,12 @@ def _in(
 
 
 def reads(function: Callable[Concatenate[Sql, P], T]) -> Callable[Concatenate[Part, P], T]:
-    """A method that calls this function in a transaction that only reads."""
+    """Make a method that calls this function in a read-only transaction."""
     return _in(Database.read, function)
 
 
 def writes(function: Callable[Concatenate[Sql, P], T]) -> Callable[Concatenate[Part, P], T]:
-    """A method that calls this function in a transaction that writes."""
+    """Make a method that calls this function in a transaction that writes."""
     return _in(Database.write, function)
 
 
@@ -504,9 +504,9 @@ def writes_long(function: Callable[Concatenate[Sql, P], T]) -> Callable[Concaten
 
 
 def _cause(error: Exception) -> Exception:
-    """What went wrong, where SQLite ended the whole transaction for it: then there is no savepoint to go back to.
+    """The original error where SQLite rolled back the whole transaction, and with it the savepoint.
 
-    So it is with a full disk, and of that nobody would hear.
+    A full disk does that; without this only the missing savepoint would be reported.
     """
     found: BaseException | None = error
     while found is not None and "no such savepoint" in str(found):
@@ -515,8 +515,8 @@ def _cause(error: Exception) -> Exception:
 
 
 def keep_for_ever(inherited: object) -> None:
-    """In a forked child: never destroy this; its destructor would close or unlock what is the parent's."""
-    # One reference that nobody gives back, so that the end of the interpreter does not take it either.
+    """In a forked child: never destroy this object; its destructor would close or unlock what the parent uses."""
+    # A reference that is never released, so that the end of the interpreter does not destroy it either.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
@@ -524,11 +524,11 @@ def keep_for_ever(inherited: object) -> None:
 
 
 class Opening:
-    """What has to be found out about a database before it is used. Without `prove` that was done.
+    """Checks of a database before its first use. Without `prove` they were already made.
 
-    Law: before it was looked at, nothing is read or written there. Whether its tables are of this release, and whether
-    it is the one that belongs to this Redis, is found out by the first caller that needs it once it is there. The
-    others wait for that a moment, and then raise ColdUnavailable.
+    Law: nothing is read or written before the checks. They show whether the tables are of this release, and whether the
+    database belongs to this Redis. The first caller that needs SQL after it came up makes them; other callers wait a
+    moment, then raise ColdUnavailable.
     """
 
     def __init__(self, prove: Callable[[], None] | None = None) -> None:
@@ -536,12 +536,12 @@ class Opening:
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child: nobody else is at it here."""
+        """In a forked child: no other thread is checking here."""
         self._lock = threading.Lock()
         self._here = threading.local()
 
     def require(self, name: str) -> None:
-        """Look at the database, unless somebody did.
+        """Check the database, unless that was done.
 
         Raises ColdUnavailable while it is away, and ConfigurationError, each time, if it is not the right one.
         """
@@ -560,38 +560,39 @@ class Opening:
             self._lock.release()
 
 
-# What is set when a connection and a transaction of SQLite begin
+# Settings of a connection and a transaction of SQLite
 
 
 def prepare_sqlite(engine: Engine, seconds: float) -> None:
-    """Set every connection up, and let nobody wait for another process longer than this."""
+    """Set every connection up; none waits longer than this for another process."""
     path = sqlite_file(engine.url) or ""
     opened = False
 
     def connecting(*_: Any) -> None:
         if opened and path and not os.path.exists(path):
-            # SQLite would make an empty database here, and a file that is put back later would have to replace it.
+            # SQLite would make an empty database here, in the way of a file that is put back later.
             raise ColdUnavailable(f"{path}: was deleted since it was opened")
-        # SQLite would make it readable for all. To the files beside it it gives the mode that it has.
+        # SQLite would make it readable for all. It gives its other files the mode of this one.
         if path and engine.url.query.get("mode", "rwc") == "rwc":
             create_private(path)
 
     def connect(connection: Any, record: Any) -> None:
         nonlocal opened
-        # SQLAlchemy begins and commits (below); the driver's own idea of when to begin must be off.
+        # SQLAlchemy begins and commits (below); the driver must not begin transactions itself.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
         _patiently(seconds, cursor, "PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA secure_delete = ON")
-        cursor.execute("PRAGMA cache_size = -4000")  # KiB of each connection, of which there may be 15
+        cursor.execute("PRAGMA cache_size = -4000")  # KiB for each of up to 15 connections
         cursor.close()
         record.info["file"] = _identity(path)
         opened = True
 
     def begin(connection: Connection) -> None:
-        # A write that begins as a read could not wait for another writer: SQLite refuses at once to raise the lock.
+        # A transaction that begins as a read cannot wait for another writer: SQLite refuses at once to upgrade its
+        # lock.
         if connection.get_execution_options().get("writes"):
             _refuse_removed(connection, path)
             connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -614,7 +615,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 def _refuse_removed(connection: Connection, path: str) -> None:
     """Raise ColdUnavailable if the file is not the one that was opened.
 
-    SQLite goes on writing into a file that was deleted or replaced: what it archived there would be gone with it.
+    SQLite goes on writing into a file that was deleted or replaced, and commits archived there would be lost with it.
     """
     if connection.info.get("file") != _identity(path):
         connection.invalidate()
@@ -622,7 +623,7 @@ def _refuse_removed(connection: Connection, path: str) -> None:
 
 
 def _patiently(seconds: float, cursor: Any, words: str) -> None:
-    """Switch to write-ahead logging. SQLite does not wait here while another process switches too, so we do."""
+    """Switch to write-ahead logging. SQLite does not wait if another process switches, too, so we do."""
     again: Callable[..., Any] = retry(
         retry=retry_if_exception(lambda error: isinstance(error, sqlite3.OperationalError) and "locked" in str(error)),
         stop=stop_after_delay(seconds),
@@ -639,33 +640,37 @@ _here = threading.local()
 
 
 class Pool(Protocol):
-    """What keeps connections."""
+    """A pool of connections."""
 
     def dispose(self) -> None:
-        """Close those that nobody uses now."""
+        """Close the idle connections."""
         ...
 
 
 class ForkGate:
-    """A `with` block of it is a transaction, which a fork waits for. A block inside another one is a part of that.
+    """A gate that makes a fork wait for transactions: a `with` block is one; a nested block belongs to the outer one.
 
-    Law: no child inherits an open SQLite database. SQLite notes in the process what its connections have locked in a
-    file, and fork() copies the notes without the locks. *So a child whose parent was in the middle of a transaction
-    found the database locked for ever; and one whose parent was not believed in a lock on the file that it did not
-    have: its parent might take the write-ahead log away under it.*
+    Law: no child inherits an open SQLite database. SQLite keeps a process-wide list of the locks that its connections
+    hold
+    on a file, and fork() copies the list without the locks. *So a child of a parent in the middle of a transaction
+    found
+    the database locked for ever. A child of any other parent relied on a lock that it did not have: the parent could
+    remove
+    the write-ahead log that the child was using.*
 
-    A fork waits until no transaction is under way, closes what is open, and lets the next transactions begin when it
-    is done; they connect again.
+    A fork waits until no transaction is under way and closes all connections; afterwards transactions may begin again,
+    on
+    new connections.
     """
 
     def __init__(self) -> None:
-        self.forks = 0  # that are under way, or wait
+        self.forks = 0  # under way or waiting
         self._transactions = 0
         self._changed = threading.Condition()
         self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
     def watch(self, pool: Pool) -> None:
-        """Close what this one keeps before each fork."""
+        """Close the connections of this pool before each fork."""
         self._pools.add(pool)
 
     def __enter__(self) -> None:
@@ -684,7 +689,7 @@ class ForkGate:
                 self._changed.notify_all()
 
     def before(self) -> None:
-        """A fork is to happen in this thread."""
+        """Before a fork in this thread: wait for transactions, then close connections."""
         own = getattr(_here, "depth", 0) > 0
         with self._changed:
             self.forks += 1
@@ -694,13 +699,13 @@ class ForkGate:
             pool.dispose()
 
     def after_in_parent(self) -> None:
-        """It happened, or failed."""
+        """After the fork, or its failure: let transactions begin again."""
         with self._changed:
             self.forks -= 1
             self._changed.notify_all()
 
     def after_in_child(self) -> None:
-        """Nobody else is here, and locks may be held by who is not."""
+        """After the fork, in the child: make new locks, as threads that the child lacks may hold the old ones."""
         self._changed = threading.Condition()
         self.forks = 0
         self._transactions = int(getattr(_here, "depth", 0) > 0)

@@ -1,15 +1,16 @@
-"""The index of search: its tables, which records have changes that it lacks, and what it is to say of each.
+"""The search index: its tables, the records that have unindexed changes, and their documents.
 
-Law: a record goes from one version to a later one, whole; what is noted as due goes when it is done.
+Law: a record's index goes from one version to a later one in a single step; a note that a record is due is deleted
+when the record is indexed.
 
-Triggers note what changed, in its own transaction. So whatever changes a record - the archiver, an import, a repair, an
-erasure, by whichever release - is noted, and nothing of it knows of the index. What they do is bounded: a row for each
-record, and the removal of what is erased.
+Triggers note changes in the transaction that makes them. So any change of a record - by the archiver, an import, a
+repair, an erasure, of any release - is noted, and that code does not know of the index. A trigger does bounded work: a
+row for each record, and the removal of erased documents.
 
-A claim on a partition is a token in its row, for a while. Who writes has one, and holds its row in the transaction that
-writes: a claim that was taken over writes nothing any more, what was erased meanwhile is found to be gone, and what was
-encrypted meanwhile is not where it was. Documents, how far the record is, and that nothing of it is due are one
-transaction. Reading is done before, and waits for nobody.
+A claim on a partition is a token in its row, valid for a while. A writer has a claim and locks its row while it writes.
+So a worker whose claim was taken over writes nothing, and it sees records that were erased meanwhile as gone and those
+that were encrypted again as moved. One transaction writes documents and the record's indexed version, and deletes its
+notes. Reading is done earlier and takes no locks.
 
 Design: section 21.
 """
@@ -68,7 +69,7 @@ indexes = Table(
     Column("filled", Boolean, nullable=False),
 )
 
-# Who writes the index of a partition holds its row, so that an erasure waits for that, and nobody else does.
+# A worker that writes the index of a partition locks its row, so that only an erasure waits for it.
 partitions = Table(
     "search_partitions",
     metadata,
@@ -78,8 +79,8 @@ partitions = Table(
     Column("until_ms", BigInteger, nullable=False),
 )
 
-# Records with changes that the index lacks; several rows of one are as good as one. `gone`: its text, of one that was
-# erased, for an index that is elsewhere.
+# Records with unindexed changes; several rows of one record mean the same as one. `gone`: the text of an erased record,
+# for an index that is elsewhere.
 due = Table(
     "search_due",
     metadata,
@@ -93,8 +94,8 @@ due = Table(
 Index("search_due_partitions", due.c.namespace, due.c.partition, due.c.id)
 Index("search_due_records", due.c.record)
 
-# How far each record is in the index. Without an epoch: nowhere, as what SQL stores of it was encrypted anew. Then the
-# number is another one each time, so that who read the record before that does not write it after that.
+# The version of each record that is in the index. An empty epoch means none, as its stored data was encrypted again.
+# The version then changes each time, so that a worker that read the record earlier cannot write it.
 heads = Table(
     "search_heads",
     metadata,
@@ -121,7 +122,7 @@ documents = Table(
 _NAME = (documents.c.record, documents.c.kind, documents.c.collection, documents.c.name)
 Index("search_documents_named", *_NAME, unique=True)
 
-_CHANGED = ("changes", "messages", "items", "change_blocks", "message_blocks")  # what is encrypted anew there
+_CHANGED = ("changes", "messages", "items", "change_blocks", "message_blocks")  # tables that re-encryption updates
 
 _SQLITE_NOTE = (
     "INSERT INTO search_due (namespace, partition, record) SELECT r.namespace, r.partition, r.key "
@@ -154,7 +155,7 @@ _SQLITE_CHANGED = (
     + " END"
 )
 
-# SECURITY DEFINER: an archiver needs no right on tables that it does not know, and that it had none would stop it.
+# SECURITY DEFINER: an archiver needs no rights on the tables of search; a missing right would stop it.
 _FUNCTION = (
     "CREATE FUNCTION {0}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT "
     "AS $$ BEGIN {1} RETURN NULL; END $$"
@@ -174,7 +175,7 @@ _NOTE_REWRITTEN = (
     "INSERT INTO search_due (namespace, partition, record) SELECT r.namespace, r.partition, r.key "
     "FROM rewritten w JOIN records r ON r.key = w.record; "
 )
-# Whoever writes them just now is waited for: then its rows are seen, and removed, too.
+# Wait for workers that are writing the index now, so that their rows are visible here and are removed, too.
 _WAIT = (
     "PERFORM 1 FROM search_partitions p WHERE (p.namespace, p.partition) IN (SELECT r.namespace, r.partition FROM {0}) "
     "ORDER BY p.partition FOR UPDATE; "
@@ -202,7 +203,7 @@ _POSTGRESQL = (
         + _REMOVE.format("record FROM new_rows", "documents")
         + _NOTE_REWRITTEN,
     ),
-    # Of an imported record whose history was purged there is only that.
+    # An imported record whose history was purged has only a snapshot.
     _FUNCTION.format("search_note_imported", _NOTE.format(_UNKNOWN)),
     "CREATE TRIGGER search_imported AFTER INSERT ON snapshots REFERENCING NEW TABLE AS new_rows "
     "FOR EACH STATEMENT EXECUTE FUNCTION search_note_imported()",
@@ -211,7 +212,7 @@ _POSTGRESQL_CHANGED = (
     "CREATE TRIGGER search_rewritten_{0} AFTER UPDATE ON {0} REFERENCING NEW TABLE AS new_rows "
     "FOR EACH STATEMENT EXECUTE FUNCTION search_note_rewritten()"
 )
-# Any number of dimensions; an index is of those with one number of them.
+# Vectors of any number of dimensions; each index covers one number of them.
 VECTORS = (
     "CREATE TABLE IF NOT EXISTS search_vectors (document bigint PRIMARY KEY REFERENCES search_documents (id) "
     "ON DELETE CASCADE, embedding vector NOT NULL)"
@@ -228,7 +229,7 @@ def there(sql: Sql) -> bool:
 
 
 def found(sql: Sql) -> tuple[str, bool] | None:
-    """What search was switched on with in this namespace, and whether all records were noted since."""
+    """The settings of the index in this namespace, and whether all records were noted since."""
     if not there(sql):
         return None
     i = indexes.c
@@ -237,13 +238,13 @@ def found(sql: Sql) -> tuple[str, bool] | None:
 
 
 def settings(sql: Sql) -> str | None:
-    """What search was switched on with in this namespace; None if it was not, or not to the end."""
+    """The settings of the index in this namespace; None if it is off, or was not switched on to the end."""
     there_ = found(sql)
     return there_[0] if there_ and there_[1] else None
 
 
 def lock(sql: Sql, mode: str) -> None:
-    """Wait for all who are changing what the triggers note, and keep them waiting until this transaction ends."""
+    """Wait for all transactions that change what the triggers note, and block new ones until this one ends."""
     if sql.postgresql:
         sql.exec_driver_sql(f"LOCK TABLE records, snapshots, {', '.join(_CHANGED)} IN {mode} MODE")
 
@@ -259,7 +260,7 @@ def create(sql: Sql) -> None:
 
 
 def drop(sql: Sql) -> None:
-    """Take the triggers and the tables away, with all that is in them."""
+    """Drop the triggers and the tables with all their data."""
     postgresql = sql.postgresql
     triggers = [("search_changed", "changes"), ("search_erased", "records"), ("search_imported", "snapshots")]
     triggers += [(f"search_rewritten_{name}", name) for name in _CHANGED]
@@ -275,13 +276,13 @@ def drop(sql: Sql) -> None:
 
 
 def scrub(sql: Sql) -> None:
-    """Have nothing left of what was removed from SQLite's index: until its parts are merged, they hold the words."""
+    """Scrub what was removed from SQLite's index, which keeps the words until its parts are merged."""
     if there(sql):
         sql.exec_driver_sql("INSERT INTO search_words (search_words) VALUES ('optimize')")
 
 
 class PostgresType(UserDefinedType[str]):
-    """A type of PostgreSQL that SQLAlchemy has no name for; its values are texts."""
+    """A PostgreSQL type that SQLAlchemy lacks; its values are texts."""
 
     cache_ok = True
 
@@ -289,21 +290,21 @@ class PostgresType(UserDefinedType[str]):
         self.name = name
 
     def get_col_spec(self, **_: Any) -> str:
-        """As SQL writes it."""
+        """The type's name in SQL."""
         return self.name
 
 
 Name = tuple[str, bytes, bytes]  # kind, collection and name of a document
 _ENTRIES = 50  # read at once
-_BYTES = 2**22  # of changes that are read together
+_BYTES = 2**22  # of changes in one read
 _PAGE = 200
 _ROWS = 20_000
 _NAMES = ("record", "kind", "collection", "name")
 _COLUMNS = (*_NAMES, "version", "ends_ms", "digest", "text", "value")
-# What PostgreSQL has beside `documents`: it keeps the words of texts alone.
+# PostgreSQL has the column `words` as well; it stores only the words of the texts.
 _WORDED = table("search_documents", *map(column, (*_COLUMNS, "words")))
 _VECTORS = table("search_vectors", column("document"), column("embedding"))
-# What these change is not said by the step alone: what the record shows is compared as a whole.
+# An operation on these can change other documents, too, so the record is compared as a whole.
 _VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})
 
 
@@ -312,7 +313,7 @@ _VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A record with changes that the index lacks, noted in these rows. `gone`: it was erased."""
+    """A record with unindexed changes, and the rows that note them. `gone`: it was erased."""
 
     key: int
     partition: int
@@ -327,7 +328,7 @@ class Due:
 
 
 def waiting(sql: Sql, settled: str) -> list[int] | None:
-    """The partitions that have something due. None: the index is not the one of these settings any more."""
+    """The partitions that have something due. None: the index no longer has these settings."""
     if settings(sql) != settled:
         return None
     p = partitions.c
@@ -335,15 +336,15 @@ def waiting(sql: Sql, settled: str) -> list[int] | None:
 
 
 def _has_due() -> ColumnElement[bool]:
-    # A look into the index for each partition, however much is due there.
+    # One index lookup for each partition, however much is due there.
     d, p = due.c, partitions.c
     return select(d.id).where(d.namespace == p.namespace, d.partition == p.partition).correlate(partitions).exists()
 
 
 def claim(sql: Sql, some: Collection[int], claimer: str, now_ms: int, seconds: float, settled: str) -> list[int] | None:
-    """Those of the partitions that have something due and are nobody else's: the claimer's for so long.
+    """Claim those of the partitions that have something due and are free, for so long; return them.
 
-    None: the index is not the one of these settings any more.
+    None: the index no longer has these settings.
     """
     if settings(sql) != settled:
         return None
@@ -358,10 +359,10 @@ def claim(sql: Sql, some: Collection[int], claimer: str, now_ms: int, seconds: f
 
 
 def release(sql: Sql, claimer: str) -> None:
-    """Leave to others what is claimed."""
+    """Release the claimer's partitions."""
     p = partitions.c
     mine = and_(p.namespace == sql.namespace, p.claim == claimer)
-    # In the order in which all lock them: an erasure may be waiting for one of them.
+    # In the order in which all lock them: an erasure may be waiting for one of the rows.
     taken = sql.execute(select(p.partition).where(mine).order_by(p.partition).with_for_update()).scalars().all()
     if taken:
         sql.execute(update(partitions).where(mine).values(claim="", until_ms=0))
@@ -372,7 +373,8 @@ def next_due(sql: Sql, some: Collection[int], limit: int) -> tuple[list[Due], bo
     d, r, h = due.c, records.c, heads.c
     query = select(d.record).where(d.namespace == sql.namespace, d.partition.in_(some)).order_by(d.id).limit(limit)
     oldest = list(sql.execute(query).scalars())
-    # All that is noted of them, if it is not too much: what is brought up now is due no more, however often it changed.
+    # All notes of these records, up to a limit: a record that is indexed now has no note left, however often it
+    # changed.
     query = select(d.id, d.record, d.partition, d.gone).where(sql.among(d.record, list(set(oldest))))
     rows: dict[int, list[Any]] = {}
     for row in sql.execute(query.where(d.namespace == sql.namespace).order_by(d.id).limit(_ROWS)):
@@ -394,26 +396,26 @@ def next_due(sql: Sql, some: Collection[int], limit: int) -> tuple[list[Due], bo
 
 
 def waits(sql: Sql, up_to: int) -> bool:
-    """Whether anything of what was noted up to there is due still."""
+    """Whether a note up to this number is still there."""
     query = select(due.c.id).where(due.c.namespace == sql.namespace, due.c.id <= up_to).order_by(due.c.id).limit(1)
     return sql.execute(query).first() is not None
 
 
 def last_due(sql: Sql) -> int:
-    """The number of the newest note."""
+    """The number of the newest note, 0 if there is none."""
     query = select(due.c.id).where(due.c.namespace == sql.namespace).order_by(due.c.id.desc()).limit(1)
     return sql.execute(query).scalar() or 0
 
 
 def gone(sql: Sql) -> list[str]:
-    """The texts of erased records that an index elsewhere may have."""
+    """The texts of erased records that an index elsewhere may still have."""
     d = due.c
     query = select(d.gone).where(d.namespace == sql.namespace, d.gone.is_not(None)).order_by(d.id)
     return list(sql.execute(query).scalars())
 
 
 def lacking(sql: Sql, up_to: int | None = None) -> int:
-    """How many records have changes that the index lacks, of those noted up to there."""
+    """How many records have unindexed changes, counted up to the note `up_to`."""
     query = select(func.count(distinct(due.c.record))).where(due.c.namespace == sql.namespace)
     if up_to is not None:
         query = query.where(due.c.id <= up_to)
@@ -427,11 +429,11 @@ def count_records(sql: Sql) -> int:
     return sql.execute(query).scalar() or 0
 
 
-# What a record shows
+# The content of records
 
 
 class Piece(NamedTuple):
-    """What a record shows or, without data, shows no more. `source` is the record that it was written under."""
+    """Something that a record shows or, without data, no longer shows. `source`: the record it was written under."""
 
     name: Name
     data: bytes | None
@@ -440,16 +442,16 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a record's next changes did, up to a version."""
+    """The pieces that a record's next changes set or removed, up to a version."""
 
     version: int
     pieces: list[Piece]
-    size: int  # in bytes, about
+    size: int  # roughly, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All that a record shows, but for what is read page by page, and the digests of what the index has of it."""
+    """Everything that a record shows, except what is read by pages, and the digests of its indexed documents."""
 
     shown: list[Piece]
     runs: list[Segment]
@@ -458,7 +460,7 @@ class Whole:
 
 
 def changes(sql: Sql, some: Sequence[Due]) -> list[Changed | None]:
-    """What changed of the first of these, as many as are read together; None where all has to be compared."""
+    """The changes of the first of these records, as many as fit one read; None for a record to compare as a whole."""
     found: list[Changed | None] = []
     size = 0
     for one in some:
@@ -470,7 +472,7 @@ def changes(sql: Sql, some: Sequence[Due]) -> list[Changed | None]:
 
 
 def _changed(sql: Sql, one: Due) -> Changed | None:
-    """The next changes of a record that the index has a version of; None if the record has to be compared whole."""
+    """The next changes of a record from its indexed version on; None if it must be compared as a whole."""
     if one.known is None or one.deleted or one.known[0] != one.epoch or one.known[1] > one.version:
         return None
     pieces: dict[Name, Piece] = {}
@@ -480,8 +482,9 @@ def _changed(sql: Sql, one: Due) -> Changed | None:
         if not found:
             return None
         for epoch, entry in found:
-            # An index that had what was replaced since would be continued by something else; and what was purged, or is
-            # in quarantine, said something, too.
+            # An index of a version that was replaced since cannot be continued, nor can one from whose next version on
+            # changes
+            # were purged or are in quarantine.
             if epoch != one.epoch or entry.kind in (REPAIR, "rollback") or entry.version != at + 1:
                 return None
             for op in unpack(entry.data):
@@ -505,7 +508,7 @@ def _piece(record: str, op: Op) -> Piece | None:
 
 
 def whole(sql: Sql, one: Due) -> Whole:
-    """All that a record shows, to be compared with what the index has."""
+    """Everything that a record shows, to be compared with the index."""
     d = documents.c
     query = select(d.kind, d.collection, d.name, d.digest).where(d.record == one.key)
     existing = {(kind, bytes(of), bytes(name)): bytes(digest) for kind, of, name, digest in sql.execute(query)}
@@ -515,7 +518,7 @@ def whole(sql: Sql, one: Due) -> Whole:
     fields = state.fields if state else {}
     runs = [run for run in message_ranges.segments(one.record, fields) if run.start < run.stop]
     shown = [Piece(("field", b"", name), data, one.record) for name, data in fields.items() if name[:1] != b"#"]
-    # Of most records that is all: so one look is enough.
+    # Most records have nothing else, so this one read is enough.
     if runs:
         first, rest = messages(sql, one, runs[0])
         shown += first
@@ -523,7 +526,7 @@ def whole(sql: Sql, one: Due) -> Whole:
     places = record_items.layers_of(sql, one.record, one.version)
     if not record_items.with_items(sql, [one.key]):
         places = places[1:]
-    # The lowest first: what lies above replaces it.
+    # The lowest layer first: higher ones replace its items.
     return Whole(shown, runs, [layer._replace(last=min(layer.last, one.version)) for layer in places[::-1]], existing)
 
 
@@ -540,7 +543,7 @@ def messages(sql: Sql, one: Due, run: Segment) -> tuple[list[Piece], Segment | N
 
 
 def items_page(sql: Sql, layer: Layer, after: tuple[bytes, bytes]) -> list[Piece]:
-    """The next items that a layer has behind this collection and key, with those that it says are deleted."""
+    """The next items of a layer after this collection and key, including those that it deletes."""
     i = items.c
     key = record_index.keys(sql, [layer.source]).get(layer.source, -1)
     here = and_(i.record == key, i.version.between(layer.first, layer.last), ~record_items.newer(layer.last))
@@ -561,7 +564,7 @@ def items_page(sql: Sql, layer: Layer, after: tuple[bytes, bytes]) -> list[Piece
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A document as it is kept."""
+    """A document as it is stored."""
 
     name: Name
     version: int
@@ -574,7 +577,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Write:
-    """What to change of a record in the index. `done`: with this the index has it up to there."""
+    """Changes of one record in the index. `done`: the epoch and version that the index then has."""
 
     due: Due
     put: list[Stored] = field(default_factory=list)
@@ -583,7 +586,7 @@ class Write:
 
 
 def write(sql: Sql, claimer: str, until_ms: int, writes: Sequence[Write], language: str) -> set[int] | None:
-    """Change the index; the numbers of the records that it is done with. None: the claim is somebody else's now."""
+    """Change the index; return the keys of the records that are now complete. None: another worker has the claim."""
     p = partitions.c
     wanted = {each.due.partition for each in writes}
     mine = and_(p.namespace == sql.namespace, p.partition.in_(wanted))
@@ -593,7 +596,7 @@ def write(sql: Sql, claimer: str, until_ms: int, writes: Sequence[Write], langua
     sql.execute(update(partitions).where(mine).values(until_ms=until_ms))
     r, h = records.c, heads.c
     numbers = [each.due.key for each in writes]
-    # Looked at once the rows are held: who erases or rewrites a record waits for this, or was before it.
+    # Read after the rows are locked: a transaction that erases or rewrites a record waits for this, or came earlier.
     query = select(r.key, h.epoch, h.version).outerjoin_from(records, heads, h.record == r.key)
     rows = sql.execute(query.where(sql.among(r.key, numbers)))
     known = {key: None if epoch is None else (epoch, version) for key, epoch, version in rows}
@@ -603,18 +606,18 @@ def write(sql: Sql, claimer: str, until_ms: int, writes: Sequence[Write], langua
     sql.put(heads, at)
     done = [each for each in living if each.done and each.done[1] >= each.due.version]
     done += [each for each in writes if each.due.key not in known]
-    # Noted before it was read, so it is in what was read.
+    # These notes are older than the read, so the documents include their changes.
     sql.execute(delete(due).where(sql.among(due.c.id, [row for each in done for row in each.due.rows])))
     return {each.due.key for each in done}
 
 
 def _change(sql: Sql, writes: Iterable[Write], language: str) -> None:
-    # Of several changes of one document in a transaction the last one counts.
+    # If a transaction changes a document several times, the last change wins.
     last: dict[tuple[int, str, bytes, bytes], Stored | None] = {}
     for each in writes:
         last.update({(each.due.key, *one.name): one for one in each.put})
         last.update({(each.due.key, *name): None for name in each.remove})
-    # Removed and put anew, not written over: so the newest come last in the order of their numbers.
+    # Delete and insert again, not update: the newest documents then have the highest ids.
     sql.remove(documents, [dict(zip(_NAMES, name, strict=True)) for name in last], _same)
     new = {name: one for name, one in last.items() if one is not None}
     rows = [(*name, one.version, one.ends_ms, one.digest, one.text, one.value) for name, one in new.items()]
@@ -629,8 +632,8 @@ def _same(other: Any) -> ColumnElement[bool]:
 
 
 def _put_postgresql(sql: Sql, rows: Sequence[Row], vectors: Sequence[str | None], language: str) -> None:
-    """Insert documents, and their vectors if they have any. In statements with a list for each column."""
-    # The locale C knows the case of ASCII alone.
+    """Insert documents and their vectors, in statements that have a list for each column."""
+    # In the locale C PostgreSQL lowercases only ASCII.
     lower = [(*place, text.lower(), value) for *place, text, value in rows]
     given = sql.listed({name: documents.c[name].type for name in _COLUMNS}, lower).c
     worded = all(vector is None for vector in vectors)

@@ -1,7 +1,7 @@
-"""The index of one namespace: it is made and removed, brought up to date, and asked. Safe to call from many threads.
+"""The search index of one namespace: it is made, updated, searched and removed here. Safe to call from many threads.
 
-Law: every method is one transaction. What a user types is words, never the syntax of a query. Shown is only what
-belongs to a record that is there, and has not ended.
+Law: every method is one transaction. Users' input is always words, never query syntax. A search finds only documents of
+existing records that have not expired.
 
 Design: section 21.
 """
@@ -45,11 +45,11 @@ from distributed_state.values.model import escape
 from distributed_state.values.search import SearchQuery
 
 _MOST_DIMENSIONS = 2000  # of an index of pgvector
-_OLDEST_PGVECTOR = (0, 8)  # before, what a filter left out was not made up for
+_OLDEST_PGVECTOR = (0, 8)  # older ones return too few rows when a filter leaves some out
 _NO_RIGHT = "42501"
-PAGE_BYTES = 4 * 2**20  # of the values that are read at once
-# What is matched leads to its document and that to its record, in this order. As long as it has no statistics, as after
-# a restore, PostgreSQL would rather go through all records.
+PAGE_BYTES = 4 * 2**20  # of the values in one page
+# Join in this order: from the matches to their documents to their records. Without statistics, as after a restore,
+# PostgreSQL would scan all records instead.
 _IN_THIS_ORDER = "SELECT set_config('join_collapse_limit', '1', true), " + ", ".join(
     f"set_config('enable_{plan}', 'off', true)" for plan in ("seqscan", "hashjoin", "mergejoin")
 )
@@ -58,26 +58,27 @@ _words: ColumnElement[Any] = literal_column("search_documents.words")
 
 
 class SearchStore(Part):
-    """The index in the archive's database, and what it lacks."""
+    """The index in the archive's database, and the changes that it lacks."""
 
     settings = reads(search_index.settings)
 
     def switch_on(self, settings: str, dimensions: int | None) -> str:
-        """Make the index, unless it is there; the settings that it has. All records are due then."""
+        """Make the index if there is none, and mark all records as due. Returns the settings of the index."""
         if dimensions is not None and self.database.dialect != "postgresql":
             raise ConfigurationError("search: `embed` needs PostgreSQL with pgvector, or an `index` of your own")
         with self.database.long_write(self.namespace) as sql, _refused():
             _hold(sql)
             found = search_index.found(sql)
             if found is None:
-                # What others are at was begun when nothing of this namespace was noted; after that it is.
+                # Wait for transactions that began before this namespace was noted; the triggers see all later ones.
                 search_index.lock(sql, "SHARE ROW EXCLUSIVE")
                 if not search_index.there(sql):
                     search_index.create(sql)
                 if dimensions is not None:
                     _make_vectors(sql, dimensions)
                 _note(sql, settings)
-        # After that: whatever is archived from now on is noted by the triggers, and nobody waits for this.
+        # A transaction of its own: the triggers note all that is archived from now on, so no other writer waits for
+        # this.
         with self.database.long_write(self.namespace) as sql:
             _fill(sql)
         return found[0] if found else settings
@@ -92,7 +93,7 @@ class SearchStore(Part):
             return True
 
     def languages(self) -> list[str]:
-        """The text search configurations that the database has."""
+        """The text search configurations of the database."""
         if self.database.dialect != "postgresql":
             return ["simple"]
         with self.database.read() as sql:
@@ -115,12 +116,12 @@ class SearchStore(Part):
     def write(
         self, claimer: str, until_ms: int, writes: Sequence[search_index.Write], language: str
     ) -> set[int] | None:
-        """Change the index; the records that it is done with. None: the claim is somebody else's now."""
+        """Change the index; return the records that are now complete in it. None: another worker has the claim."""
         with self.database.long_write(self.namespace) as sql:
             return search_index.write(sql, claimer, until_ms, writes, language)
 
     def scrub(self) -> None:
-        """Have nothing left of what was removed: SQLite's index keeps the words until it is merged."""
+        """Scrub removed words: SQLite's index keeps them until it is merged."""
         if self.database.dialect == "sqlite":
             with self.database.long_write() as sql:
                 search_index.scrub(sql)
@@ -129,7 +130,7 @@ class SearchStore(Part):
         self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, settings: str,
         apart: bool,
     ) -> Page | None:  # fmt: skip
-        """What fits a query. None: the index is not the one of these settings any more."""
+        """The matches of a query. None: the index no longer has these settings."""
         with self.database.read(self.namespace) as sql:
             if search_index.settings(sql) != settings:
                 return None
@@ -137,7 +138,7 @@ class SearchStore(Part):
 
 
 def _hold(sql: Sql) -> None:
-    """Let nobody else switch it on or off."""
+    """Prevent others from switching the index on or off until this transaction ends."""
     if sql.postgresql:
         sql.exec_driver_sql("SELECT pg_advisory_xact_lock(110420230914)")
 
@@ -169,7 +170,7 @@ def _note(sql: Sql, settings: str) -> None:
 
 
 def _fill(sql: Sql) -> None:
-    """Note all records as due, once."""
+    """Mark all records as due, once."""
     i, r = search_index.indexes.c, records.c
     mine = i.namespace == sql.namespace
     if sql.execute(select(i.filled).where(mine).with_for_update()).scalar() is not False:
@@ -180,12 +181,12 @@ def _fill(sql: Sql) -> None:
 
 
 def _remove(sql: Sql) -> None:
-    """Remove what the namespace has of the index, and with the last of them the index."""
+    """Remove the namespace's part of the index; the last namespace removes the index itself."""
     last = sql.execute(select(func.count()).select_from(search_index.indexes)).scalar() == 1
     if last:
-        # Before any row: an erasure that has deleted a record goes on to the row of its partition.
+        # Before any row, as an erasure locks: first the record, then the row of its partition.
         search_index.lock(sql, "ACCESS EXCLUSIVE")
-    # Who writes the index just now is waited for, and has no claim any more when it goes on.
+    # Wait for workers that are writing the index now; their claims are gone when they go on.
     p, r = search_index.partitions.c, records.c
     sql.execute(select(p.partition).where(p.namespace == sql.namespace).order_by(p.partition).with_for_update())
     mine = select(r.key).where(r.namespace == sql.namespace)
@@ -199,7 +200,7 @@ def _remove(sql: Sql) -> None:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Say what can be done where the database has no FTS5, or the role no right to make tables and triggers."""
+    """Explain what to do if the database has no FTS5, or the role may not make tables and triggers."""
     try:
         yield
     except exc.DBAPIError as error:
@@ -216,7 +217,7 @@ def _refused() -> Iterator[None]:
 
 
 class Row(NamedTuple):
-    """A document that fits, as it is kept, and how well it does."""
+    """A matching document as it is stored, and its score."""
 
     record: str
     owner: str | None
@@ -230,7 +231,7 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Documents in order, how many were looked at for them, and whether there may be more behind those."""
+    """Documents in order, how many matches were taken for them, and whether there may be more after those."""
 
     rows: list[Row]
     taken: int
@@ -240,15 +241,15 @@ class Page(NamedTuple):
 def search(
     sql: Sql, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, apart: bool
 ) -> Page:
-    """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words.
+    """The matches, the most relevant first: by `vector` (of `dimensions`) if it is given, else by words.
 
-    `apart`: how relevant something is says nothing of what else is in the index. Of a page that is larger than
-    `PAGE_BYTES` its beginning, at least one.
+    `apart`: a score must not depend on the index's other documents. If the page is larger than `PAGE_BYTES`, only its
+    beginning is returned, at least one match.
     """
     if sql.postgresql:
         sql.exec_driver_sql(_IN_THIS_ORDER)
     if vector is not None:
-        # So that what the filter leaves out is made up for by what comes next.
+        # Have the index scan go on until enough rows pass the filter.
         sql.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
     if not query.words:
         found = _from(documents, literal(0.0)).order_by(documents.c.id.desc())
@@ -261,7 +262,7 @@ def search(
     which = _which(sql, query, now_ms)
     best = sql.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
     if vector is not None and len(best) < query.limit:
-        # An index of vectors looks at the nearest few thousand, and finds none of what a narrow filter leaves of them.
+        # A vector index scans only the nearest few thousand, and a narrow filter may match none of them.
         if sql.postgresql:
             sql.exec_driver_sql(_IN_ANY_ORDER)
         found = _by_meaning(vector, dimensions, exactly=True)
@@ -277,7 +278,7 @@ def search(
 
 
 def _rows(sql: Sql, scores: Mapping[int, float]) -> list[Row]:
-    """The documents of these ids, in their order."""
+    """The documents with these ids, in this order."""
     d, r = documents.c, records.c
     wanted = select(d.id, r.record, r.owner, d.kind, d.collection, d.name, d.version, d.text, d.value)
     asked = wanted.select_from(documents.join(records, r.key == d.record)).where(d.id.in_(scores))
@@ -305,7 +306,7 @@ def _which(sql: Sql, query: SearchQuery, now_ms: int) -> list[ColumnElement[bool
 
 
 def quoted(words: str, match: str) -> str:
-    """Words as FTS5 takes them for nothing else: each in quotes, of which those within are doubled."""
+    """Words as plain FTS5 strings: each in double quotes, with its own quotes doubled."""
     each = ['"' + word.replace('"', '""') + '"' for word in words.split()]
     return (" OR " if match == "any" else " AND ").join(each)
 
@@ -319,10 +320,11 @@ def _by_words_sqlite(query: SearchQuery) -> Select[Any]:
 
 
 def _by_their_number(query: SearchQuery) -> Select[Any]:
-    """What has the most of the words, the newest first.
+    """The documents that have most of the words, the newest first.
 
-    FTS5 ranks by how rare a word is among all documents, of other tenants and namespaces too: by its score, and by the
-    order of two words, a tenant found out which words the others use, and how often.
+    FTS5 ranks by how rare a word is among all documents, including those of other tenants and namespaces. From its
+    scores,
+    or from the order of two words, a tenant could find out which words others use, and how often.
     """
     asked = [query.words] if query.match == "all" else [*dict.fromkeys(query.words.lower().split())]
     each: list[Select[Any]] = [
@@ -339,9 +341,9 @@ def _by_their_number(query: SearchQuery) -> Select[Any]:
 
 def _by_words_postgresql(query: SearchQuery, language: str) -> Select[Any]:
     config = cast(language, PostgresType("regconfig"))
-    folded = query.words.lower()  # as the index is
+    folded = query.words.lower()  # like the indexed texts
     words = folded.split() if query.match == "any" else [folded]
-    # What the language makes of each; none of it is read as a query.
+    # plainto_tsquery reads words in this language, and never query syntax.
     each = [func.plainto_tsquery(config, word) for word in words]
     asked: ColumnElement[Any] = each[0]
     for one in each[1:]:
@@ -355,7 +357,7 @@ def _by_words_postgresql(query: SearchQuery, language: str) -> Select[Any]:
 
 def _by_meaning(vector: str, dimensions: int, *, exactly: bool = False) -> Select[Any]:
     kept = table("search_vectors", column("document"), column("embedding"))
-    # As the index of these vectors is written, else it is not used.
+    # Written exactly as in the index of these vectors, else PostgreSQL does not use it.
     same: ColumnElement[Any] = literal_column(f"(search_vectors.embedding::vector({dimensions}))")
     distance = same.op("<=>", return_type=Float())(cast(vector, PostgresType(f"vector({dimensions})")))
     found = _from(kept.join(documents, kept.c.document == documents.c.id), literal(1.0) - distance)

@@ -1,7 +1,7 @@
 """The archive of one namespace in SQL. Blocking, and safe to call from many threads.
 
-Law: every method is one transaction (maintenance: one a page), so it happened, or it did not. Most methods are
-functions of the files of this folder, which take the transaction first; they are described there.
+Law: every method is one transaction (maintenance: one for each page), so it happens completely or not at all. Most
+methods are functions of this folder's other files, which take the transaction first; they are described there.
 
 Design: sections 9, 17.
 """
@@ -49,7 +49,7 @@ _CONNECTIONS = """
 select (select count(*) from pg_stat_activity where backend_type = 'client backend'), setting
 from pg_settings where name = 'max_connections'
 """
-RECENT = 600.0  # seconds for which an epoch that began is news
+RECENT = 600.0  # seconds for which a new epoch is reported
 MINTED = "epochs minted lately"
 NEWEST = "newest quarantined"
 NONE_MINTED = "none began behind another one lately"
@@ -81,8 +81,9 @@ class ColdStore(Part):
         """Open a database: `memory`, `sqlite:///path` or `postgresql://...`.
 
         With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
-        PostgreSQL work behind PgBouncer. `timeout` seconds is what one answer may take. With `alone` no other embedded
-        store has it open meanwhile. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
+        PostgreSQL work behind PgBouncer. `timeout` is the limit for one answer, in seconds. With `alone` no other
+        embedded
+        store may have the database open. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
         """
         if snapshot_every < 1:
             raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")
@@ -101,10 +102,9 @@ class ColdStore(Part):
     def open_later(
         cls, url: str | URL, known: Known, *, migrate: bool = True, snapshot_every: int = 100, timeout: float = 10.0
     ) -> ColdStore:
-        """Open a database that is away: everything raises ColdUnavailable until it is there.
+        """Open a database that is away: every method raises ColdUnavailable until it is there.
 
-        Then it is looked at as `open` does, and must be the one that is `known`; else everything raises
-        ConfigurationError.
+        Then it is checked as `open` does, and must be the `known` one; else every method raises ConfigurationError.
         """
         database = Database(url, timeout)
 
@@ -119,7 +119,7 @@ class ColdStore(Part):
 
     @property
     def away(self) -> str:
-        """Why SQL is thought not to answer, "" if it did when it was last asked. Asks nobody."""
+        """Why SQL was unreachable at the last transaction, "" if it was not. Does not ask the server."""
         return self.database.away
 
     def register(self, partitions: int) -> tuple[str, int]:
@@ -144,9 +144,9 @@ class ColdStore(Part):
     def read_if(
         self, partition: int, there: Callable[[Cursor | None], bool], read: Callable[[], T], *, long: bool
     ) -> list[T]:
-        """[read()] if `there` accepts the cursor of the partition, else []. Both see the database at one moment.
+        """[read()] if `there` accepts the cursor of the partition, else []. Both see one snapshot of the database.
 
-        With `long` the statements may take as long as those of maintenance.
+        With `long` the statements have the limits of maintenance.
         """
         with self.database.one_read(self.namespace, long=long):
             return [read()] if there(self.cursor(partition)) else []
@@ -154,10 +154,10 @@ class ColdStore(Part):
     # Archiving
 
     def archive(self, batches: Sequence[Batch]) -> dict[int, set[str]]:
-        """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.
+        """Archive in one transaction; return the partitions whose cursor was at the start of its batch and moved.
 
-        An entry that the database refuses for what is in it goes to quarantine, and the others go on: of each partition
-        the events of those are returned.
+        If the database refuses an entry for its content, the entry goes to quarantine and the others are archived. Each
+        partition comes with the events of its quarantined entries.
         """
         with self.database.write(self.namespace) as sql:
             return archive.archive(sql, batches, self.snapshot_every)
@@ -170,22 +170,22 @@ class ColdStore(Part):
     set_aside = writes(aside.set_aside_acknowledged)
     event_archived = reads(listings.event_archived)
 
-    # Repair of an SQL that is older than Redis
+    # Repair of a database that is older than Redis
 
     changed_since = reads(epochs.changed_since)
     reach = writes(epochs.reach)
 
     def backfill(self, held: Held, after: Cursor | None, *, keep: bool) -> Backfilled | None:
-        """Bring to SQL what Redis has of these records and SQL lacks, if a partition's cursor still is `after`.
+        """Bring SQL up to Redis for these records, if the partition's cursor is still `after`.
 
-        `keep`: change nothing, only say what would be done. None: the cursor moved.
+        `keep`: change nothing, only report what would be done. None: the cursor moved.
         """
         transaction = self.database.long_read if keep else self.database.long_write
         with transaction(self.namespace) as sql:
             return backfill.backfill(sql, held, after, self.snapshot_every, keep=keep)
 
     def add_events(self, happened: Sequence[Happened], *, keep: bool) -> int:
-        """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
+        """Add the events of a partition that SQL lacks; return how many. `keep`: only count them."""
         with (self.database.read if keep else self.database.write)(self.namespace) as sql:
             return backfill.add_events(sql, happened, keep=keep)
 
@@ -226,16 +226,16 @@ class ColdStore(Part):
     pending = reads(erasure.pending)
 
     def erase(self, names: Sequence[str]) -> None:
-        """Remove every row of these records; the version of each stays under a hash of its text.
+        """Remove every row of these records; a row under a hash of its text keeps each record's version.
 
-        Forks of a record keep what they share, unless it was noted that they go too: then they are noted.
+        Forks keep what they share with a record, unless the request includes forks: then an erasure is noted for each.
         """
         with self.database.long_write(self.namespace) as sql:
             erasure.erase(sql, names)
         self.sync()
 
     def complete(self, done: Mapping[str, int]) -> None:
-        """Forget that these records were to be erased up to these versions: they are gone from Redis."""
+        """Complete the erasure of these records up to these versions: they are gone from Redis."""
         with self.database.write(self.namespace) as sql:
             erasure.complete(sql, done)
         self.sync()
@@ -267,7 +267,7 @@ class ColdStore(Part):
     # The database
 
     def check(self) -> dict[str, str]:
-        """Facts about the database, for a doctor."""
+        """Facts about the database, for the doctor."""
         with self.database.read(self.namespace) as sql:
             return {"database": self.database.name, "dialect": self.database.dialect} | _facts(sql)
 
@@ -277,15 +277,15 @@ class ColdStore(Part):
             return _connections(sql)
 
     def sync(self) -> bool:
-        """On SQLite: move all that was committed into the database file. False if a reader was in the way."""
+        """On SQLite: move all commits into the database file. False if a reader prevented it."""
         return self.database.checkpoint()
 
     def close(self) -> None:
-        """Close every sql."""
+        """Close the database and release its locks."""
         self._opened.close()
 
     def abandon(self) -> None:
-        """In a forked child: forget the parent's connections and locks without a word on the wire."""
+        """In a forked child: drop the parent's connections and locks without sending anything."""
         keep_for_ever(self._opened)
         self._opened = ExitStack()
         self._opened.callback(self.database.close)
@@ -328,11 +328,11 @@ def _connections(sql: Sql) -> tuple[int, int] | None:
     return int(used), int(most)
 
 
-# The tokens by which callers of the service are known. The database's clock says what has expired, not a worker's
+# The tokens of the service's callers. The database's clock decides what has expired, not a worker's
 
 
 class AccessTokenStore(Part):
-    """The tokens by which callers of this namespace's service are known."""
+    """The tokens that identify callers of this namespace's service."""
 
     def __init__(self, database: Database, namespace: str) -> None:
         super().__init__(database, namespace)
@@ -342,9 +342,9 @@ class AccessTokenStore(Part):
         self, id: str, digest: bytes, *, prefix: str, rights: Collection[str], actor: str, seconds: float | None,
         made_by: str | None = None,
     ) -> AccessToken:  # fmt: skip
-        """Keep a new token, valid for so many seconds from now; None is without end.
+        """Store a new token, valid for this many seconds from now; None: it does not expire.
 
-        `made_by` is the token that it was asked for with. Raises InvalidValue, and Unauthenticated if that is revoked.
+        `made_by` is the token that requested it. Raises InvalidValue, and Unauthenticated if that token is revoked.
         """
         if _UNSTORABLE.search(actor):
             raise InvalidValue(f"an actor that a token names has no NUL and no lone surrogate, unlike {actor!r:.80}")
@@ -361,14 +361,14 @@ class AccessTokenStore(Part):
             return _token(sql.execute(select(access_tokens).where(self._here, _c.id == id)).one())
 
     def all(self) -> list[AccessToken]:
-        """Every token, those that are not valid any more too, the oldest first."""
+        """Every token, including expired and revoked ones, the oldest first."""
         with self.database.read(self.namespace) as sql:
             query = select(access_tokens).where(self._here).order_by(_c.created_ms, _c.id)
             return [_token(row) for row in sql.execute(query)]
 
     def page(self, prefix: str, after: str | None, limit: int) -> list[AccessToken]:
-        """So many of the tenants whose prefix begins so, behind the token of this id. Raises InvalidValue for none."""
-        # Compared letter by letter: LIKE of SQLite takes "acme:" for "ACME:", which is another tenant.
+        """At most `limit` tokens whose prefix begins so, after the token `after`. Raises InvalidValue for others."""
+        # Compared byte by byte: SQLite's LIKE takes "acme:" for "ACME:", which is another tenant.
         within = (self._here, func.substr(_c.prefix, 1, len(prefix)) == prefix)
         query = select(access_tokens).where(*within).order_by(_c.created_ms, _c.id).limit(limit)
         with self.database.read(self.namespace) as sql:
@@ -380,9 +380,9 @@ class AccessTokenStore(Part):
             return [_token(row) for row in sql.execute(query)]
 
     def _hold(self, sql: Sql, maker: str) -> None:
-        """Let nobody revoke this token until the present transaction ends. Raises Unauthenticated if it is revoked.
+        """Block the revocation of this token until the transaction ends. Raises Unauthenticated if it is revoked.
 
-        Another worker may accept it for some seconds more: what it made then would be missed by who refuses all of it.
+        Another worker may accept a revoked token for some seconds: a token made with it then would escape `revoke`.
         """
         asked = select(_c.revoked_ms).where(self._here, _c.id == maker).with_for_update(read=True)
         row = sql.execute(asked).one_or_none()
@@ -390,19 +390,19 @@ class AccessTokenStore(Part):
             raise Unauthenticated
 
     def revoke(self, id: str) -> AccessToken:
-        """Refuse a token from now on, and all that were made with it. Raises NotFound if there is none of this id."""
+        """Revoke a token and all tokens made with it, directly or not. Raises NotFound."""
         with self.database.write(self.namespace) as sql:
             made: set[str] = set()
-            # One statement after the other: what somebody was just making is there once its maker is ours.
+            # Again until nothing is new: a token that was being made is visible once we hold the lock of its maker.
             while more := self._made_with(sql, id) - made:
                 self._revoke(sql, more)
                 made |= more
             return self._one(sql, id)
 
     def _made_with(self, sql: Sql, id: str) -> set[str]:
-        """This token and those that were made with it, at however many removes.
+        """This token and all tokens made with it, directly or not.
 
-        All that were made with any are read: level by level, a chain of ten thousand took SQLite from others for 40 s.
+        All made tokens are read at once: level by level, a chain of ten thousand kept SQLite busy for 40 s.
         """
         query = select(_c.id, _c.made_by).where(self._here, _c.made_by.is_not(None))
         by_maker = defaultdict(list)
@@ -415,7 +415,7 @@ class AccessTokenStore(Part):
         return found
 
     def revoke_alone(self, id: str) -> AccessToken:
-        """Refuse a token from now on, and none that was made with it. Raises NotFound."""
+        """Revoke a token, and none of those made with it. Raises NotFound."""
         with self.database.write(self.namespace) as sql:
             self._revoke(sql, [id])
             return self._one(sql, id)
@@ -432,7 +432,7 @@ class AccessTokenStore(Part):
         return _token(row)
 
     def find(self, ids: Collection[str]) -> dict[str, FoundToken]:
-        """Those of these ids that there are; at most some hundreds at once."""
+        """The tokens with these ids; give at most some hundreds."""
         with self.database.read(self.namespace) as sql:
             rows = sql.execute(select(access_tokens).where(self._here, _c.id.in_(ids))).all()
             now = clock_us(sql) / 1_000_000 if rows else 0.0
