@@ -1,8 +1,8 @@
-"""Carries journal entries into the tables, and brings in a record with its history.
+"""Archives journal entries in the tables, and imports a record with its history.
 
-Law: one transaction moves the cursors by compare-and-set, of offset and event, and inserts what they passed, so two
-archivers, or one that was restarted in the middle, archive every entry once and in order. A record that is imported
-comes whole or not at all, and never over one that is there.
+Law: one transaction moves the cursors by compare-and-set of offset and event, and inserts the entries they pass. So two
+archivers, or one that was restarted in the middle, archive every entry once and in order. An imported record comes
+whole or not at all, and never replaces an existing one.
 
 Design: sections 9, 11.
 """
@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 
 
 def archive(sql: Sql, batches: Iterable[Batch], snapshot_every: int) -> dict[int, set[str]]:
-    """Archive the batches whose cursor is where they begin; return their partitions, each with what was refused.
+    """Archive the batches whose cursor is at their start; return their partitions, each with its quarantined entries.
 
-    These are the events of entries that went to quarantine, which must not be reported as archived.
+    These are the entries' events, which must not be reported as archived.
     """
     moved = _moved(sql, [batch for batch in batches if batch.entries])
     intake = Intake(sql)
@@ -55,12 +55,12 @@ def archive(sql: Sql, batches: Iterable[Batch], snapshot_every: int) -> dict[int
 
 
 def _moved(sql: Sql, batches: Sequence[Batch]) -> list[Batch]:
-    """The batches, one of a partition, that continue what is archived; their cursors are moved."""
+    """Move the cursors of the batches, one for each partition, that continue the archive; return these batches."""
     c = tables.cursors.c
     here = and_(
         c.namespace == sql.namespace, c.partition.in_([batch.partition for batch in batches]), c.closed.is_(False)
     )
-    # In one order everywhere: archivers that share partitions wait for each other, but never in a circle.
+    # Always in the same order: archivers that share partitions wait for each other, but never in a circle.
     found = sql.execute(
         select(c.partition, c.epoch, c.offset, c.event).where(here).order_by(c.partition).with_for_update()
     )
@@ -89,10 +89,10 @@ class Intake:
     def __init__(self, sql: Sql) -> None:
         self.sql = sql
         self.quarantined: set[str] = set()  # events
-        self._stopped: dict[int, tuple[int, str]] = {}  # the offset that SQL does not take, and why, by partition
+        self._stopped: dict[int, tuple[int, str]] = {}  # by partition: the offset that SQL refuses for now, and why
 
     def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
-        """Insert all that these batches hold. Raises Stopped where SQL does not take an entry for now."""
+        """Insert all entries of these batches. Raises Stopped if SQL refuses an entry for now."""
         self._insert([item for batch in batches for item in self._parse(batch)], snapshot_every)
         if self._stopped:
             raise aside.Stopped(self._stopped)
@@ -101,7 +101,7 @@ class Intake:
         parsed = []
         for entry in batch.entries:
             if not entry.record and not entry.data:
-                continue  # a mark, which only moves the cursor
+                continue  # a mark only moves the cursor
             try:
                 item = parse(entry, batch.partition, batch.epoch)
                 refuse_long(item)
@@ -111,9 +111,9 @@ class Intake:
         return parsed
 
     def _insert(self, parsed: list[Parsed], every: int) -> None:
-        """Insert entries; halve a refused list until the one to blame is alone.
+        """Insert entries; halve a refused list until the entry that causes the error is alone.
 
-        Whatever a statement is about: an index of `records` may be what refuses an entry.
+        The failing statement does not name it: an index of `records` may be what refuses an entry.
         """
         parsed = [item for item in parsed if item.partition not in self._stopped]
         if not parsed:
@@ -140,7 +140,7 @@ class Intake:
         self._insert(parsed[middle:], every)
 
     def _make_way(self, item: Parsed) -> bool:
-        """Put aside what a repair, or another epoch, wrote under the version of an entry; whether there was any."""
+        """Move what a repair, or another epoch, wrote under an entry's version to quarantine; whether there was any."""
         record, version = item.entry.record, item.entry.version
         row = record_index.lock(self.sql, [record]).get(record)
         c = tables.changes.c
@@ -153,7 +153,7 @@ class Intake:
         return True
 
     def _carry(self, parsed: Sequence[Parsed], every: int) -> None:
-        """Insert entries, and all that follows from them."""
+        """Insert entries and everything derived from them."""
         changes = [item for item in parsed if item.entry.record]
         wanted = {item.entry.record for item in changes} | {run.source for item in changes for run in item.runs}
         wanted |= {item.parent for item in changes if item.parent is not None}
@@ -171,7 +171,7 @@ class Intake:
     def _put(
         self, heads: Mapping[str, Mapping[str, Any]], existing: Mapping[str, record_index.Head]
     ) -> Mapping[str, int]:
-        """Write how the records stand when all of this is in the tables; their numbers."""
+        """Write the rows of the records at their new heads; return their keys."""
         record_index.put(self.sql, [heads[record] for record in sorted(heads)], existing)
         keys = {record: row["key"] for record, row in existing.items()}
         return keys | record_index.keys(self.sql, heads.keys() - existing.keys())
@@ -193,26 +193,26 @@ class Intake:
                 with self.sql.begin_nested():
                     self._use_up(item)
             except Exception as again:
-                # SQL may refuse the record's row itself. Then it keeps the row of the version before.
+                # SQL may refuse the record's row itself. Then the row stays at the previous version.
                 if aside.fault_of(self.sql, again) is None:
                     raise
 
     def _use_up(self, item: Parsed) -> None:
-        """Note that an entry used up its version, which the next change of its record may not get."""
+        """Note that an entry used its version, so that the next change of its record does not get it."""
         existing = record_index.lock(self.sql, [item.entry.record])
         self._set_aside_replaced([item], existing)
         for row in existing.values():
             record_index.put(self.sql, [{**row, "version": max(row["version"], item.entry.version)}])
 
     def _stop(self, entry: JournalEntry, partition: int, error: Exception) -> None:
-        """Note that SQL does not take an entry for now."""
+        """Note that SQL refuses an entry for now."""
         text = f"SQL does not take entry {entry.offset}"
         text += f" ({entry.record[:200]} version {entry.version})" if entry.record else ""
         why = f"{text}: {aside.reason_of(error)}; it is tried again until SQL does"
         self._stopped.setdefault(partition, (entry.offset, why))
 
     def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: dict[str, record_index.Head]) -> None:
-        """Redis lost commits that SQL has, and a new epoch counts on from before them: keep those in quarantine."""
+        """Quarantine commits that Redis lost: SQL has them, and a new epoch continues from an earlier version."""
         first: dict[str, Parsed] = {}
         for item in parsed:
             first.setdefault(item.entry.record, item)
@@ -220,11 +220,11 @@ class Intake:
             row = existing.get(record)
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
                 existing[record] = self._set_aside(row, item)
-                # Written now: later only what differs from this row is, not what differs from the one in the table.
+                # Written now: later writes cover only what differs from this row, not from the row in the table.
                 record_index.put(self.sql, [existing[record]])
 
     def _set_aside(self, row: record_index.Head, item: Parsed) -> record_index.Head:
-        """Put aside a record's versions from that of an entry on; its row as it stands then, but for the version."""
+        """Quarantine a record's versions from an entry's on; return its row as it is then, except for the version."""
         record, version = item.entry.record, item.entry.version
         log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, version, extra={"record": record})
         set_aside(self.sql, row, version, f"replaced by {item.epoch}")
@@ -233,14 +233,14 @@ class Intake:
         return {**row, **record_index.about(before)}
 
     def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:
-        """Note which items forks show of what they were made from, and of what that was made from; rollbacks, too."""
+        """Note whose items new forks show, including those inherited by their source; and those that rollbacks show."""
         made = [item for item in changes if record_items.source_of(item) in keys]
         if made:
             have = record_items.with_items(self.sql, {keys[record_items.source_of(item)] for item in made})
             record_items.note_layers(self.sql, made, keys, have)
 
     def _insert_events(self, parsed: Iterable[Parsed]) -> None:
-        """The events of these entries. Not so for an imported record: nothing happens then, it happened elsewhere."""
+        """Insert the events of these entries. An import does not: its events happened elsewhere."""
         rows = []
         for item in parsed:
             e = item.entry
@@ -252,7 +252,7 @@ class Intake:
     def _snapshot(
         self, changes: Sequence[Parsed], existing: Mapping[str, record_index.Head], keys: Mapping[str, int], every: int
     ) -> None:
-        """Write the state of each record that crossed a multiple of `every`, was given a label or came whole."""
+        """Write the state of each record that crossed a multiple of `every`, got a label or came whole."""
         by_record: dict[str, list[Parsed]] = {}
         for item in changes:
             by_record.setdefault(item.entry.record, []).append(item)
@@ -269,7 +269,7 @@ class Intake:
 
 
 def insert_parsed(sql: Sql, parsed: Sequence[Parsed], keys: Mapping[str, int]) -> None:
-    """Insert the changes, messages, items and shares of entries; those without a record have none."""
+    """Insert the changes, messages, items and shares of entries, except of those without a record."""
     changes: list[Row] = []
     messages: list[Row] = []
     items: list[Row] = []
@@ -284,9 +284,9 @@ def insert_parsed(sql: Sql, parsed: Sequence[Parsed], keys: Mapping[str, int]) -
             messages.append((key, seq, e.version, data))
         for (collection, name), data in item.items:
             items.append((key, collection, name, e.version, None, data))
-    # Before the changes are there: the states before them are read.
+    # Before the changes are inserted: this reads the states before them.
     shares = _shown_again(sql, [item for item in parsed if item.entry.record])
-    # In the order of their keys: rows of a record that follow each other fill the pages of an index, others split them.
+    # In the order of their keys: neighbouring rows fill the pages of an index, others split them.
     sql.add(tables.changes, sorted(changes))
     sql.add(tables.messages, sorted(messages))
     sql.add(tables.items, sorted(items, key=lambda row: row[:4]))
@@ -294,10 +294,10 @@ def insert_parsed(sql: Sql, parsed: Sequence[Parsed], keys: Mapping[str, int]) -
 
 
 def _shown_again(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
-    """The rows of `shares`: the messages that each of these changes shows by `#segments`, and the state before did not.
+    """The rows of `shares`: the messages that each change shows by `#segments` and the state before it did not.
 
-    A state that shows a message was preceded by others that did, back to a base or to the change that is noted for it.
-    Whatever is noted already may belong to a state that hid the message since, so it is the states that are compared.
+    So every state that shows a message has a row to go back to, at a change or at a base. The states are compared, not
+    the rows noted so far: a later state may have hidden the message.
     """
     last = {item.entry.record: item.entry.version for item in changes if item.runs}
     by_record: dict[str, list[Parsed]] = {}
@@ -308,7 +308,8 @@ def _shown_again(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
     try:
         bases = states(sql, before) if before else {}
     except CorruptState:
-        # A damaged archive must not stop a commit. All runs are noted then: too many rows are harmless, too few not.
+        # A damaged archive must not stop a commit. Then all runs are noted: extra rows are harmless, missing ones are
+        # not.
         return [
             (sql.namespace, run.source, item.entry.record, item.entry.version, run.start, run.stop)
             for item in changes
@@ -344,7 +345,7 @@ def _is_due(items: Sequence[Parsed], every: int) -> bool:
 
 
 class Imported(TypedDict):
-    """What comes in: the oldest state and its messages and items, then the changes after it."""
+    """The arguments of an import: the oldest state, its messages and items, and the changes after it."""
 
     partition: int
     epoch: str
@@ -389,10 +390,10 @@ def adopt(
 
 
 def _refuse_newer_epoch(sql: Sql, partition: int, epoch: str) -> None:
-    """Not under an epoch that began meanwhile: Redis was told which names there are, and this is not among them."""
+    """Raise ColdUnavailable if a newer epoch began: Redis got its list of names without this record."""
     c = tables.cursors.c
     here = select(c.epoch).where(c.namespace == sql.namespace, c.partition == partition, c.ordinal > ordinal(epoch))
-    # The rows that the next epoch would change, held until the record is there; at the end, as archivers wait for them.
+    # The rows that the next epoch would change, locked until the end; last of all, as archivers wait for them.
     held = select(c.ordinal).where(c.namespace == sql.namespace, c.partition == partition).with_for_update(read=True)
     sql.execute(held).all()
     if newer := sql.execute(here).scalar():
@@ -420,7 +421,7 @@ def _parsed_of(entry: JournalEntry, record: str, partition: int, epoch: str) -> 
 
 
 def _keep_states(epoch: str, base: State | None, parsed: Sequence[Parsed], every: int) -> list[State]:
-    """The states to keep as snapshots: the base, every so many changes, and the last."""
+    """The states to keep as snapshots: the base, each after `every` changes, and the last."""
     fields = dict(base.fields) if base else {}
     kept = [State(epoch, base.version, dict(fields))] if base else []
     for number, item in enumerate(parsed, 1):

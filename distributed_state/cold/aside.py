@@ -1,7 +1,7 @@
-"""What is in no history: the quarantine, and branches. Law: nothing is lost, each commit is kept whole, and only once.
+"""Commits outside of any history: the quarantine, and branches. Law: nothing is lost; each commit is kept once, whole.
 
-**The quarantine** has entries that SQL refuses, and commits that others replaced. A row is blamed only for an error that
-waiting would not cure:
+**The quarantine** has entries that SQL refuses, and commits that others replaced. An entry is quarantined only for an
+error that waiting would not cure:
 
 | fault | errors | what becomes of the row |
 |---|---|---|
@@ -11,12 +11,12 @@ waiting would not cure:
 
 PostgreSQL's codes are in its manual, appendix A. An error of a kind that is not known here waits: nothing is lost by that.
 
-**Branches** are acknowledged commits of a closed epoch that their record does not continue. Nothing comes back that was
-erased. A commit is known by its event, never by its version: after a failover there may be another one of the same
-version, in the archive or in another branch. A state is folded from versions without a gap, and nothing in it is
-invented. A branch is named by its epoch, `3-9f2c01ab`. Where an epoch had two lines of a record (two servers took
-writes until one of them noticed), the second is `3-9f2c01ab.2`. The name is given when a commit is kept, and stays. A
-branch begins after the last version that its record had under the branch's epoch or one before it, as SQL has it.
+**Branches** are acknowledged commits of a closed epoch that their record does not continue. Erased data never comes
+back. A commit is identified by its event, never by its version: after a failover another commit may have the same
+version, in the archive or in another branch. A state is folded from versions without a gap; nothing in it is invented.
+A branch is named after its epoch, `3-9f2c01ab`. If two servers took writes until one of them noticed, an epoch has two
+lines of a record; the second is `3-9f2c01ab.2`. The name is given when a commit is kept, and never changes. A branch
+begins after the last version in SQL that its record had under the branch's epoch or an earlier one.
 
 Design: sections 9, 14.
 """  # noqa: E501  # a table's row is a line
@@ -68,24 +68,24 @@ log = logging.getLogger(__name__)
 # data_exception, integrity_constraint_violation, with_check_option_violation, program_limit_exceeded, PL/pgSQL's RAISE
 _ROW = ("22", "23", "44", "54", "P0")
 # connection_exception, invalid_transaction_state, transaction_rollback, insufficient_resources,
-# object_not_in_prerequisite_state, operator_intervention; tables that are not there: a dump is being restored
+# object_not_in_prerequisite_state, operator_intervention; missing tables: a dump is being restored
 _AWAY = ("08", "25", "40", "53", "55", "57", "42P01", "3F000")
 _FULL = "53100"
-_CLOCKS_MS = 60_000  # how far the clocks of Redis and of who asked to forget may be apart
+_CLOCKS_MS = 60_000  # the largest allowed difference between the clocks of Redis and of the worker that erased
 
 
-# Whose fault an error is
+# The causes of errors
 
 
 class Fault(Enum):
-    """The cause for which SQL refused rows."""
+    """The cause of a refusal by SQL."""
 
     ROW = "row"
     PLACE = "place"
 
 
 class Stopped(ColdUnavailable):
-    """SQL refuses an entry for now. `places` are its offset and the reason, by partition; nothing was archived."""
+    """SQL refuses an entry for now. `places` has its offset and the reason, by partition; nothing was archived."""
 
     def __init__(self, places: Mapping[int, tuple[int, str]]) -> None:
         super().__init__("; ".join(f"partition {each}: {why}" for each, (_, why) in places.items()))
@@ -93,7 +93,7 @@ class Stopped(ColdUnavailable):
 
 
 def fault_of(sql: Sql, error: Exception) -> Fault | None:
-    """Whose fault an error is; None if all that was sent may be taken later, or the error is a bug of ours."""
+    """The cause of an error; None if everything may be accepted later, or the error is a bug of ours."""
     if isinstance(error, (ValueError, OverflowError, CorruptState)):
         return Fault.ROW
     driver: Any = sql.connection.dialect.dbapi
@@ -109,13 +109,13 @@ def fault_of(sql: Sql, error: Exception) -> Fault | None:
 
 
 def is_collision(sql: Sql, error: Exception) -> bool:
-    """Whether a row stands where another one was to be inserted, or a constraint refused it."""
+    """Whether another row is in the place of a new one, or a constraint refused it."""
     driver: Any = sql.connection.dialect.dbapi
     return isinstance(error.orig if isinstance(error, exc.DBAPIError) else error, driver.IntegrityError)
 
 
 def reason_of(error: Exception) -> str:
-    """Why SQL refused something, in one line."""
+    """The reason for an error, in one line."""
     return f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
 
 
@@ -123,13 +123,13 @@ def reason_of(error: Exception) -> str:
 
 
 def keep_refused(sql: Sql, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
-    """Set an entry aside, with the reason."""
+    """Quarantine an entry, with the reason."""
     reason = reason_of(error)
     text = "%s version %d at offset %d is quarantined: %s"
     of = entry.record or entry.event
     log.error(text, of, entry.version, entry.offset, reason, extra=log_fields(entry.record))
     row = _row(sql, entry, partition, epoch, reason)
-    # An event that was written alone is kept under what it is about, so that erasing that takes it too.
+    # An event without a record is kept under its subject, so that erasing the subject removes it, too.
     row["record"] = entry.record or subject(entry.data)
     row |= {name: max(0, min(row[name], LARGEST)) for name in ("offset", "version", "time_ms")}
     row |= {name: storable(row[name]) for name in ("event", "record", "reason")}
@@ -139,7 +139,7 @@ def keep_refused(sql: Sql, entry: JournalEntry, partition: int, epoch: str, erro
     except Exception as refused:
         if fault_of(sql, refused) is not Fault.ROW:
             raise
-        # A letter that the database's encoding lacks may be why the entry is here at all.
+        # The entry may be here because of a character that the database's encoding lacks.
         plain = {name: row[name].encode("ascii", "backslashreplace").decode() for name in ("event", "record", "reason")}
         sql.execute(insert(tables.quarantine), row | plain)
 
@@ -158,7 +158,7 @@ def storable(text: str) -> str:
 
 
 def set_aside(sql: Sql, head: Head, first: int, reason: str) -> None:
-    """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
+    """Move a record's changes from version `first` on to quarantine, and remove all that was derived from them."""
     blocks.expand(sql, [head["key"]])
     commits = record_history.whole(sql, head["key"], head["record"], first - 1)
     rows = [_row(sql, entry, head["partition"], epoch, reason) for epoch, entry in commits]
@@ -168,7 +168,7 @@ def set_aside(sql: Sql, head: Head, first: int, reason: str) -> None:
 
 
 def undo(sql: Sql, record: str, first: int, before: State | None) -> None:
-    """Remove a record's changes from version `first` on, which nobody was acknowledged: it is as it was `before`."""
+    """Remove a record's unacknowledged changes from version `first` on; its state is `before` again."""
     head = record_index.lock(sql, [record])[record]
     blocks.expand(sql, [head["key"]])
     _remove_from(sql, head, first)
@@ -185,8 +185,8 @@ def _remove_from(sql: Sql, head: Head, first: int) -> None:
 
 
 def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str) -> int:
-    """Put entries that SQL lacks into quarantine, with the reason; how many those are."""
-    # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
+    """Quarantine the entries that SQL lacks, with the reason; return how many."""
+    # An erasure locks these rows, too: so this sees that the record is erased, and leaves its entries out.
     named = {entry.record for entry in entries}
     record_index.lock(sql, named | {record_index.hashed(sql.namespace, each) for each in named})
     lost = record_history.lacking(sql, partition, epoch, entries)
@@ -197,20 +197,20 @@ def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[Jo
 
 
 def set_aside_acknowledged(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
-    """Put into quarantine those of the entries that are held nowhere; how many that are."""
+    """Quarantine those entries that SQL does not have anywhere; return how many."""
     reason = f"acknowledged under epoch {epoch}, which ended before it was archived"
     return set_aside_lacking(sql, partition, epoch, entries, reason)
 
 
 def unresolve(sql: Sql, events: Collection[str]) -> None:
-    """Note of commits that were to come with a later version that SQL refused that: they are not archived."""
+    """Note of these commits that SQL refused the later version that contains them: they are not archived."""
     q = tables.quarantine.c
     if events:
         here = and_(q.namespace == sql.namespace, sql.among(q.event, sorted(events)), q.reason == RESOLVED)
         sql.execute(update(tables.quarantine).where(here).values(reason=UNRESOLVED))
 
 
-# What is in quarantine
+# The content of the quarantine
 
 
 def quarantined(sql: Sql) -> list[Quarantined]:
@@ -222,7 +222,7 @@ def quarantined(sql: Sql) -> list[Quarantined]:
 
 
 def newest_quarantined(sql: Sql) -> tuple[str, int, str] | None:
-    """The entry that came into quarantine last: its record, version and the reason."""
+    """The record, version and reason of the newest entry in quarantine."""
     q = tables.quarantine.c
     query = select(q.record, q.version, q.reason).where(q.namespace == sql.namespace).order_by(q.id.desc()).limit(1)
     row = sql.execute(query).first()
@@ -230,14 +230,14 @@ def newest_quarantined(sql: Sql) -> tuple[str, int, str] | None:
 
 
 def count_quarantined(sql: Sql) -> int:
-    """How many entries are in quarantine, without those of which nothing is lost."""
+    """How many entries are in quarantine, without those whose content is archived in a later version."""
     q = tables.quarantine.c
     query = select(func.count()).where(q.namespace == sql.namespace, q.reason != RESOLVED)
     return int(sql.execute(query).scalar_one())
 
 
 def refusal(sql: Sql, event: str) -> str:
-    """Why the entry of this event is in quarantine; "" if it is not."""
+    """The reason why the entry of this event is in quarantine; "" if it is not there."""
     q = tables.quarantine.c
     found = sql.execute(select(q.reason).where(q.namespace == sql.namespace, q.event == event)).scalar()
     return str(found or "")
@@ -247,10 +247,10 @@ def refusal(sql: Sql, event: str) -> str:
 
 
 def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
-    """Keep those of these commits that SQL does not have; what was added, by branch. Part of the caller's transaction.
+    """Keep those of these commits that SQL lacks, in the caller's transaction; return what was added, by branch.
 
-    `epoch` is the one that they were written under, and is closed. Entries without a record (marks, and events that
-    were written alone) are passed over. So is what was erased since; it is counted in the log. The rows of the
+    `epoch`, which is closed, is the one that they were written under. Entries without a record (marks, and events that
+    were written alone) are skipped. So are commits of erased records; the log has their number. The rows of the
     records are locked.
     """
     by_record: dict[str, list[JournalEntry]] = defaultdict(list)
@@ -268,7 +268,7 @@ def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], 
         elif _is_gone(sql, record, living):
             living = []
         if len(living) < len(by_record[record]):
-            # Not its name, which nobody is to find any more.
+            # The log must not repeat the name of an erased record.
             count = len(by_record[record]) - len(living)
             log.warning("partition %d: %d commits under epoch %s are of something erased", partition, count, epoch)
         head = rows.get(record)
@@ -279,7 +279,7 @@ def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], 
         except Exception as error:
             if fault_of(sql, error) is not Fault.ROW:
                 raise
-            # Else the partition could not start again, with all its other records.
+            # Without this, one entry would keep the partition with all its other records from starting.
             for entry in living:
                 keep_refused(sql, entry, partition, epoch, error)
     return kept
@@ -295,7 +295,7 @@ def _doomed(sql: Sql, records: Collection[str]) -> set[str]:
 def _living(
     sql: Sql, rows: Mapping[str, record_index.Head], record: str, epoch: str, entries: Sequence[JournalEntry]
 ) -> Sequence[JournalEntry]:
-    """What of a record was not erased: it is of a later life than its erasure, or of one that began again after it."""
+    """The entries of a record that are newer than its erasure: of a later epoch, or written after it began again."""
     stone = rows.get(hashed(sql.namespace, record))
     if stone is None or ordinal(epoch) > ordinal(stone["epoch"]):
         return entries
@@ -305,14 +305,14 @@ def _living(
 
 
 def _since_it_began(sql: Sql, row: record_index.Head, entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
-    """Drop the entries of a record's first life, if it was erased before SQL knew it and has begun again since."""
+    """Drop the entries of an erased record that SQL did not know then, if the record has begun again since."""
     if not entries or _stone(sql, erased_unknown(sql.namespace, row["record"])) is None:
         return entries
     return [entry for entry in entries if entry.time_ms >= row["created_ms"]]
 
 
 def _is_gone(sql: Sql, record: str, entries: Iterable[JournalEntry]) -> bool:
-    """Whether a record that SQL has no row of was erased, or a user's who was forgotten, or is a fork of such a one."""
+    """Whether a record without a row was erased, belongs to a user who was forgotten, or is a fork of such a record."""
     scope, _, name = record.partition(":")
     erased = _stone(sql, erased_unknown(sql.namespace, record))
     for entry in entries:
@@ -339,7 +339,7 @@ def _stone(sql: Sql, name: str) -> record_index.Head | None:
 
 
 class _Line:
-    """What one epoch had of one record."""
+    """The commits of one record in one epoch."""
 
     def __init__(self, sql: Sql, record: str, partition: int, epoch: str, owner: str | None) -> None:
         self._sql = sql
@@ -351,7 +351,7 @@ class _Line:
         self._held: dict[str, dict[int, int]] = {}  # by branch: version and offset of each commit
 
     def keep(self, entries: Sequence[JournalEntry], cause: str) -> list[Kept]:
-        """Insert what is new, in the order of versions."""
+        """Insert new commits in the order of versions."""
         self._look()
         new = self._new(entries)
         now = int(time.time() * 1000)
@@ -378,10 +378,11 @@ class _Line:
             self._held.setdefault(branch, {})[version] = offset
 
     def _new(self, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
-        """Those that are in no branch, if one of them is not in the archive either.
+        """Those that are in no branch, if at least one of them is not in the archive either.
 
-        A commit that was repeated in another life is in the archive under that one: nothing of it is lost. It stays
-        with those that came after it here, whose state it is a part of.
+        A commit that was repeated in another epoch is archived under that one, so it is not lost. It is still kept with
+        the
+        commits that came after it here, whose state includes it.
         """
         new = list({entry.event: entry for entry in entries if entry.event not in self._known}.values())
         archived = self._archived({entry.event for entry in new})
@@ -390,7 +391,7 @@ class _Line:
         return new if lost or self._held else []
 
     def _archived(self, events: Collection[str]) -> dict[str, tuple[int, str]]:
-        """The version and the epoch of those of these commits that the record has."""
+        """The version and the epoch of those commits that the record has."""
         c = changes.c
         key = record_index.key_of(self._sql, self._record)
         query = select(c.event, c.version, c.epoch).where(c.record == key)
@@ -401,12 +402,12 @@ class _Line:
         return found
 
     def _readable(self, entry: JournalEntry) -> bool:
-        """Whether a database can hold it, and its steps can be read; else it goes into quarantine."""
+        """Whether a database can store the entry and its operations can be read; if not, it goes to quarantine."""
         try:
             parsed = parse(entry, self._partition, self._epoch)
             refuse_long(parsed)
         except UnknownStep:
-            return True  # it is kept as it is, for who knows it
+            return True  # kept as it is, for a release that can read it
         except (ValueError, CorruptState) as error:
             keep_refused(self._sql, entry, self._partition, self._epoch, error)
             return False
@@ -414,7 +415,7 @@ class _Line:
         return True
 
     def _name(self, entry: JournalEntry) -> str:
-        """The branch that has no such version yet, best the one whose version before it was written last before it."""
+        """A branch without this version, preferably the one whose preceding version was written latest before."""
         free = [branch for branch, held in self._held.items() if entry.version not in held]
         if not free:
             return f"{self._epoch}.{len(self._held) + 1}" if self._held else self._epoch
@@ -460,7 +461,7 @@ def of_record(sql: Sql, record: str) -> list[Branched]:
 
 
 def gaps(base: int, versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """The runs of versions behind `base` that are not among these, which ascend."""
+    """The runs of versions after `base` that are missing from these, which ascend."""
     found = []
     at = base
     for version in versions:
@@ -471,9 +472,9 @@ def gaps(base: int, versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _base(sql: Sql, record: str, first: int, epoch: str, offset: int) -> int:
-    """The last version before `first`, at this offset, that was not written in a later life; 0 if there is none.
+    """The last version before `first`, at this offset, that was not written in a later epoch; 0 if there is none.
 
-    Nor later in the same life: then Redis had gone back to an older SQL, and it is of the other line.
+    Nor later in the same epoch: then Redis had gone back to an older SQL, and the version belongs to the other line.
     """
     found = 0
     key = key_of(sql, record)
@@ -493,7 +494,7 @@ def _base(sql: Sql, record: str, first: int, epoch: str, offset: int) -> int:
 
 
 def one(sql: Sql, record: str, branch: str) -> Branched:
-    """A branch by its id. Raises NotFound that names those there are."""
+    """A branch by its id. Raises NotFound that names the existing branches."""
     found = {each.id: each for each in of_record(sql, record)}
     if branch not in found:
         there = f"it has {', '.join(found)}" if found else "it has none"
@@ -556,26 +557,26 @@ def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchS
 
 
 def heads(sql: Sql, records: Iterable[str]) -> dict[str, Mapping[Any, Any]]:
-    """The partitions of those of the records that have branches, whether or not they have anything else."""
+    """The partitions of those records that have branches, even if they have nothing else."""
     b = branches.c
     query = select(b.record, b.partition).where(b.namespace == sql.namespace).distinct()
     return {record: {"partition": partition} for record, partition in sql.rows(query, b.record, records)}
 
 
 def owned(sql: Sql, user: str) -> set[str]:
-    """The records of which a branch says that they are a user's."""
+    """The records that belong to a user according to a branch."""
     b = branches.c
     return set(sql.execute(select(b.record).where(b.namespace == sql.namespace, b.owner == user)).scalars())
 
 
 def bases(sql: Sql, records: Iterable[str]) -> dict[str, int]:
-    """Of those of the records that have branches, the oldest version that one of these begins behind."""
+    """The oldest base version of each record's branches; records without branches are left out."""
     some = heads(sql, records)
     return {record: min(each.base for each in of_record(sql, record)) for record in some}
 
 
 def survey(sql: Sql, partitions: Iterable[int]) -> tuple[int, list[str]]:
-    """How many branches there are, and the records of these partitions about whose branches no event was published."""
+    """How many branches there are, and the records of these partitions with a branch whose event is unpublished."""
     b = branches.c
     each = select(b.record, b.branch).where(b.namespace == sql.namespace).distinct().subquery()
     count = int(sql.execute(select(func.count()).select_from(each)).scalar_one())
@@ -589,7 +590,7 @@ def survey(sql: Sql, partitions: Iterable[int]) -> tuple[int, list[str]]:
 
 
 def drop(sql: Sql, record: str, branch: str) -> int:
-    """Remove a branch; how many commits it had. Raises NotFound."""
+    """Remove a branch; return how many commits it had. Raises NotFound."""
     found = one(sql, record, branch)
     sql.execute(delete(branches).where(_is(sql, record, branch)))
     return len(found.versions)
@@ -602,7 +603,7 @@ def erase(sql: Sql, records: Iterable[str]) -> None:
 
 
 def purge(sql: Sql, before_ms: int, limit: int) -> int:
-    """Remove some branches whose newest commit is older than this, `limit` at most; how many commits those had."""
+    """Remove at most `limit` branches whose newest commit is older than this; return how many commits they had."""
     b = branches.c
     old = select(b.record, b.branch).where(b.namespace == sql.namespace).group_by(b.record, b.branch)
     removed = 0
@@ -612,7 +613,7 @@ def purge(sql: Sql, before_ms: int, limit: int) -> int:
 
 
 def told(sql: Sql, record: str, branch: str) -> None:
-    """Note that an event was published about a branch."""
+    """Note that a branch's event was published."""
     sql.execute(update(branches).where(_is(sql, record, branch)).values(told=True))
 
 

@@ -1,9 +1,9 @@
-"""Old changes and messages of a record in compressed blocks. Law: a block says what its rows said, to the byte.
+"""Old changes and messages of a record in compressed blocks. Law: a block returns its rows unchanged, byte for byte.
 
-A row stands in its table or in a block of its record, never in both. Who changes what is in a block puts its rows back
-first (`expand`), in the same transaction and with the record locked; the next compaction makes them a block again.
+A row is in its table or in a block of its record, never in both. Code that changes rows in a block puts them back first
+(`expand`), in the same transaction and with the record locked; the next compaction makes them a block again.
 
-What is encrypted stays encrypted: a block needs no key, and its steps and messages are bytes here.
+Encrypted values stay encrypted: a block needs no key, and its operations and messages are bytes here.
 
 Design: section 9.
 """
@@ -37,14 +37,14 @@ from distributed_state.cold.tables import change_blocks, changes, message_blocks
 from distributed_state.errors import CorruptState
 from distributed_state.values.journal import Op, pack, unpack
 
-RAW_BYTES = 65_536  # of the rows in a block; a row that is longer has a block of its own
-_AT_ONCE = 4  # blocks that a walk reads in one statement
+RAW_BYTES = 65_536  # of the rows in a block; a longer row has a block of its own
+_AT_ONCE = 4  # blocks in one read
 Key = int | ScalarSelect[int]
 T = TypeVar("T")
 
 
 class ChangeRow(NamedTuple):
-    """A row of `changes` that has no label; those that have one stay in their table."""
+    """A row of `changes` without a label; rows with labels stay in their table."""
 
     version: int
     offset: int
@@ -58,9 +58,9 @@ class ChangeRow(NamedTuple):
 
 
 class MessageRow(NamedTuple):
-    """A row of `messages` that was written with a change, and not handed down.
+    """A row of `messages` that was written with a change, not inherited from an erased or purged record.
 
-    `time_ms` is that of the change, -1 if it was purged. A block keeps it, as its change may be in another one.
+    `time_ms` is the change's time, -1 if that was purged. A block keeps it, as the change may be in another block.
     """
 
     seq: int
@@ -70,13 +70,13 @@ class MessageRow(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What blocks of changes and those of messages differ in. Rows begin with their number in the record."""
+    """The differences between blocks of changes and of messages. Rows begin with their number in the record."""
 
     table: Table
     end: Column[Any]
     beyond: int  # 1 if the end is exclusive
     number: Column[Any]
-    columns: list[Column[Any]]  # of rows as they are put back
+    columns: list[Column[Any]]  # of the rows that are put back
     put_back: Callable[[Any], tuple[Any, ...]]
     pack: Callable[[Iterable[Any]], bytes]
     unpack: Callable[[bytes], Sequence[Any]]
@@ -87,7 +87,7 @@ def _pack_changes(rows: Iterable[ChangeRow]) -> bytes:
 
 
 def unpack_changes(data: bytes) -> list[ChangeRow]:
-    """The changes in a block, ascending. Raises CorruptState if the bytes are none."""
+    """The changes in a block, ascending. Raises CorruptState if the bytes are not a block."""
     return _unpacked(data, lambda op: ChangeRow._make((*json.loads(op.name), op.value)))
 
 
@@ -96,7 +96,7 @@ def _pack_messages(rows: Iterable[MessageRow]) -> bytes:
 
 
 def unpack_messages(data: bytes) -> list[MessageRow]:
-    """The messages in a block, ascending. Raises CorruptState if the bytes are none."""
+    """The messages in a block, ascending. Raises CorruptState if the bytes are not a block."""
     return _unpacked(data, lambda op: MessageRow._make((*map(int, op.name.split(b" ")), op.value)))
 
 
@@ -127,9 +127,9 @@ MESSAGES = Kind(
 def changes_between(
     sql: Sql, key: Key, after: int, before: int | None, limit: int | None, most: int | None = None
 ) -> list[ChangeRow]:
-    """The changes of a record between two versions, both exclusive, ascending, at most so many.
+    """At most `limit` changes of a record between two versions, both exclusive, ascending.
 
-    With `most` they end where the rows, or the blocks, would be more bytes than that; the first is there in any case.
+    With `most` they end before the rows, or the blocks, exceed that many bytes; the first change always comes.
     """
     c = changes.c
     end = LARGEST if before is None else before
@@ -153,7 +153,7 @@ def changes_between(
 
 
 def _end(sql: Sql, key: Key, after: int, before: int, limit: int | None, most: int) -> int:
-    """The version before which rows are `most` bytes together, or one row."""
+    """The version up to which (exclusive) the rows are at most `most` bytes, or one row."""
     c = changes.c
     query = select(c.version, func.length(c.data)).where(c.record == key, c.version > after, c.version < before)
     size = 0
@@ -165,7 +165,7 @@ def _end(sql: Sql, key: Key, after: int, before: int, limit: int | None, most: i
 
 
 def downwards(sql: Sql, key: Key, last: int) -> Iterator[list[ChangeRow]]:
-    """The blocks of a record with changes up to a version, the newest first; each ascending, without what is newer."""
+    """The blocks of a record up to a version, the newest first; each ascending, without newer changes."""
     b = change_blocks.c
     query = select(b.first, b.data).where(b.record == key).order_by(b.last.desc()).limit(_AT_ONCE)
     while found := sql.execute(query.where(b.first <= last)).all():
@@ -175,7 +175,7 @@ def downwards(sql: Sql, key: Key, last: int) -> Iterator[list[ChangeRow]]:
 
 
 def _upwards(sql: Sql, key: Key, after: int, before: int) -> Iterator[tuple[int, bytes]]:
-    """The blocks with changes between two versions, the oldest first: the first version in each, and its bytes."""
+    """The blocks with changes between two versions, the oldest first: the first version of each, and its bytes."""
     b = change_blocks.c
     query = select(b.last, b.first, b.data).where(b.record == key, b.first < before).order_by(b.last).limit(_AT_ONCE)
     while found := sql.execute(query.where(b.last > after)).all():
@@ -184,9 +184,9 @@ def _upwards(sql: Sql, key: Key, after: int, before: int) -> Iterator[tuple[int,
 
 
 def steps(sql: Sql, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[Any, ...]]:
-    """What two queries find in one statement, of rows of `changes` and of blocks: `..., epoch, version, data` each.
+    """Run two queries, of rows of `changes` and of blocks, as one statement; each row is `..., epoch, version, data`.
 
-    Both begin with columns of the caller's own. A block comes whole: some may lie outside of what was asked for.
+    Both begin with columns of the caller's. A block comes whole, so some rows may be outside the requested versions.
     """
     both = union_all(rows.add_columns(false().label("packed")), blocks.add_columns(true().label("packed")))
     for row in sql.execute(both).all():
@@ -197,7 +197,7 @@ def steps(sql: Sql, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[An
 
 
 class Run(NamedTuple):
-    """The messages `start` to `stop` (exclusive) that are kept under any of these records."""
+    """The messages `start` to `stop` (exclusive) that are stored under any of these records."""
 
     records: Collection[int]
     start: int
@@ -205,9 +205,9 @@ class Run(NamedTuple):
 
 
 def messages_in(sql: Sql, runs: Sequence[Run], *besides: ColumnElement[bool]) -> Iterator[tuple[int, int, bytes]]:
-    """The messages of runs, in rows and in blocks: number of the record, of the message, and bytes. One statement.
+    """The messages of runs, in rows and in blocks: the record's key, the message's number, its bytes. One statement.
 
-    `besides`: rows that are asked for as well.
+    `besides`: conditions of further rows.
     """
     m, b = messages.c, message_blocks.c
     mine = [and_(m.record.in_(run.records), m.seq >= run.start, m.seq < run.stop) for run in runs]
@@ -219,16 +219,16 @@ def messages_in(sql: Sql, runs: Sequence[Run], *besides: ColumnElement[bool]) ->
             yield record, seq, data
             continue
         for row in unpack_messages(data):
-            # Its neighbours in the block are not asked for: another record may have its own of that number.
+            # Others in the block were not requested: another record may have its own messages of these numbers.
             if any(run.start <= row.seq < run.stop and record in run.records for run in runs):
                 yield record, row.seq, row.data
 
 
 def bodies(sql: Sql, key: int, numbers: Collection[int]) -> dict[int, bytes]:
-    """What these messages say, of those that are kept under this record."""
+    """These messages, as far as they are stored under this record."""
     found: dict[int, bytes] = {}
     for chunk in chunks(sorted(numbers), 500):
-        # They follow each other, but for those of rolled back changes in between.
+        # The numbers are nearly contiguous: only those of rolled back changes are missing.
         wanted = set(chunk)
         run = Run({key}, chunk[0], chunk[-1] + 1)
         found.update((seq, data) for _, seq, data in messages_in(sql, [run]) if seq in wanted)
@@ -236,9 +236,10 @@ def bodies(sql: Sql, key: int, numbers: Collection[int]) -> dict[int, bytes]:
 
 
 def lengths(sql: Sql, some: Collection[int], start: int, stop: int) -> dict[int, int]:
-    """How many bytes the messages `start` to `stop` (exclusive) have that are kept under any of these records.
+    """The sizes in bytes of the messages `start` to `stop` (exclusive) that are stored under any of these records.
 
-    Of one that has a block of its own that is not known without unpacking it: it counts as the largest there can be.
+    Sizes in a block are not known without unpacking: an upper limit is returned, the largest integer for a block of
+    one.
     """
     m, b = messages.c, message_blocks.c
     rows = select(m.seq, func.length(m.data)).where(m.record.in_(some), m.seq >= start, m.seq < stop)
@@ -273,7 +274,7 @@ def expand(sql: Sql, some: Sequence[int]) -> None:
 
 
 def expand_some(sql: Sql, kind: Kind, which: ColumnElement[bool]) -> None:
-    """Put back the rows of the blocks that fit. Their records are locked."""
+    """Put back the rows of the blocks that match. Their records are locked."""
     rows = sql.execute(select(kind.table.c.record, kind.table.c.data).where(which)).all()
     if not rows:
         return

@@ -1,9 +1,8 @@
-"""The epochs of a partition: which SQL knows, how far each is archived, and which of them began.
+"""The epochs of a partition: those known to SQL, how far each is archived, and which of them began.
 
-Law: minting is in SQL first. Whoever dies before Redis is told leaves an epoch that never began: under it nobody can
-have been acknowledged anything, so that its end is no loss. That an epoch begins is in SQL before Redis is told, too:
-noted after that, a worker that dies in between, or SQL that is down, would make a silent loss of all that was
-acknowledged since.
+Law: an epoch is minted in SQL first. If a worker dies before it writes the epoch to Redis, the epoch never begins:
+nothing was acknowledged under it, so its end is not a loss. SQL also notes that an epoch begins before Redis gets it:
+if it were noted later, a crash in between, or an outage of SQL, would silently lose everything acknowledged since.
 
 Design: section 14.
 """
@@ -23,29 +22,29 @@ from distributed_state.cold.values import Cursor, Minted
 from distributed_state.values import chance
 from distributed_state.values.model import SCOPES
 
-REPAIRED = -1  # instead of when an epoch was minted: a repair brought SQL all of it, and the next one begins
-_KEPT = 16  # epochs of a partition that are over
+REPAIRED = -1  # in place of the time of minting: a repair brought the whole epoch to SQL, and the next one begins
+_KEPT = 16  # ended epochs of a partition
 
 
 def newest(sql: Sql, partition: int | None = None) -> dict[int, Cursor]:
-    """How far each partition was archived, or this one, in its newest epoch; those that have none are left out."""
+    """How far each partition, or this one, was archived in its newest epoch; partitions without one are left out."""
     rows = sql.execute(_cursors(partition is None), {"namespace": sql.namespace, "partition": partition})
     return {row.partition: Cursor(*row) for row in rows}
 
 
 def cursor(sql: Sql, partition: int) -> Cursor | None:
-    """How far a partition was archived, in its newest epoch; None if it has none yet."""
+    """How far a partition was archived in its newest epoch; None if it has not had one yet."""
     return newest(sql, partition).get(partition)
 
 
 @cache
 def _cursors(every: bool) -> Select[Any]:
-    """Build the query once: that takes longer than executing it, and each read of the history needs it first."""
+    """Built once: that takes longer than executing it, and each read of the history needs it first."""
     c = cursors.c
     query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == bindparam("namespace"))
     if not every:
         query = query.where(c.partition == bindparam("partition"))
-    # In this order the newest of a partition comes last, and stays in the dict.
+    # In this order the newest epoch of a partition comes last, and stays in the dict.
     return query.order_by(c.ordinal)
 
 
@@ -59,16 +58,17 @@ def mint(sql: Sql, partition: int, after: Cursor | None) -> Cursor | None:
     # The lock waits for an archive() under way; a later one finds its epoch closed.
     found = sql.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
     number, *at = max(found) if found else (0, None, 0, "")
-    # By what it was, too: whoever compared the journal with it must have seen all that is archived.
+    # Compared by content as well: a caller that compared the journal with it must have seen all that is archived.
     if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
         return None
     ended = last_event(sql, partition, after.epoch) if after else 0
     new = Cursor(partition, f"{number + 1}-{chance.token_hex(4)}", number + 1, 0, "", ended)
     row = {"namespace": sql.namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
-    # Not the one that somebody may have minted since our look: its insert below is what shows us.
+    # Not an epoch that another worker minted since the query above: its row makes the insert below fail.
     sql.execute(update(cursors).where(here, c.ordinal <= number).values(closed=True))
-    # A store that is embedded begins one with each start. Redis may still show one that is over: the last that archived
-    # anything, if whoever began the next ones did not come to tell it.
+    # An embedded store begins an epoch with each start. Redis may still have an ended one: the last that archived
+    # anything,
+    # if the workers that minted the next ones died before they wrote them to Redis.
     used = max((row.ordinal for row in found if row.offset), default=0)
     sql.execute(delete(cursors).where(here, c.ordinal <= number - _KEPT, c.ordinal != used))
     try:
@@ -76,13 +76,13 @@ def mint(sql: Sql, partition: int, after: Cursor | None) -> Cursor | None:
             row |= {"offset": 0, "event": "", "closed": False, "minted_ms": now_ms(sql), "begun": False}
             sql.execute(insert(cursors), row)
     except exc.IntegrityError:
-        # Somebody minted between our look and now, and closed the same rows.
+        # Another worker minted since the query above, and closed the same rows.
         return None
     return new
 
 
 def begin(sql: Sql, partition: int, epoch: str) -> None:
-    """Note that Redis is told of an epoch now."""
+    """Note that an epoch is being written to Redis."""
     sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=True))
 
 
@@ -92,12 +92,12 @@ def begin_repaired(sql: Sql, partition: int, epoch: str) -> None:
 
 
 def never_begun(sql: Sql, partition: int, epoch: str) -> None:
-    """Note that Redis did not take it."""
+    """Note that Redis did not accept the epoch."""
     sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=False))
 
 
 def any_begun(sql: Sql, partition: int) -> bool:
-    """Whether an epoch of the partition began, as far as anybody noted: one of an older release may have."""
+    """Whether an epoch of the partition began, or may have: older releases did not note that."""
     c = cursors.c
     began = or_(c.begun.is_not(False), c.offset > 0)
     query = select(c.ordinal).where(c.namespace == sql.namespace, c.partition == partition, began).limit(1)
@@ -105,7 +105,7 @@ def any_begun(sql: Sql, partition: int) -> bool:
 
 
 def last_begun(sql: Sql, partition: int, epoch: str) -> Cursor | None:
-    """How far an epoch was archived, if nothing was of any that was minted after it."""
+    """How far an epoch was archived; None if anything was archived of a later one."""
     c = cursors.c
     query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == sql.namespace)
     rows = sql.execute(query.where(c.partition == partition).order_by(c.ordinal.desc())).all()
@@ -118,32 +118,32 @@ def last_begun(sql: Sql, partition: int, epoch: str) -> Cursor | None:
 
 
 def last_events(sql: Sql) -> dict[int, tuple[int, int | None]]:
-    """How many epochs of each partition were used, and the last lifecycle event of the last one, if it is open."""
+    """How many epochs of each partition were used, and the last lifecycle event of the newest one, if it is open."""
     c, e = cursors.c, events.c
     last = select(func.max(e.offset)).where(e.namespace == c.namespace, e.partition == c.partition, e.epoch == c.epoch)
     query = select(c.partition, c.ordinal, c.offset, last.scalar_subquery())
     rows = sql.execute(query.where(c.namespace == sql.namespace, c.closed.is_(False))).all()
-    # One that nothing was archived of may have been minted just now, and yet begin: the one before is closed.
+    # An epoch without archived entries may have been minted just now and not begun yet: the previous one is closed.
     return {at: (ordinal, last or 0) if offset else (ordinal - 1, None) for at, ordinal, offset, last in rows}
 
 
 def last_event(sql: Sql, partition: int, epoch: str) -> int:
-    """The number of the last lifecycle event of an epoch, 0 if it has none."""
+    """The number of the last lifecycle event of an epoch, 0 without one."""
     e = events.c
     query = select(func.max(e.offset)).where(e.namespace == sql.namespace, e.partition == partition, e.epoch == epoch)
     return sql.execute(query).scalar() or 0
 
 
 def is_repaired(sql: Sql, partition: int, epoch: str) -> bool:
-    """Whether a repair brought SQL all of an epoch, which was to end then: nothing was lost with it."""
+    """Whether a repair brought a whole epoch to SQL, which was to end then: nothing was lost with it."""
     query = select(cursors.c.ordinal).where(_here(sql, partition, epoch), cursors.c.minted_ms == REPAIRED)
     return sql.execute(query).first() is not None
 
 
 def minted_since(sql: Sql, seconds: float) -> Minted:
-    """The partitions that began another epoch within the last seconds, behind one that had begun, but for repairs.
+    """The partitions where an epoch began within the last seconds after another that had begun, except by repairs.
 
-    One that never began counts for nothing: whoever minted it died, and the next one counts, if anything was lost.
+    An epoch that never began does not count: its worker died, and the next epoch counts, if anything was lost.
     """
     c, earlier = cursors.c, cursors.alias("earlier")
     now = now_ms(sql)
@@ -164,24 +164,24 @@ def _here(sql: Sql, partition: int, epoch: str) -> ColumnElement[bool]:
     return and_(c.namespace == sql.namespace, c.partition == partition, c.epoch == epoch)
 
 
-# When Redis comes back with other data: what changed since, and how far a repair brought SQL
+# Redis comes back with other data: the changes since then, and how far a repair brought SQL
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Records of a partition that changed, and what those that were erased are called now (`record_index.hashed`)."""
+    """Records of a partition that changed, and the hashes of erased ones (`record_index.hashed`)."""
 
     records: list[str]
     erased: set[str]
 
 
 def changed_since(sql: Sql, partition: int, since_ms: int) -> Changed:
-    """The records of a partition that changed since then, by the clocks of Redis, and what was erased."""
+    """The records of a partition that changed since then, by the clocks of Redis, and the erased ones."""
     r = records.c
 
     def found(scope: str) -> list[str]:
         rows: list[str] = []
-        for deleted in (False, True):  # as the index has it
+        for deleted in (False, True):  # in the order of the index
             here: list[ColumnElement[Any]] = [r.namespace == sql.namespace, r.scope == scope, r.deleted.is_(deleted)]
             here += [r.listed_ms > since_ms - LISTED_MS, r.updated_ms >= since_ms, r.partition == partition]
             rows += sql.execute(select(r.record).where(*here)).scalars()
@@ -193,7 +193,7 @@ def changed_since(sql: Sql, partition: int, since_ms: int) -> Changed:
 
 
 def reach(sql: Sql, after: Cursor | None, to: Cursor) -> bool:
-    """Note that a repair brought SQL all up to there, if SQL still is where it was `after`."""
+    """Note that a repair brought SQL up to `to`, if its cursor is still at `after`."""
     if not is_at(sql, to.partition, after):
         return False
     c = cursors.c
@@ -210,7 +210,7 @@ def reach(sql: Sql, after: Cursor | None, to: Cursor) -> bool:
 
 
 def is_at(sql: Sql, partition: int, after: Cursor | None) -> bool:
-    """Whether SQL has a partition up to there and no further; held until the transaction ends."""
+    """Whether the partition's cursor is exactly here; it is locked until the transaction ends."""
     c = cursors.c
     here = and_(c.namespace == sql.namespace, c.partition == partition)
     query = select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()
@@ -230,11 +230,11 @@ def clock_us(sql: Sql) -> int:
 
 
 def now_ms(sql: Sql) -> int:
-    """The same, in milliseconds."""
+    """The database's clock, in milliseconds since 1970."""
     return clock_us(sql) // 1000
 
 
 def ordinal(epoch: str) -> int:
-    """Which of its partition an epoch is: its name begins with it."""
+    """The number of an epoch within its partition, with which its name begins."""
     number = epoch.partition("-")[0]
     return int(number) if number.isdecimal() else 0
