@@ -1,11 +1,11 @@
-"""The hot tier: records kept in this process. It never goes back in time.
+"""The hot tier: records cached in this process. It never goes back in time.
 
-A load is a flight, and ends with the `with` in which it began (`Loads`), also if that is interrupted.
+A load is a flight, and ends with the `with` block that started it (`Loads`), even if that is interrupted.
 
 An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
 channel. Entries answer only while the subscription under which they were read proves that it is up to date
-(`Freshness`). When that has ended they are put aside, within the same bounds, until the server confirms that they are
-still current (`tiers/refill.py`), or sends the record again.
+(`Freshness`). After its end they are put aside, within the same bounds, until the server confirms that they are still
+current (`tiers/refill.py`), or sends the record again.
 
 Design: sections 6, 7.
 """
@@ -21,15 +21,15 @@ from distributed_state.port.bodies import Body, leaving
 from distributed_state.values.journal import Step
 from distributed_state.values.levels import Freshness
 
-_SWEPT = 1000  # records with flights, from which number on abandoned flights are looked for
+_SWEPT = 1000  # records with flights, above which abandoned flights are removed
 
 
 class Flight:
-    """A load that is under way. Its result is kept only if nothing newer was published meanwhile.
+    """A load in progress. Its result is kept only if nothing newer was published meanwhile.
 
-    - `freshness`: of the subscription under which it began; None: the result is not kept.
+    - `freshness`: of the subscription under which it started; None: the result is not kept.
     - `open`: whether other readers may join it. `lost`: no answer came.
-    - `floor`: epoch and version of the newest commit that was seen since it began; an older result is not good enough.
+    - `floor`: epoch and version of the newest commit seen since it started; an older result is not good enough.
     """
 
     __slots__ = ("began", "body", "done", "floor", "freshness", "here", "lost", "open", "result")
@@ -38,7 +38,7 @@ class Flight:
         self, done: Any, freshness: Freshness | None, open: bool, here: object, body: Body, began: float
     ) -> None:
         self.began = began  # its result may be as old as this
-        self.body = body  # of its leader: if that has ended before the flight landed, the leader was interrupted
+        self.body = body  # of its leader: if it ended before the flight landed, the leader was interrupted
         self.done = done
         self.here = here  # the event loop of its leader, whose tasks may join: see `Port.here`
         self.freshness = freshness
@@ -64,7 +64,7 @@ class Loads:
     def take_off(
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False
     ) -> tuple[Flight, bool]:
-        """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
+        """Join the flight for this record, or start one; True if we lead it. A `private` one cannot be joined."""
         flight, ours = self._hot.take_off(text, freshness=freshness, alone=alone, private=private, body=self.body)
         if ours:
             self._own.append((text, flight))
@@ -101,7 +101,7 @@ class Hot:
         self._evicted = evicted
         self._flights: dict[str, list[Flight]] = {}
         self._swept_at = _SWEPT
-        self._aside: dict[str, CachedRecord] = {}  # the one that makes room first is the last
+        self._aside: dict[str, CachedRecord] = {}  # evicted from its end
 
     def get(self, text: str) -> CachedRecord | None:
         """The entry, if hot may answer now."""
@@ -114,7 +114,7 @@ class Hot:
         return entry
 
     def known(self, text: str) -> CachedRecord | None:
-        """The copy of a record, also one that may not answer: the server is asked whether it is still current."""
+        """The copy of a record, even one that may not answer: the server is asked whether it is still current."""
         return self.entries.get(text) or self._aside.get(text)
 
     def aside(self, text: str) -> CachedRecord | None:
@@ -123,11 +123,11 @@ class Hot:
         return entry if entry is not None and entry.freshness.over else None
 
     def all_aside(self) -> list[str]:
-        """The records whose copies are put aside."""
+        """The records whose copies are aside."""
         return list(self._aside)
 
     def count(self, known: CachedRecord | None) -> None:
-        """Count a hit if the server confirmed hot's copy as a turn took its lease; None counts a miss."""
+        """Count a hit if the server confirmed our copy while a turn took its lease; None counts a miss."""
         if known is None:
             self.misses += 1
         else:
@@ -137,7 +137,7 @@ class Hot:
     def take_off(
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False, body: Body | None = None
     ) -> tuple[Flight, bool]:
-        """As `Loads.take_off`; without a body it is led until it lands."""
+        """As `Loads.take_off`; without a body, the flight is led until it lands."""
         here, now = self._port.here(), self.clock()
         with self._mutex:
             if len(self._flights) >= self._swept_at:
@@ -155,13 +155,13 @@ class Hot:
             return flight, True
 
     def _sweep(self) -> None:
-        """Let go of the flights whose readers were interrupted, of records that nobody has read since."""
+        """Remove flights whose readers were interrupted, of records that were not read again."""
         led = ((text, [each for each in flights if each.body.there]) for text, flights in self._flights.items())
         self._flights = {text: flights for text, flights in led if flights}
         self._swept_at = max(_SWEPT, 2 * len(self._flights))
 
     def land(self, text: str, flight: Flight, entry: CachedRecord | None) -> None:
-        """End a flight: keep what it brought if that is still the newest known, and let its followers go on."""
+        """End a flight: keep its result if that is still the newest known, and release its followers."""
         dropped: list[str] = []
         with self._mutex:
             flights = self._flights[text]
@@ -180,7 +180,7 @@ class Hot:
             self._evicted(each)
 
     def apply(self, text: str, epoch: str, version: int, steps: Sequence[Step] | None) -> None:
-        """A change was published: merge the next version, ignore an older one, forget on a gap."""
+        """Apply a published change: merge the next version, ignore an older one, drop the entry after a gap."""
         dropped: list[str] = []
         with self._mutex:
             for flight in self._flights.get(text, ()):
@@ -205,7 +205,7 @@ class Hot:
         self.apply(text, epoch, version, None)
 
     def forget(self, text: str) -> None:
-        """Drop one record; its flights are not kept either, nor joined by later readers."""
+        """Drop one record; results of its flights are not kept either, and later readers do not join them."""
         with self._mutex:
             self._drop(text)
             for flight in self._flights.get(text, ()):
@@ -219,9 +219,9 @@ class Hot:
                 self._drop(text)
 
     def lose(self, gone: Collection[Freshness]) -> None:
-        """Put aside the entries of these subscriptions, which have ended; their flights are no longer joined.
+        """Put aside the entries of these ended subscriptions; their flights can no longer be joined.
 
-        An entry that was never used since it was read is dropped.
+        An entry that was not used since it was read is dropped.
         """
         with self._mutex:
             lost = {text: entry for text, entry in reversed(self.entries.items()) if entry.freshness.over}
@@ -237,7 +237,7 @@ class Hot:
                         flight.open = False
 
     def clear(self) -> None:
-        """Drop everything; flights are not kept either."""
+        """Drop everything; results of flights are not kept either."""
         with self._mutex:
             self.entries.clear()
             self._aside.clear()
@@ -250,8 +250,8 @@ class Hot:
     def _note_seen(self, text: str, entry: CachedRecord) -> None:
         """Make sure that later readers get this version or a newer one.
 
-        The load of another thread may have been sent earlier and arrive later than this one, on another connection. The
-        publication of this version may not have arrived yet.
+        The load of another thread may be sent earlier and arrive later than this one, on another connection. The
+        publication of this version may still be on its way.
         """
         for flight in self._flights.get(text, ()):
             epoch, version = flight.floor
@@ -262,11 +262,11 @@ class Hot:
             self._drop(text)
 
     def _keep(self, text: str, entry: CachedRecord, freshness: Freshness | None) -> list[str]:
-        """Keep what was read under a subscription, unless that is over, or something as new is there."""
+        """Keep an entry read under a subscription, unless that has ended or an entry at least as new exists."""
         if freshness is None or freshness.over:
             return []
         present = self.entries.get(text)
-        # A copy that was read under a former subscription never answers again, so it may be replaced.
+        # A copy from an earlier subscription never answers again, so it may be replaced.
         good = present is not None and not present.freshness.over
         if present is not None and good and present.epoch == entry.epoch and present.version >= entry.version:
             return []
@@ -275,7 +275,7 @@ class Hot:
         return self._put(text, entry)
 
     def _put(self, text: str, entry: CachedRecord) -> list[str]:
-        """Keep an entry that has no predecessor here; the texts of the records that were evicted to make room.
+        """Keep an entry without a predecessor here; returns the records that were evicted to make room.
 
         Entries put aside are evicted first. An entry used since the last pass gets a second chance at the young end.
         """

@@ -1,7 +1,7 @@
-"""A record as hot keeps it: at one version, and never changed once made. Law: what it takes of memory is counted.
+"""A record as hot keeps it: at one version, and never changed once made. Law: its use of memory is counted.
 
-That is all of the process's memory that comes with it; what it keeps is compact (`tiers/changes.py`). Nothing that it
-holds leads back to it: hot takes it off the collector's list, and a cycle would never be freed.
+That is all of the process's memory for it; it is kept compact (`tiers/changes.py`). Nothing in it refers back to it:
+hot takes it off the garbage collector's list, so a cycle would never be freed.
 
 Design: section 7.
 """
@@ -21,33 +21,33 @@ from distributed_state.values.journal import Step, fold
 from distributed_state.values.levels import UNHEARD
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
 
-# By index, for a function object of our own: as an attribute it is everybody's, and so would be what it takes.
+# By index, for a function object of our own: the attribute is shared, and setting its argtypes would affect others.
 _untrack = ctypes.pythonapi["PyObject_GC_UnTrack"]
 _untrack.argtypes = (ctypes.py_object,)
 _untrack.restype = None
 
 
 def untrack(*objects: object) -> None:
-    """Take objects off the list of what the collector walks; they must not lead back to themselves."""
+    """Remove objects from the garbage collector's list; they must not be part of a cycle."""
     for each in objects:
-        # Asked first: the call would write before the memory of one that has no place on any list, such as bytes.
+        # Checked first: for an object that is never tracked, such as bytes, the call would write before its memory.
         if is_tracked(each):
             _untrack(each)
 
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
-_FIXED = (*codec.Scalar, bytes)  # what no caller can change
-_DICTS_ARE_TRACKED = sys.version_info >= (3, 14)  # before, not those of bytes and numbers alone
-# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its place; the
-# memo of a value with its name.
+_FIXED = (*codec.Scalar, bytes)  # immutable
+_DICTS_ARE_TRACKED = sys.version_info >= (3, 14)  # earlier, dicts of only bytes and numbers are not
+# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its slot; the memo
+# of a value with its name.
 _ENTRY = 1200
 _PIECE = 150
 _MEMO = 150
 
 
 class CachedRecord:
-    """A record at one version. Never changed once made, but for the memo of decoded scalars and its freshness."""
+    """A record at one version. Immutable, except for the memo of decoded scalars and its freshness."""
 
     __slots__ = (
         "_rest",
@@ -86,22 +86,22 @@ class CachedRecord:
         self.size = self.fields_size + _ENTRY
         if messages:
             self.size += sum(map(len, messages.values())) + _PIECE * len(messages)
-        # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
+        # When its first field expires. Fields are searched only if the record ever had a deadline.
         self.expires = field_ttl.NEVER
         if TIMED in fields:
             self.expires = field_ttl.earliest(fields.values())
             self.size += _PIECE * len(fields) + _ENTRY // 2  # for `_rest`
         self._rest: CachedRecord | None = None
-        self._stored = fields  # with those whose time is over
+        self._stored = fields  # including expired ones
 
     @classmethod
     def read(cls, record_codec: Codec, epoch: str, pairs: Sequence[bytes]) -> CachedRecord:
-        """From the answer of HGETALL."""
+        """Build it from the answer of HGETALL."""
         version = 0
         fields = {}
         messages = {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-            # Messages first: of a long conversation there are more than of anything else.
+            # Messages first: a long conversation has more of them than of anything else.
             if name[:2] == b"#m" and (number := name[2:]).isdigit():
                 messages[int(number)] = value
             elif is_state(name):
@@ -118,25 +118,25 @@ class CachedRecord:
         return DELETED in self.fields
 
     def value(self, key: str, default: Any) -> Any:
-        """The decoded field. Containers are decoded each time, so that no caller can change the entry."""
+        """The decoded field. Containers are decoded each time, so that callers cannot change the entry."""
         data = self.fields.get(codec.encode_key(key))
         if data is None:
             return default
         value = self.codec.decode(data, key)
         small = len(data) <= _KEEP_DECODED and isinstance(value, _FIXED) and not field_ttl.marked(data)
-        # One wide letter makes every letter of a text wide: that would be more than was counted.
+        # One wide character makes all characters of a text wide, which is more than was counted.
         if small and sys.getsizeof(value) <= len(data) + _MEMO:
             self.values[key] = value
         return value
 
     def living(self, now: float) -> CachedRecord:
-        """The same without the fields whose time is over."""
+        """The same record without expired fields."""
         if now < self.expires:
             return self
         if self._rest is None:
             fields = {name: data for name, data in self.fields.items() if not field_ttl.over(data, now)}
             rest = CachedRecord(self.codec, self.epoch, self.version, fields, self.messages)
-            # Not the record itself: the two would hold each other.
+            # Not the record itself, because that would make a cycle.
             rest._stored = self._stored
             self._rest = rest
         return self._rest.living(now)
@@ -147,30 +147,30 @@ class CachedRecord:
         return self._stored
 
     def raw(self, name: bytes) -> bytes | None:
-        """The bytes that are stored for a field, even if its time is over: what a write has to expect."""
+        """The stored bytes of a field, even if it has expired, as a write has to expect them."""
         return self._stored.get(name)
 
     def settle(self) -> None:
-        """Take it off what the garbage collector walks: it holds bytes, numbers, its codec and its freshness."""
+        """Take it off the garbage collector's list: it holds only bytes, numbers, its codec and its freshness."""
         untrack(self, self.codec)
         if _DICTS_ARE_TRACKED:
             untrack(self.fields, self.messages, self.values)
 
     def deadline(self, name: bytes) -> float:
-        """When a field ends."""
+        """When a field expires."""
         return field_ttl.split(self.fields.get(name, b""))[0]
 
     def all(self) -> dict[str, Any]:
-        """Every field of the user's, decoded."""
+        """Every user field, decoded."""
         pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
         return {key: self.codec.decode(data, key) for key, data in pairs}
 
     def with_field(self, name: bytes, data: bytes) -> CachedRecord:
-        """The same version, if this field were already in it."""
+        """The same version with this field added."""
         return CachedRecord(self.codec, self.epoch, self.version, {**self.fields, name: data}, self.messages)
 
     def after(self, version: int, steps: Sequence[Step], recent: int) -> CachedRecord:
-        """The entry that follows this one."""
+        """The next version of this entry."""
         fields = self.fields.copy()
         fold(fields, steps)
         messages = self.messages
@@ -189,7 +189,7 @@ class CachedRecord:
                 touched.update(self.fields)
         if len(messages) > recent:
             messages = {number: messages[number] for number in sorted(messages)[-recent:]}
-        # What did not change is not measured again: a record of many fields would make each small change slow.
+        # Only changes are measured again; otherwise each small change of a record with many fields would be slow.
         size = self.fields_size
         if touched:
             size += _size(fields, touched) - _size(self.fields, touched)

@@ -1,7 +1,7 @@
-"""Tokens by which callers of the service are known. Law: only whoever holds a token knows it; we keep its digest.
+"""Tokens that identify callers of the service. Law: only a token's holder knows it; the store keeps its digest.
 
-A token is `dstate_<id>_<secret>`: a beginning that scanners of leaked secrets find, an id that may be shown and logged,
-and 256 random bits. Guessing is hopeless, so a plain SHA-256 is enough: there is nothing to make slow.
+A token is `dstate_<id>_<secret>`: a prefix that scanners for leaked secrets recognize, an id that may be shown and
+logged, and 256 random bits. They cannot be guessed, so a plain SHA-256 is enough; a slow hash would add nothing.
 
 Design: section 17.
 """
@@ -26,21 +26,21 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,98}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """What is known of a token, without its secret. Times are seconds since 1970 by SQL's clock."""
+    """What is stored about a token, without its secret. Times are in seconds since 1970 by SQL's clock."""
 
     id: str
-    prefix: str  # of all ids that its holder may name; "" is every tenant
+    prefix: str  # of all ids that its holder may use; "" stands for every tenant
     rights: tuple[str, ...]
     actor: str
     created: float
     expires: float | None
     revoked: float | None
-    made_by: str | None = None  # the id of the token that it was asked for with
+    made_by: str | None = None  # the id of the token that authorized its creation
 
 
 @dataclass(frozen=True, slots=True)
 class FoundToken:
-    """A token as it was found: its digest, and for how many seconds it is valid; 0 if it is not, None without end."""
+    """A token from SQL, its digest, and for how many seconds it is valid: 0 if it is not, None without a limit."""
 
     token: AccessToken
     digest: bytes
@@ -48,13 +48,13 @@ class FoundToken:
 
 
 def make() -> tuple[str, str]:
-    """A new token: its id and its text, which is shown once."""
+    """Make a token: its id, and its text, which is shown once."""
     id = secrets.token_hex(8)
     return id, f"{BEGINNING}{id}_{secrets.token_urlsafe(32)}"
 
 
 def id_of(text: str) -> str | None:
-    """The id in the text of a token; None if it is not the text of one."""
+    """The id in the text of a token; None if the text is not a token."""
     shaped = _SHAPE.fullmatch(text)
     return shaped[1] if shaped else None
 
@@ -65,7 +65,7 @@ def is_id(text: str) -> bool:
 
 
 def digest(text: str) -> bytes:
-    """What is kept of a token."""
+    """The digest that is stored for a token."""
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -1,8 +1,9 @@
-"""All chance in the core: names that nobody else has, and waits that spread callers out.
+"""All chance in the core: unique names, and waits that spread callers out.
 
-Law: no other module of the core draws. So a run of the simulator, which seeds this, is a function of its seed.
+Law: no other module of the core uses randomness. So a run of the simulator, which seeds this, depends on its seed
+alone.
 
-Keys, tokens of access and nonces of encryption are not drawn here: a secret must never come from a seed.
+Keys, access tokens and nonces do not come from here: a secret must never come from a seed.
 
 Design: section 16.
 """
@@ -17,7 +18,7 @@ source: random.Random = random.SystemRandom()
 
 
 def token_hex(size: int) -> str:
-    """A name of so many random bytes, as hexadecimal digits.
+    """A name of `size` random bytes, as hexadecimal digits.
 
     >>> len(token_hex(4))
     8
@@ -27,7 +28,7 @@ def token_hex(size: int) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from a seed inside, in all threads of this process."""
+    """Use a seed within this block, in all threads of this process."""
     global source
     before, source = source, random.Random(seed)
     try:

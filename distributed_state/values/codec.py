@@ -1,8 +1,8 @@
-"""Values <-> bytes. Law: what comes out equals what went in, or nothing goes in.
+"""Values <-> bytes. Law: a value is read back equal to what was written, or it is refused.
 
-A value is JSON text, or bytes behind one byte 0x02, with which no JSON begins. orjson writes and reads JSON; what it
-cannot hold exactly (integers beyond 64 bits, lone surrogates) is written by `json` behind one leading space, which is
-still JSON and makes the reader use `json` too.
+A value is JSON text, or bytes after one byte 0x02, with which no JSON begins. orjson writes and reads JSON. Values
+that it cannot hold exactly (integers beyond 64 bits, lone surrogates) are written by `json` after one leading space,
+which is still JSON and makes the reader use `json` too.
 
 Design: section 4.
 """
@@ -24,18 +24,18 @@ from distributed_state.values.model import Message, has_pair, refuse_pair
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
 _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
-SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
-BYTES = b"\x02"  # and what is bytes, not JSON, with this
+SEALED = b"\x01"  # the first byte of encrypted values; JSON never begins with it
+BYTES = b"\x02"  # the first byte of values that are bytes, not JSON
 _FRAMED = (SEALED, b"!")
 MESSAGE = "#message"  # the name of every message; names of fields never begin with #
-EVENT = "#event "  # the name of an event's data begins with it
-ITEM = "#item "  # and that of an item with this
+EVENT = "#event "  # the prefix of the name of an event's data
+ITEM = "#item "  # the prefix of the name of an item
 Scalar = (str, int, float, bool, type(None))
 _ADVICE = {"tuple": "; use a list", "bytes": "; bytes stand alone, as the value of a field", "bytearray": "; use bytes"}
 
 
 def encode(value: Any, name: str = "value") -> bytes:
-    """JSON text of a value. Raises InvalidValue naming the path to what JSON cannot hold."""
+    """JSON text of a value. Raises InvalidValue naming the path to a part that JSON cannot hold."""
     kind = type(value)
     if kind is bool or value is None:
         return _CONSTANTS[value]
@@ -45,7 +45,7 @@ def encode(value: Any, name: str = "value") -> bytes:
         raise InvalidValue(f"{_shown(name)}: {value!r} is not a JSON number")
     try:
         data = orjson.dumps(value, option=_OPTIONS)
-        # orjson writes NaN as null, tuples as lists and enums as their values; only a look at the result shows.
+        # orjson writes NaN as null, tuples as lists and enums as their values; only reading the result reveals it.
         if kind is str or kind is float or orjson.loads(data) == value:
             return data
     except (TypeError, orjson.JSONDecodeError, RecursionError):
@@ -54,7 +54,7 @@ def encode(value: Any, name: str = "value") -> bytes:
 
 
 def encode_value(value: Any, name: str = "value") -> bytes:
-    """The stored form of what a field or an item may hold: JSON text, or `bytes` as they are, framed."""
+    """The stored form of a field's or an item's value: JSON text, or framed `bytes`."""
     return BYTES + value if isinstance(value, bytes) else encode(value, name)
 
 
@@ -72,7 +72,7 @@ def _shown(name: str) -> str:
 
 
 def _complaint(value: Any) -> str | None:
-    """Find the first place that JSON cannot hold and say what is wrong with it, behind the value's name."""
+    """Find the first place that JSON cannot hold, and describe it, as a suffix to the value's name."""
     open_containers: set[int] = set()
 
     def search(value: Any, path: str, depth: int) -> str | None:
@@ -110,7 +110,7 @@ def _a(value: Any) -> str:
 
 
 def decode(data: bytes, name: str = "value") -> Any:
-    """Read back what `encode` wrote. Raises CorruptState, holding the bytes, if they are anything else."""
+    """Undo `encode`. Raises CorruptState with the bytes if they are not JSON."""
     try:
         if data[:1] == b" ":
             return json.loads(data)
@@ -120,12 +120,12 @@ def decode(data: bytes, name: str = "value") -> Any:
 
 
 def decode_value(data: bytes, name: str = "value") -> Any:
-    """Read back what `encode_value` wrote."""
+    """Undo `encode_value`."""
     return data[1:] if data[:1] == BYTES else decode(data, name)
 
 
 def encode_key(key: str, limit: int = 1024) -> bytes:
-    """The bytes of a field name, of at least one character. Names that begin with '#' are reserved."""
+    """The bytes of a field name, which has at least one character. Names that begin with '#' are reserved."""
     if not isinstance(key, str):
         raise InvalidValue(f"a field name must be a str, not {_a(key)}: {key!r}")
     if not key:
@@ -160,11 +160,11 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
         return Message.model_validate(fields)
     except ValidationError as error:
         refusal = refused(error, name)
-    raise refusal  # only here: pydantic's error holds what it was given, and would be its context
+    raise refusal  # outside the `except`: pydantic's error holds the input, and would be its context
 
 
 def refused(error: ValidationError, name: str) -> InvalidValue:
-    """What pydantic found first, as our error, with the place inside `name`."""
+    """Convert pydantic's first error to ours, with the place inside `name`."""
     first = error.errors(include_url=False, include_input=False)[0]
     return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
@@ -173,7 +173,7 @@ def said(text: bytes) -> dict[str, Any]:
     """The fields of a message from its JSON text. Raises CorruptState."""
     fields = decode(text, "message")
     if type(fields) is dict and ("role" in fields or "type" in fields):
-        return fields  # what was checked when it was written is not checked again
+        return fields  # checked when it was written
     found = "no role and no type" if type(fields) is dict else _a(fields)
     complaint = f"message: {len(text)} stored bytes are not a message: {found}"
     raise CorruptState(complaint, field="message", data=text)
@@ -186,19 +186,19 @@ def key_id(data: bytes) -> str:
 
 
 def event_name(type: str, id: str) -> str:
-    """What an event's data is sealed under."""
+    """The name under which an event's data is encrypted."""
     return f"{EVENT}{type} {id.rpartition('.')[0]}"
 
 
 def item_name(name: bytes) -> str:
-    """What an item is sealed under, of the name that its step in the journal has; no two have the same."""
+    """The name under which an item is encrypted, from its name in the journal; the names are unique."""
     return ITEM + name.decode("utf-8", "surrogateescape")
 
 
 class Codec:
-    """How the values of one record are written and read: here plain, in `encryption` encrypted.
+    """How the values of one record are written and read: plain here, encrypted in `encryption`.
 
-    `name` is the field's name, MESSAGE, or an event's (see `event_name`), whose record is what the event is about.
+    `name` is the field's name, MESSAGE, or an event's (see `event_name`), whose record is the event's subject.
     """
 
     __slots__ = ("namespace", "record")
@@ -209,19 +209,19 @@ class Codec:
         self.record = record
 
     def of(self, record: str, namespace: str | None = None) -> Codec:
-        """The form of another record of the same store."""
+        """The codec of another record of the same store."""
         return Codec(namespace or self.namespace, record)
 
     def covers(self, name: str) -> bool:
-        """Tell whether values under this name are never stored as plain JSON."""
+        """Whether values under this name are never stored as plain JSON."""
         return False
 
     def seal(self, text: bytes, name: str) -> bytes:
-        """What is stored, from JSON text or framed bytes."""
+        """Convert JSON text or framed bytes to the stored form."""
         return text
 
     def open(self, data: bytes, name: str) -> bytes:
-        """JSON text or framed bytes, from what is stored, with a deadline or without. Raises DecryptionFailed."""
+        """JSON text or framed bytes of a stored value, with or without a deadline. Raises DecryptionFailed."""
         if data[:1] not in _FRAMED:
             return data
         text = field_ttl.split(data)[1]
@@ -230,7 +230,7 @@ class Codec:
         return text
 
     def seal_event(self, text: bytes, type: str, writer: str) -> bytes:
-        """What is stored of an event's data. `writer` is its id but for the last part, which the server counts."""
+        """The stored form of an event's data. `writer` is its id without the last part, which the server counts."""
         return self.seal(text, f"{EVENT}{type} {writer}")
 
     def open_event(self, data: bytes, type: str, id: str) -> bytes:
@@ -238,11 +238,11 @@ class Codec:
         return self.open(data, event_name(type, id))
 
     def stale(self, data: bytes, name: str) -> bool:
-        """Tell whether these bytes are stored otherwise than they would be now."""
+        """Whether these bytes differ in form from what would be written now."""
         return False
 
     def carry(self, data: bytes, name: str, to: Codec) -> bytes:
-        """The stored bytes that `to` keeps for these. Raises DecryptionFailed."""
+        """Convert stored bytes to those that `to` stores. Raises DecryptionFailed."""
         same = (self.namespace, self.record) == (to.namespace, to.record)
         return data if same else field_ttl.wrap(self.open(data, name), field_ttl.split(data)[0])
 
@@ -257,7 +257,7 @@ class Codec:
         return DecryptionFailed(text, record=self.record, field=name, key=key)
 
     def text(self, value: Any, key: str) -> bytes:
-        """A field's value as it is before it is sealed. Raises InvalidValue."""
+        """A field's value before encryption. Raises InvalidValue."""
         return encode_value(value, key)
 
     def encode(self, value: Any, key: str) -> bytes:
@@ -277,18 +277,18 @@ class Codec:
         return Message.unread(self.written_to(source).read_message, [data], [number])[0].looked_at()
 
     def written_to(self, source: str) -> Codec:
-        """The form of what was appended to that record, which this one may show."""
+        """The codec of the record that a visible message was appended to."""
         return self if source == self.record else self.of(source)
 
     def read_message(self, data: bytes, number: int | None) -> tuple[dict[str, Any], float | None]:
-        """What was said in a stored message of this record, and when it was committed."""
+        """The fields of a stored message of this record, and its commit time."""
         time, text = field_ttl.split(data)
         try:
             fields = said(self.open(text, MESSAGE))
         except DecryptionFailed:
             raise
         except CorruptState as error:
-            # It may be looked at long after it was asked for: say which one it is.
+            # It may be read long after it was requested, so the error says which message it is.
             which = "" if number is None else f"message {number}: "
             complaint = f"{self.record[:200]}: {which}{error}"
             raise CorruptState(complaint, field=error.field, data=text) from error.__cause__
@@ -296,7 +296,7 @@ class Codec:
 
 
 def check_containers(mappings: Mapping[str, Any], several: Mapping[str, Any]) -> None:
-    """Raise InvalidValue for an argument that is not a mapping, or not a list of several; None is no mapping given."""
+    """Raise InvalidValue for an argument that is not a mapping, or not a list; None stands for an absent mapping."""
     for name, given in mappings.items():
         if given is not None and not isinstance(given, Mapping):
             raise InvalidValue(f"{name} takes a mapping, as {{'name': ...}}, not {given!r:.80}")

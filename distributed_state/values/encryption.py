@@ -30,14 +30,14 @@ _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false"
 
 
 class KeyRing:
-    """Keys of 32 bytes (or 16, or 24) by their ids. `current` encrypts, the last one if not named; all decrypt.
+    """Keys of 32 bytes (or 16, or 24) by id. `current` encrypts (the last one by default); all decrypt.
 
-    A nonce is random, so replace a key before it has encrypted four thousand million values (NIST SP 800-38D, 8.3).
+    Nonces are random, so replace a key before it has encrypted four thousand million values (NIST SP 800-38D, 8.3).
     """
 
     def __init__(self, keys: Mapping[str, bytes], *, current: str | None = None) -> None:
         try:
-            # Imported here: it comes with the extra.
+            # Imported here, because it belongs to the extra.
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
@@ -83,7 +83,7 @@ class KeyRing:
         return nonce + self._ciphers[self.current].encrypt(nonce, text, place)
 
     def decrypt(self, name: str, data: bytes, place: bytes) -> bytes | None:
-        """Undo `encrypt`; None if these bytes do not open under this key, in this place."""
+        """Undo `encrypt`; None if these bytes cannot be decrypted with this key, in this place."""
         try:
             return self._ciphers[name].decrypt(data[:_NONCE], data[_NONCE:], place)
         except self._refusals:
@@ -106,14 +106,14 @@ def _decoded(name: str, encoded: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """What is encrypted, and with which keys: without more, every value of every field and every message.
+    """Which values are encrypted, and with which keys: by default every value of every field and every message.
 
-    `fields` are names or patterns of names, as `card*`; the outcomes of turns and the data of events are encrypted
-    always. A stored value that must be encrypted and is not raises DecryptionFailed, except while `accept_plaintext` is
-    set, for the time of a migration; writes always encrypt. An event that was written before is read as it is. Not
-    encrypted are ids, names of fields, types and subjects of events, phases, owners, actors, labels, request ids,
-    names of tools and models, times, sizes and numbers of messages, and what replicas report of themselves. The hot
-    tier of a process keeps small values decrypted in its memory.
+    `fields` are names or patterns of names, such as `card*`; the outcomes of turns and the data of events are always
+    encrypted. An unencrypted stored value that must be encrypted raises DecryptionFailed, except while
+    `accept_plaintext` is set, for the time of a migration; writes always encrypt. Older unencrypted events can still be
+    read. Not encrypted are ids, names of fields, types and subjects of events, phases, owners, actors, labels, request
+    ids, names of tools and models, times, sizes and numbers of messages, and the reports of replicas. The hot tier of a
+    process keeps small values decrypted in its memory.
     """
 
     keys: KeyRing
@@ -133,10 +133,10 @@ class Encryption:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Encryption | None:
-        """From DISTRIBUTED_STATE_KEYS (`id:base64,...`) or DISTRIBUTED_STATE_KEY_FILE (such a pair a line).
+        """From DISTRIBUTED_STATE_KEYS (`id:base64,...`) or DISTRIBUTED_STATE_KEY_FILE (one such pair per line).
 
-        The last key encrypts unless DISTRIBUTED_STATE_CURRENT_KEY names another. More: _ENCRYPTED_FIELDS (patterns
-        with commas, default *), _ENCRYPTED_MESSAGES (default true), _ACCEPT_PLAINTEXT. None without keys.
+        The last key encrypts unless DISTRIBUTED_STATE_CURRENT_KEY names another. Also read: _ENCRYPTED_FIELDS (patterns
+        separated by commas, default *), _ENCRYPTED_MESSAGES (default true), _ACCEPT_PLAINTEXT. None without keys.
         """
         given = {
             name: environment[f"DISTRIBUTED_STATE_{name}"]
@@ -167,7 +167,7 @@ class Encryption:
         )
 
     def covers(self, name: str) -> bool:
-        """Tell whether the values of this field, or messages, are encrypted."""
+        """Whether the values of this field, or messages, are encrypted."""
         if name[:1] == "#":
             # The outcome of a request may hold anything.
             return self.messages if name in (MESSAGE, "#summary") else True
@@ -191,7 +191,7 @@ def _switch(name: str, given: Mapping[str, str], *, default: bool) -> bool:
 
 
 class Sealed(Codec):
-    """Values of one record, of which those that `encryption` covers are encrypted."""
+    """Values of one record; `encryption` says which of them are encrypted."""
 
     __slots__ = ("_encryption",)
     seals = True
@@ -201,7 +201,7 @@ class Sealed(Codec):
         self._encryption = encryption
 
     def of(self, record: str, namespace: str | None = None) -> Codec:
-        """The same for another record: what is encrypted is bound to its place."""
+        """The same for another record: ciphertext is bound to its place."""
         return Sealed(self._encryption, namespace or self.namespace, record)
 
     def covers(self, name: str) -> bool:
@@ -209,7 +209,7 @@ class Sealed(Codec):
         return self._encryption.covers(name)
 
     def seal(self, text: bytes, name: str) -> bytes:
-        """JSON text as it is stored: encrypted, if the field is to be."""
+        """JSON text as it is stored: encrypted, if the field requires it."""
         return self.enclose(text, name) if self.covers(name) else text
 
     def encode(self, value: Any, key: str) -> bytes:
@@ -225,7 +225,7 @@ class Sealed(Codec):
         """The JSON text of a stored value. Raises DecryptionFailed."""
         data = field_ttl.split(data)[1]
         if data[:1] != SEALED:
-            # Of events no state is made, and the audit trail goes back to before there were keys.
+            # Events do not become state, and the audit trail may be older than the keys.
             strict = not self._encryption.accept_plaintext and not name.startswith(EVENT)
             if strict and self.covers(name):
                 raise self.failed(data, name, "as it must be; accept_plaintext allows it during a migration")
@@ -244,29 +244,29 @@ class Sealed(Codec):
         return b"".join(b"%d:%b" % (len(part), part) for part in parts)
 
     def stale(self, data: bytes, name: str) -> bool:
-        """Whether the value would be stored otherwise today: under another key, or encrypted at all."""
+        """Whether the value would be stored differently today: under another key, or encrypted instead of plain."""
         data = field_ttl.split(data)[1]
         if data[:1] != SEALED:
             return self.covers(name)
         return codec.key_id(data) != self._encryption.keys.current
 
     def carry(self, data: bytes, name: str, to: Codec) -> bytes:
-        """A stored value as another record, or this one under the current key, stores it."""
+        """Convert a stored value for another record, or for this one under the current key."""
         text = self.open(data, name)
         deadline = field_ttl.split(data)[0]
         same = (self.namespace, self.record) == (to.namespace, to.record)
         if same and not self.stale(data, name):
             return data
-        # Never made plain: what was encrypted once stays so, even where it need not be any more.
+        # Never decrypted for good: a value that was encrypted stays so, even where that is no longer required.
         sealed = isinstance(to, Sealed) and field_ttl.split(data)[1][:1] == SEALED
         return field_ttl.wrap(
             to.enclose(text, name) if isinstance(to, Sealed) and sealed else to.seal(text, name), deadline
         )
 
-    # What cannot be stored is complained of without a word of what is in it.
+    # Errors about values that cannot be stored do not reveal their contents.
 
     def text(self, value: Any, key: str) -> bytes:
-        """A value before it is sealed; an error says nothing of what is in it."""
+        """JSON text of a value, before encryption; an error does not reveal the contents."""
         if not self.covers(key):
             return codec.encode_value(value, key)
         try:
@@ -278,7 +278,7 @@ class Sealed(Codec):
         )
 
     def encode_message(self, message: Message | dict[str, Any]) -> bytes:
-        """A message as it is stored; an error says nothing of what is in it."""
+        """A message as it is stored; an error does not reveal the contents."""
         if not self.covers(MESSAGE):
             return codec.encode_message(message)
         checked = message if isinstance(message, Message) else codec.as_message(message)

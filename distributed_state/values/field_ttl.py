@@ -1,7 +1,7 @@
-"""Values that end by themselves. Law: the deadline stands before the value in the same bytes, so they change together.
+"""Values that expire. Law: a deadline is stored before its value in the same bytes, so they change together.
 
-`!<milliseconds since 1970> <JSON>`: what replaces the field replaces the deadline too, in Redis, journal and SQL.
-Before a message, which has no deadline, the same mark says when it was committed; commit.lua puts it there.
+`!<milliseconds since 1970> <JSON>`: replacing the field replaces the deadline too, in Redis, journal and SQL.
+For a message, which has no deadline, the same mark holds its commit time; commit.lua adds it.
 
 Design: section 10.
 """
@@ -27,7 +27,7 @@ def after(ttl: Any, now: float) -> float:
 
 
 def span_ms(name: str, seconds: Any) -> int:
-    """How long a session may live, in ms; 0 for None and `math.inf`, which are without end."""
+    """How long a session may live, in ms; 0 for None and `math.inf`, which mean no limit."""
     if seconds is None or (isinstance(seconds, float) and seconds == NEVER):
         return 0
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.001 <= seconds <= _LONGEST:
@@ -38,7 +38,7 @@ def span_ms(name: str, seconds: Any) -> int:
 
 
 def parse_lifetime(text: bytes) -> tuple[int, int]:
-    """What `model.LIFETIME` holds: how long a session may be idle, and when it ends at the latest, in ms; 0: none."""
+    """Parse `model.LIFETIME`: how long a session may be idle, and when it ends at the latest, in ms; 0: no limit."""
     idle_ms, _, until_ms = text.partition(b" ")
     return int(idle_ms), int(until_ms)
 
@@ -60,12 +60,12 @@ def dated(data: bytes, time_ms: int) -> bytes:
 
 
 def marked(data: bytes | None) -> bool:
-    """Tell whether stored bytes carry a deadline."""
+    """Whether stored bytes carry a deadline."""
     return data is not None and data[:1] == _MARK
 
 
 def split(data: bytes) -> tuple[float, bytes]:
-    """Deadline and value of stored bytes; NEVER for what has none."""
+    """Deadline and value of stored bytes; NEVER if they have no deadline."""
     if data[:1] != _MARK:
         return NEVER, data
     mark, space, rest = data.partition(b" ")
@@ -74,7 +74,7 @@ def split(data: bytes) -> tuple[float, bytes]:
 
 
 def over(data: bytes, now: float) -> bool:
-    """Tell whether stored bytes are past their deadline."""
+    """Whether stored bytes are past their deadline."""
     return data[:1] == _MARK and split(data)[0] <= now
 
 

@@ -1,4 +1,4 @@
-"""Items as users name, change and get them. Law: an item is a value under a collection and a key, both text.
+"""Items as users name, change and read them. Law: an item is a value under a collection and a key, both text.
 
 Design: section 9.
 """
@@ -13,11 +13,11 @@ from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.values.journal import COLLECTION_BYTES, KEY_BYTES
 from distributed_state.values.model import refuse_pair
 
-MOST_ITEMS = 1000  # in one commit, and in one read
+MOST_ITEMS = 1000  # per commit, and per read
 
 
 class Anything(Enum):
-    """What `equals` is by default: whatever the item is. Not None, which says that there is none."""
+    """The default of `equals`: any state of the item. Not None, which means that the item does not exist."""
 
     ANY = "any"
 
@@ -30,10 +30,10 @@ ANY: Final = Anything.ANY
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item as it was read: its value, and `version`, the one of the record that put it.
+    """An item as it was read: its value, and `version`, the version of the record that put it.
 
-    `origin` is the text of the record that put it, where this one was forked from that and shows it. An item can be
-    what a change expects to find (`equals=`): exactly this one, put by that commit.
+    `origin` is the text of the record that put it, if this record was forked from that one and shows its item. An item
+    can be the expected state of a change (`equals=`): exactly this item, put by that commit.
     """
 
     collection: str
@@ -46,9 +46,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ItemPage:
-    """Some items, in the order of their keys' bytes. `next`: where to go on; None: that was all.
+    """Some items, in the order of their keys' bytes. `next` is where the next page starts; None after the last page.
 
-    The next page has `after=page.next`, and in reverse order `before=page.next`. A page may be empty and not the last.
+    Request the next page with `after=page.next`, in reverse order with `before=page.next`. A page may be empty and
+    still not be the last.
     """
 
     items: tuple[Item, ...]
@@ -57,7 +58,7 @@ class ItemPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutItem:
-    """An item to be put, for `write(items=[...])`, with what must be so of it, as in `record.items(...).put`."""
+    """An item to put, for `write(items=[...])`, with its conditions, as in `record.items(...).put`."""
 
     collection: str
     key: str
@@ -70,7 +71,7 @@ class PutItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteItem:
-    """An item to be deleted, for `write(items=[...])`. One that is not there is no error, unless it must be."""
+    """An item to delete, for `write(items=[...])`. A missing one is not an error, unless it is required to exist."""
 
     collection: str
     key: str
@@ -92,7 +93,7 @@ def encode_collection(collection: str) -> bytes:
 
 
 def encode_item_key(key: str, what: str = "an item's key") -> bytes:
-    """The bytes of an item's key, which may be any text, or what it begins with. Raises InvalidValue."""
+    """The bytes of an item's key, which may be any text, or of a key's prefix. Raises InvalidValue."""
     if not isinstance(key, str):
         raise InvalidValue(f"{what} is a str, not {key!r:.80}")
     refuse_pair(key, what)
@@ -103,10 +104,10 @@ def encode_item_key(key: str, what: str = "an item's key") -> bytes:
 
 
 def name_of(collection: str, key: str) -> bytes:
-    """What an item is called in the journal."""
+    """An item's name in the journal."""
     return encode_collection(collection) + b"\0" + encode_item_key(key)
 
 
 def stamp_of(version: int, origin: str, record: str) -> bytes:
-    """What names an item's state to the server: its version; with who put it, if that was another record."""
+    """The server's stamp of an item's state: its version, with the record that put it if that is another one."""
     return b"%d" % version if origin in ("", record) else f"{version}@{origin}".encode()

@@ -1,4 +1,4 @@
-"""The journal: steps as canonical bytes, entries, and the state that they give. Law: `fold` is the only fold.
+"""The journal: operations as canonical bytes, entries, and the state they produce. Law: `fold` is the only fold.
 
 Design: sections 9, 11.
 """
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from distributed_state.errors import CorruptState
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TAG
 
-Step = tuple[bytes, bytes, bytes]  # of an Op, without the names of its parts
+Step = tuple[bytes, bytes, bytes]  # an Op without the names of its parts
 
 
 class Op(NamedTuple):
-    """One step of a change: `kind` is a letter.
+    """One operation of a change: `kind` is a letter.
 
     s set a field   d delete a field   c clear the user's fields (with the name ## the tags, too)
     m append a message (name: its sequence number)
@@ -31,14 +31,14 @@ class Op(NamedTuple):
     value: bytes
 
 
-# In the journal there are these. Whoever meets another one may not go on: a newer release wrote it, and knows it.
+# All kinds in the journal. A reader that finds another kind must stop: a newer release wrote it, and can apply it.
 KINDS = frozenset((b"s", b"d", b"c", b"m", b"w", b"l", b"e", b"p", b"q"))
 COLLECTION_BYTES = 64
 KEY_BYTES = 1024
 
 
 def item_of(name: bytes) -> tuple[bytes, bytes]:
-    """The collection and the key that a step `p` or `q` names. Raises ValueError."""
+    """The collection and the key that an operation `p` or `q` names. Raises ValueError."""
     collection, separator, key = name.partition(b"\0")
     if not separator or not 0 < len(collection) <= COLLECTION_BYTES or len(key) > KEY_BYTES:
         limits = f"{COLLECTION_BYTES} bytes and a key of at most {KEY_BYTES}"
@@ -47,12 +47,12 @@ def item_of(name: bytes) -> tuple[bytes, bytes]:
 
 
 def pack(ops: Iterable[Step]) -> bytes:
-    """Write steps as canonical bytes, `kind len(name):len(value):name value`; the scripts write the same form."""
+    """Write operations as canonical bytes, `kind len(name):len(value):name value`; the scripts write the same form."""
     return b"".join(b"%b%d:%d:%b%b" % (kind, len(name), len(value), name, value) for kind, name, value in ops)
 
 
 def unpack(data: bytes) -> list[Op]:
-    """Read back what `pack` wrote. Raises CorruptState if the bytes are anything else."""
+    """Undo `pack`. Raises CorruptState for other bytes."""
     ops = []
     at = 0
     end = len(data)
@@ -64,7 +64,7 @@ def unpack(data: bytes) -> list[Op]:
             stop = middle + int(data[first + 1 : second])
             if not second < middle <= stop <= end:
                 raise ValueError("cut off")
-            # As `Op(...)` does, without a call in between: every published change is read by all who hear it.
+            # The same as `Op(...)` without a call: every replica that is subscribed decodes every published change.
             ops.append(tuple.__new__(Op, (data[at : at + 1], data[second + 1 : middle], data[middle:stop])))
             at = stop
     except ValueError as error:
@@ -73,7 +73,7 @@ def unpack(data: bytes) -> list[Op]:
 
 
 def fold(fields: dict[bytes, bytes], ops: Iterable[Step]) -> None:
-    """Apply one change to the fields of a state, in place. Messages only move the count; they live elsewhere."""
+    """Apply one change to the fields of a state, in place. Messages change only the counter; others store them."""
     for kind, name, value in ops:
         if kind == b"s":
             fields[name] = value
@@ -91,7 +91,7 @@ def fold(fields: dict[bytes, bytes], ops: Iterable[Step]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of messages: sequence numbers `start` to `stop` (exclusive) kept under the record `source`."""
+    """A run of messages: sequence numbers `start` to `stop` (exclusive), stored under the record `source`."""
 
     source: str
     start: int
@@ -100,7 +100,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A record at one version: the user's fields as JSON text and the reserved ones, without messages."""
+    """A record at one version: the user's fields as JSON text, and the reserved ones, without messages."""
 
     epoch: str
     version: int
@@ -114,7 +114,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One journal entry: a commit as it was written. `time_ms` is the server's clock, `data` is `pack`ed steps."""
+    """One journal entry: a commit as it was written. `time_ms` is the server's clock, `data` is `pack`ed operations."""
 
     offset: int
     event: str
@@ -130,7 +130,7 @@ class JournalEntry:
 
     @property
     def head(self) -> bytes:
-        """All but its steps, as the scripts write it into the stream; of the time the milliseconds."""
+        """Everything but its operations, as the scripts write it into the stream, with the time in milliseconds."""
         time = f"{self.time_ms // 1000} {self.time_ms % 1000 * 1000}"
         lines = (self.event, self.record, self.version, time, self.kind, self.actor, self.token)
         return "\n".join(map(str, (*lines, self.total_bytes, self.next_message))).encode()
@@ -157,12 +157,12 @@ class JournalEntry:
 
 
 def pack_entries(entries: Iterable[JournalEntry]) -> bytes:
-    """Write entries as canonical bytes: steps of kind `j`, named by the offset and the head."""
+    """Write entries as canonical bytes: operations of kind `j`, named by the offset and the head."""
     return pack((b"j", b"%d-0\n%b" % (entry.offset, entry.head), entry.data) for entry in entries)
 
 
 def unpack_entries(data: bytes) -> list[JournalEntry]:
-    """Read back what `pack_entries` wrote. Raises CorruptState if the bytes are anything else."""
+    """Undo `pack_entries`. Raises CorruptState for other bytes."""
     entries = []
     for kind, name, value in unpack(data):
         identity, _, head = name.partition(b"\n")
@@ -176,7 +176,7 @@ def unpack_entries(data: bytes) -> list[JournalEntry]:
 
 
 def unbroken(entries: list[JournalEntry]) -> list[JournalEntry]:
-    """Entries up to where an offset is missing: what lies behind it continues something that nobody knows."""
+    """Entries up to the first missing offset: later ones continue an unknown state."""
     first = entries[0].offset if entries else 0
     if not entries or entries[-1].offset == first + len(entries) - 1:
         return entries
@@ -184,9 +184,9 @@ def unbroken(entries: list[JournalEntry]) -> list[JournalEntry]:
 
 
 class Journal(NamedTuple):
-    """A partition's journal about an offset: its oldest entries `before`, and the one there with those that follow.
+    """A partition's journal around an offset: its oldest entries `before` it, and the entry there with later ones.
 
-    They follow without a gap. `end` is the offset of the last entry when it was read; epoch '' if Redis holds nothing
+    Those follow without a gap. `end` is the offset of the last entry when it was read; epoch is '' if Redis has nothing
     of the partition.
     """
 
@@ -198,7 +198,7 @@ class Journal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What hydration needs: the state and its recent messages by sequence number."""
+    """The data that hydration needs: the state, and its recent messages by sequence number."""
 
     state: State
     messages: list[tuple[int, bytes]]
@@ -207,9 +207,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class KeptItems:
-    """What Redis has of a record's items: the version and the frame of each, by name; an empty one of a deleted item.
+    """A record's items in Redis: the version and the frame of each, by name; a deleted item has an empty frame.
 
-    Of what changed at versions up to `missing` some may not be among them; 0: all are, of the layer that is open.
+    Items that changed at versions up to `missing` may be absent; 0 means that all of the open layer are here.
     """
 
     items: Mapping[bytes, tuple[int, bytes]]

@@ -35,21 +35,21 @@ def tag(partition: int, partitions: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartitionKeys:
-    """The keys of a partition that belong to no single record. What each holds: docs/reference has it from here."""
+    """The keys of a partition that do not belong to one record."""
 
     partition: int
     journal: bytes  # stream: every commit until it is archived; an entry's id is a dense offset
     meta: bytes  # hash: the epoch, how far the journal is written and archived, the last fencing token, names
-    archiver: bytes  # string: who archives the partition, with a TTL
+    archiver: bytes  # string: the replica that archives the partition, with a TTL
     events: bytes  # stream: the newest lifecycle events; an entry's id is a dense offset
-    events_channel: bytes  # channel: its events, to every replica that subscribed to them
-    lifetimes: bytes  # sorted set: sessions that end by themselves, by when the next look at each is due
-    gathering: bytes  # string, for a while: replicas are asked what they remember, as Redis lost something
-    leases: bytes  # sorted set: the records that are locked, by their fencing tokens
+    events_channel: bytes  # channel: its events, for every replica that subscribed to them
+    lifetimes: bytes  # sorted set: sessions that end by themselves, by the time of the next check
+    gathering: bytes  # string, temporary: replicas report unarchived commits, because Redis lost data
+    leases: bytes  # sorted set: the locked records, by their fencing tokens
 
     @property
     def emit_keys(self) -> tuple[bytes, ...]:
-        """What is touched by an event that belongs to no commit."""
+        """The keys that an event outside a commit uses."""
         return self.journal, self.meta, self.events, self.events_channel
 
 
@@ -61,17 +61,17 @@ class RecordKeys:
     text: bytes
     partition: int
     record: bytes  # hash: the fields as JSON; names that begin with `#` are the store's own, messages among them
-    lock: bytes  # string: who holds the record, with a TTL
-    wait: bytes  # sorted set: who waits for it, in order
-    hydration: bytes  # string: who brings the record back from SQL, with a TTL
+    lock: bytes  # string: the holder of the record, with a TTL
+    wait: bytes  # sorted set: the waiters for the record, in order
+    hydration: bytes  # string: the replica that restores the record from SQL, with a TTL
     journal: bytes
     meta: bytes
-    channel: bytes  # channel: its changes, to the replicas that have it hot
-    lock_channel: bytes  # channel: it was given back, to who waits
+    channel: bytes  # channel: its changes, for the replicas that have it hot
+    lock_channel: bytes  # channel: notifies waiters that the record was released
     event_keys: tuple[bytes, bytes]
     lifetimes: bytes
     items: bytes  # hash: its newest items
-    forks: bytes  # hash: forks of it that are being made, and until when, with a TTL
+    forks: bytes  # hash: forks of it that are being made, each with a deadline; the hash has a TTL
     leases: bytes
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
 
@@ -81,7 +81,7 @@ class RecordKeys:
 
 
 class Keys:
-    """Names for one namespace of one store."""
+    """The names of one namespace of one store."""
 
     def __init__(self, namespace: str, partitions: int) -> None:
         if not _NAMESPACE.fullmatch(namespace):
@@ -95,55 +95,55 @@ class Keys:
             raise ConfigurationError(f"{partitions} partitions: use 1 to 1024")
         self.partitions = partitions
         self.store = f"{namespace}:meta".encode()  # string: partitions, layout and archive, compared at open
-        self.archivers = f"{namespace}:archivers".encode()  # sorted set: who archives, and until when that counts
-        # With the events of partition 0, which say who is lost.
+        self.archivers = f"{namespace}:archivers".encode()  # sorted set: the archivers, and until when each counts
+        # In the slot of partition 0, as the events that report lost replicas.
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()  # sorted set: the replicas, and when each counts as lost
-        self.failed_starts = f"{self._fleet}:failed_starts".encode()  # hash: replicas that did not come up, and why
-        self.gatherings = f"{self._fleet}:gatherings".encode()  # hash, for a while: of which partitions is asked
-        self.gatherings_channel = f"{self._fleet}:gather".encode()  # channel: something is asked
+        self.failed_starts = f"{self._fleet}:failed_starts".encode()  # hash: replicas that failed to start, and why
+        self.gatherings = f"{self._fleet}:gatherings".encode()  # hash, temporary: partitions that replicas must report
+        self.gatherings_channel = f"{self._fleet}:gather".encode()  # channel: a report is requested
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
 
     def adopt(self, partitions: int) -> bool:
-        """Name with this number of partitions from now on; False, with no effect, if something was named before."""
+        """Use this number of partitions from now on; False, with no effect, if a name was already built."""
         if self.of.cache_info().misses or self._partitions.cache_info().misses:
             return False
         self._divide(partitions)
         return True
 
     def link(self, partition: int, replica: str) -> bytes:
-        """A channel: a replica's probes of a partition; its own channels there begin so, too."""
+        """A channel: a replica's probes of a partition; its own channels there have this prefix."""
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:link:{replica}".encode()
 
     def probe(self, partition: int) -> bytes:
-        """A string that is never there: a write of it, where the partition is, tells whether writes are taken."""
+        """A string that never exists: writing it shows whether the partition's server accepts writes."""
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:probe".encode()
 
     def partition_at(self, name: bytes) -> int:
-        """The partition in which a key or channel of one lies."""
+        """The partition of a key or channel that belongs to one."""
         begin = len(self.namespace) + 2
         return int(name[begin : name.index(b".", begin)])
 
     def text_of(self, channel: bytes) -> str:
         """The text of the record whose changes are published on this channel."""
-        # A namespace and a hash tag hold no brace, so the first is ours, whatever the record is named.
+        # A namespace and a hash tag hold no brace, so the first one is ours for any record name.
         return channel.partition(b"}:c:")[2].decode()
 
     def record_of(self, channel: bytes) -> bytes:
-        """The key of that record."""
+        """The key of the record whose changes are published on this channel."""
         return channel.replace(b"}:c:", b"}:r:", 1)
 
     def named(self, record: bytes) -> RecordKeys:
-        """The keys of the record that has this key."""
+        """The keys of the record with this key."""
         return self.of(Ref.parse(record.partition(b"}:r:")[2].decode()))
 
     def slot(self, partition: int) -> int:
-        """The slot of a cluster in which a partition lies."""
+        """The cluster slot of a partition."""
         return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS
 
     def replica(self, replica: str) -> bytes:
-        """A string, for a while: what a replica reports of itself."""
+        """A string, temporary: a replica's report about itself."""
         return f"{self._fleet}:replica:{replica}".encode()
 
     def partition(self, partition: int) -> PartitionKeys:
@@ -160,15 +160,15 @@ class Keys:
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
     def gathered(self, partition: int, token: str) -> bytes:
-        """A list, for a while: what replicas answer when they are asked; one key for each time."""
+        """A list, temporary: the replicas' answers to one request for unarchived commits."""
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:gathered:{token}".encode()
 
     def team(self, group: str) -> bytes:
-        """A sorted set: who is in a group of consumers, and until when that counts."""
+        """A sorted set: the members of a group of consumers, and until when each counts."""
         return f"{self.namespace}:g:{escape(group)}".encode()
 
     def group(self, partition: int, group: str) -> tuple[bytes, bytes]:
-        """Strings: who of a group of consumers handles a partition's events, for a while, and how far they are."""
+        """Strings: the member of a group that handles a partition's events, with a TTL, and the group's position."""
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}:g:{escape(group)}"
         return f"{prefix}:owner".encode(), f"{prefix}:position".encode()
 

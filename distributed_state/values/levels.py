@@ -1,8 +1,8 @@
 """How durable a write is before it is acknowledged, and until when the hot tier may answer a read.
 
 Law: a level is one of a few words, and each has one meaning. A hot entry is as good as the subscription under which it
-was read, and ends with it: `Freshness` is the only value that changes, because each proof of a subscription moves its
-end on. Each subscription to a partition has one of its own.
+was read, and ends with it. `Freshness` is the only value that changes, because each proof of a subscription extends it;
+each subscription to a partition has its own.
 
 Design: sections 7, 14.
 """
@@ -16,14 +16,14 @@ from typing import Any
 
 from distributed_state.errors import InvalidValue
 
-EVERY = -1  # of the replicas: all that may be promoted
+EVERY = -1  # all replicas that may be promoted
 _FORM = re.compile(r"(memory|fsynced|archived)|replicated(?::([1-9]\d{0,2}))?", re.ASCII)
 ALLOWED = "'memory', 'replicated', 'replicated:n' (n replicas), 'fsynced' or 'archived'"
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level by its text. `replicas`: how many have the write, EVERY for all that may be promoted, 0 if none must."""
+    """A level by its text. `replicas` is how many must have the write: EVERY for all that may be promoted, or 0."""
 
     text: str
     replicas: int = 0
@@ -38,7 +38,7 @@ def _level(text: str) -> Level | None:
 
 
 def level_of(text: Any) -> Level:
-    """The level of this name, the same object each time. Raises InvalidValue for what is none."""
+    """The level of this name, the same object each time. Raises InvalidValue for another text."""
     level = _level(text) if isinstance(text, str) else None
     if level is None:
         raise InvalidValue(f"durability is {ALLOWED}, not {text!r:.80}")
@@ -51,7 +51,7 @@ ARCHIVED = level_of("archived")
 
 
 def check_staleness(seconds: Any) -> None:
-    """Raise InvalidValue unless an answer may be so old."""
+    """Raise InvalidValue unless this is a valid `max_staleness`."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {seconds!r:.80}")
 
@@ -67,18 +67,18 @@ class Freshness:
 
     @property
     def over(self) -> bool:
-        """Whether the subscription has ended: what was read under it never answers again."""
+        """Whether the subscription has ended: entries read under it never answer again."""
         return self.good_until < 0
 
     def prove(self, until: float) -> None:
-        """Answer until then, unless it is over."""
+        """Allow answers until then, unless the subscription has ended."""
         if not self.over:
             self.good_until = max(self.good_until, until)
 
     def end(self) -> None:
-        """Answer no more."""
+        """Stop answering for good."""
         self.good_until = -1.0
 
 
-UNHEARD = Freshness(-1)  # of what was read without a subscription
+UNHEARD = Freshness(-1)  # of records read without a subscription
 UNHEARD.end()

@@ -1,8 +1,8 @@
-"""What becomes of a field that two writers changed at once. Law: a merge loses neither side's change, or is not made.
+"""How to merge a field that two writers changed at once. Law: a merge loses neither side's change, or is not made.
 
-A policy takes the field as both found it, as the others left it, and as this writer wants it, and returns what is
-stored: `policy(base, theirs, mine)`. An absent field is None. Give your own the same three parameters; where it cannot
-decide it raises Conflict, and the change is run again on the newest state.
+A policy takes the field as both read it, as the others left it, and as this writer wants it, and returns the value to
+store: `policy(base, theirs, mine)`. An absent field is None. A policy of your own takes the same three parameters; if
+it cannot decide, it raises Conflict, and the change runs again on the newest state.
 
 Design: section 4.
 """
@@ -22,7 +22,7 @@ Step = tuple[bytes, bytes, bytes]
 
 
 def last_writer(base: Any, theirs: Any, mine: Any) -> Any:
-    """Whoever commits last is right."""
+    """The last commit wins."""
     return mine
 
 
@@ -37,14 +37,14 @@ def minimum(base: Any, theirs: Any, mine: Any) -> Any:
 
 
 def union(base: Any, theirs: Any, mine: Any) -> Any:
-    """A list as a set: what either added is in it, what either removed is not."""
+    """A list as a set: it has the items that either side added, without those that either side removed."""
     base, theirs, mine = _lists(base, theirs, mine)
     kept = [item for item in theirs if item not in base or item in mine]
     return kept + [item for item in mine if item not in base and item not in kept]
 
 
 def append(base: Any, theirs: Any, mine: Any) -> Any:
-    """A list that both only added to: their items, then mine."""
+    """A list to which both sides only appended: their items, then mine."""
     base, theirs, mine = _lists(base, theirs, mine)
     if mine[: len(base)] != base:
         raise Conflict("append merges only what was added at the end of a list")
@@ -77,7 +77,7 @@ def three_way(
     theirs: Mapping[bytes, bytes],
     policies: Mapping[str, Merge],
 ) -> dict[str, Any] | None:
-    """The fields whose step of mine must be replaced, with their merged values; None if no merge can express it."""
+    """Fields whose operation in mine must be replaced, with their merged values; None if no merge can express it."""
     if theirs.get(PHASE) != base.get(PHASE):
         return None
     merged = {}

@@ -1,6 +1,6 @@
-"""Which messages a state shows: runs of sequence numbers, some kept under the records it was forked from.
+"""Which messages a state shows: runs of sequence numbers, some stored under the records it was forked from.
 
-Law: nothing here asks a server; the fields of a state are enough.
+Law: nothing here accesses a server; the fields of a state are enough.
 
 Design: section 11.
 """
@@ -18,7 +18,7 @@ from distributed_state.errors import CorruptState, TooLarge
 from distributed_state.values.journal import Segment
 from distributed_state.values.model import NEXT, SEGMENTS, START
 
-MOST = 2000  # runs in `#segments`, which each change of them writes whole
+MOST = 2000  # runs in `#segments`, which is rewritten as a whole with each change of them
 
 
 def segments(record: str, fields: Mapping[bytes, bytes]) -> list[Segment]:
@@ -28,7 +28,7 @@ def segments(record: str, fields: Mapping[bytes, bytes]) -> list[Segment]:
 
 
 def parse(data: bytes) -> list[Segment]:
-    """Read the JSON of `#segments`. Raises CorruptState if it is anything else."""
+    """Parse the JSON of `#segments`. Raises CorruptState if it is not a list of segments."""
     try:
         return [Segment(str(source), int(start), int(stop)) for source, start, stop in orjson.loads(data)]
     except (ValueError, TypeError) as error:
@@ -57,7 +57,7 @@ def close(record: str, fields: Mapping[bytes, bytes]) -> bytes:
 
 
 def refuse_many(record: str, data: bytes, before: bytes = b"[]") -> None:
-    """Raise TooLarge for a `#segments` of more runs than are written with one change, and than there were before."""
+    """Raise TooLarge for a `#segments` with more runs than one change may write, unless it had as many before."""
     many = len(parse(data))
     if many > MOST and many > len(parse(before)):
         text = f"{record[:200]}: its messages would be shown in {many} runs, more than {MOST}"
@@ -65,12 +65,12 @@ def refuse_many(record: str, data: bytes, before: bytes = b"[]") -> None:
 
 
 def taken_over(data: bytes, record: str) -> bytes:
-    """The `#segments` of a state whose messages are all kept under this record."""
+    """The `#segments` of a state whose messages are all stored under this record."""
     return dump(Segment(record, run.start, run.stop) for run in parse(data))
 
 
 def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
-    """The runs cut down to their last `limit` messages."""
+    """The last `limit` messages of the runs."""
     kept: list[Segment] = []
     for run in reversed(runs):
         if limit <= 0:
@@ -81,7 +81,7 @@ def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
 
 
 def between(runs: Iterable[Segment], after: int | None, before: int | None) -> list[Segment]:
-    """The runs cut down to the messages whose numbers are between these two, both exclusive."""
+    """The messages of the runs whose numbers are between these two, both exclusive."""
     first = 0 if after is None else after + 1
     end = 2**63 if before is None else before
     cut = (Segment(run.source, max(run.start, first), min(run.stop, end)) for run in runs)
@@ -89,15 +89,15 @@ def between(runs: Iterable[Segment], after: int | None, before: int | None) -> l
 
 
 def shown(kept: Sequence[Segment], fields: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The fields with which a state shows these runs, a part of what it did."""
-    # The last run shown is the open one, if that holds anything; it stays open, so that recent messages stay near.
+    """The fields of a state that shows these runs, a part of what it showed."""
+    # The last visible run is the open one, if that has messages; it stays open, so that recent messages stay near.
     end = fields.get(NEXT, b"0")
     opened = bool(kept) and fields.get(START, b"0") != end and kept[-1].stop == int(end)
     return {START: b"%d" % kept[-1].start if opened else end, SEGMENTS: dump(kept[:-1] if opened else kept)}
 
 
 def without(runs: Iterable[Segment], gone: Iterable[Segment]) -> list[Segment]:
-    """The runs without what these have of the same source."""
+    """The runs without those parts that `gone` has of the same source."""
     gaps: dict[str, list[tuple[int, int]]] = {}
     for gap in sorted(gone, key=lambda gap: gap.start):
         of_it = gaps.setdefault(gap.source, [])
@@ -118,7 +118,7 @@ def without(runs: Iterable[Segment], gone: Iterable[Segment]) -> list[Segment]:
 
 
 def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:
-    """The runs cut down to the messages at the places `start` to `stop` (exclusive), counted from 0."""
+    """The messages of the runs at the positions `start` to `stop` (exclusive), counted from 0."""
     kept = []
     at = 0
     for run in runs:

@@ -24,7 +24,7 @@ SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
 MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
 MAX_PHASE = 200  # characters
 
-# Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
+# Reserved hash fields. Those of the state start with '#' and are folded like a user's field.
 PHASE = b"#phase"
 OWNER = b"#owner"
 DELETED = b"#deleted"
@@ -33,17 +33,17 @@ SCHEMA = b"#schema"
 SEGMENTS = b"#segments"
 START = b"#ms"
 NEXT = b"#mn"
-SUMMARY = b"#summary"  # of messages that a model is not sent any more
+SUMMARY = b"#summary"  # of messages that are no longer sent to a model
 # some field has or had a deadline; defaults were set
 TIMED = b"#timed"
 INITIALIZED = b"#initialized"
-ITEMS = b"#items"  # since which version it shows items so, and those of which one lie below: see item_window.lua
+ITEMS = b"#items"  # since which version it shows items this way, and of which version those below are: item_window.lua
 RESTORED = b"#restored"  # set by each rollback: the version whose state it is
-LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and until when at all
-# kinds of tombstones that ask for more: to erase the record, with its forks or without
+LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and its latest end
+# special tombstones: erase the record, with its forks or without
 FORGET = "forget"
 ERASE = "erase"
-REPAIR = "repair"  # of a change that brings SQL a state whole, or leaves out what is lost
+REPAIR = "repair"  # a change that gives SQL a whole state, or leaves out lost commits
 STATE_FIELDS = frozenset(
     {
         PHASE,
@@ -63,17 +63,17 @@ STATE_FIELDS = frozenset(
     }
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
-TIMES = REQUEST + b"#times "  # no record has such a field: a deletion notes what follows, see values/turn_times.py
+TIMES = REQUEST + b"#times "  # not a real field: its deletion carries a note in the name, see values/turn_times.py
 TAG = b"##"  # followed by a tag of the record: see values/search.py
 
 
 def is_state(name: bytes) -> bool:
-    """Whether a stored field is part of the state; the other reserved ones are the tiers' own book-keeping."""
+    """Whether a stored field is part of the state; other reserved fields are internal to the tiers."""
     return name[:1] != b"#" or name in STATE_FIELDS or name[:2] in (REQUEST, TAG)
 
 
 def is_value(name: bytes) -> bool:
-    """Whether what is stored under this name holds what users said: a field, the outcome of a request, a summary."""
+    """Whether a stored field holds user data: a field, the outcome of a request, or a summary."""
     return name[:1] != b"#" or name == SUMMARY or name[:2] == REQUEST
 
 
@@ -91,7 +91,7 @@ class Ref:
         if not isinstance(self.id, str) or not self.id:
             raise InvalidValue(f"an id must be a non-empty str, not {self.id!r}")
         refuse_pair(self.id, "id")
-        # Length first: escaping 10 MB to reject it afterwards would be work done for an attacker.
+        # Length first: escaping 10 MB only to reject it would be work done for an attacker.
         escaped = escape(self.id) if len(self.id) <= MAX_ID_BYTES else ""
         if not 0 < len(escaped.encode()) <= MAX_ID_BYTES:
             raise TooLarge(f"an id of {len(self.id)} characters takes more than {MAX_ID_BYTES} bytes when escaped")
@@ -102,13 +102,13 @@ class Ref:
 
     @classmethod
     def parse(cls, text: str) -> Ref:
-        """Read back what `text` wrote."""
+        """Parse the form that `text` has."""
         scope, _, name = text.partition(":")
         return cls(scope, unescape(name))
 
 
 def is_storable(text: str) -> bool:
-    """Whether every database takes the text as it is: without NUL and lone surrogates."""
+    """Whether every database can store the text: it has no NUL and no lone surrogate."""
     return not re.search("[\0\ud800-\udfff]", text)
 
 
@@ -120,7 +120,7 @@ _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 def has_pair(text: str) -> bool:
-    """Whether the text has a high surrogate before a low one, which JSON reads back as one character: another text."""
+    """Whether a high surrogate precedes a low one. JSON reads such a pair back as one character, a different text."""
     return not text.isascii() and _PAIR.search(text) is not None
 
 
@@ -131,18 +131,18 @@ def refuse_pair(text: str, what: str) -> None:
 
 
 def escape(text: str) -> str:
-    """Make text printable, free of ':' and storable in any database; two texts never give the same result."""
+    """Make text printable, free of ':' and storable in any database; different texts have different results."""
     return _UNSAFE.sub(lambda m: f"%{ord(m[0]):02X}" if ord(m[0]) < 256 else f"%u{ord(m[0]):04X}", text)
 
 
 def log_fields(subject: str) -> dict[str, str]:
-    """What a line of a log carries as `extra` about a subject: `record`, if it is one's text, as session:c1."""
+    """The `extra` of a log line about a subject: `record`, if the subject is a record's text, such as session:c1."""
     scope, colon, _ = subject.partition(":")
     return {"record": subject[:200]} if colon and scope in SCOPES else {}
 
 
 def checked_phase(phase: Any) -> str:
-    """A phase that may be written. Raises InvalidValue."""
+    """Return a valid phase. Raises InvalidValue."""
     if not isinstance(phase, str) or not 0 < len(phase) <= MAX_PHASE:
         raise InvalidValue(f"a phase is a str of 1 to {MAX_PHASE} characters or None, not {phase!r:.80}")
     refuse_pair(phase, "phase")
@@ -154,33 +154,34 @@ def unescape(text: str) -> str:
     return _ESCAPED.sub(lambda m: chr(int(m[1].lstrip("u"), 16)), text)
 
 
-# Where pydantic keeps what a model holds. Set one by one they cost a tenth of `model_construct`.
+# Where pydantic stores a model's data. Setting these one by one costs a tenth of `model_construct`.
 _OWN = vars(BaseModel)
 _dict_of, _set_dict = _OWN["__dict__"].__get__, _OWN["__dict__"].__set__
 _set_given = _OWN["__pydantic_fields_set__"].__set__
 _set_extra = _OWN["__pydantic_extra__"].__set__
 _set_private = _OWN["__pydantic_private__"].__set__
 _is_absent = _OWN["__getattr__"]
-# What was said in stored bytes, given with the message's number, and when it was committed if a mark says so.
+# Decodes the stored bytes of a message, given its number; returns its fields, and its commit time if a mark has it.
 ReadMessage = Callable[[bytes, int | None], tuple[dict[str, Any], float | None]]
 
 
 class Message(BaseModel):
     """One message of a conversation, in the field names of the OpenAI chat format; unknown fields are kept as they are.
 
-    What is no message of a chat (a call or its result as the OpenAI Responses API has them, what a framework keeps) has
-    a `type` in place of a `role`.
-    `content` is text, a list of parts, or None (a call of tools). `timestamp` is in seconds since 1970. One that was
-    appended without has, when it is read, the time of its commit by the server's clock. That time, and its number, are
-    what the store knows of it, no part of what was said: `to_dict()` and `==` leave them out.
+    An entry that is not a chat message (a call or its result in the OpenAI Responses API, a framework's own data) has a
+    `type` instead of a `role`.
+    `content` is text, a list of parts, or None (a tool call). `timestamp` is in seconds since 1970. If the message was
+    appended without one, reading it fills in the time of its commit by the server's clock. This time and the number are
+    the store's knowledge, not part of the message: `to_dict()` and `==` leave them out.
 
-    A message comes back as it was given, so what JSON would change is refused: bytes, tuples, a Decimal as a time.
+    A message is read back exactly as it was given, so values that JSON would change are refused: bytes, tuples, a
+    Decimal as a time.
     """
 
-    # Slots, not private attributes: those make reading a message a third slower. `_unread` is how to read it, and the
-    # stored bytes, of one that nobody has looked at yet: then there is nothing else.
+    # Slots, because private attributes make reading a message a third slower. `_unread` holds the reader and the stored
+    # bytes of a message that is not decoded yet; such a message has no fields.
     __slots__ = ("_number", "_unread")
-    # Strict: pydantic would make text of bytes, and a list of a tuple.
+    # Strict: otherwise pydantic turns bytes into text, and a tuple into a list.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] | None = None
@@ -194,7 +195,7 @@ class Message(BaseModel):
     @field_validator("timestamp", mode="before")
     @classmethod
     def _stays_as_it_is(cls, value: Any) -> Any:
-        # Strict mode takes whatever has __float__, a Decimal too, and integers of any size.
+        # Strict mode accepts anything with __float__, also a Decimal, and integers of any size.
         if value is not None and (not isinstance(value, (int, float)) or (type(value) is int and abs(value) > 2**53)):
             raise ValueError("a time is a float")
         return value
@@ -207,20 +208,20 @@ class Message(BaseModel):
 
     @property
     def number(self) -> int | None:
-        """Its number in the conversation that it was read from; None for one that was not read. A copy has none."""
+        """Its number in the conversation that it was read from; None if it was not read from one, or is a copy."""
         return getattr(self, "_number", None)
 
     @classmethod
     def unread(cls, read: ReadMessage, stored: Sequence[bytes], numbers: Sequence[int | None]) -> list[Self]:
-        """Messages that are read each when it is first looked at; what `read` raises is raised then, and each time."""
+        """Messages that are decoded at first use; an error of `read` is raised then, and at each later use."""
         made = [*map(cls.__new__, repeat(cls, len(stored)))]
-        # No loop of Python's own: of a long conversation most is never looked at.
+        # No Python loop: most messages of a long conversation are never looked at.
         deque(map(_set_number, made, numbers), 0)
         deque(map(_set_unread, made, zip(repeat(read), stored, numbers, strict=False)), 0)
         return made
 
     def looked_at(self) -> Self:
-        """This message, read by now. Raises CorruptState or DecryptionFailed if it cannot be."""
+        """This message, decoded. Raises CorruptState or DecryptionFailed if it cannot be."""
         if not _dict_of(self):
             self._look()
         return self
@@ -229,7 +230,7 @@ class Message(BaseModel):
         try:
             read, stored, number = _unread_of(self)
         except AttributeError:
-            return  # pydantic makes it just now
+            return  # pydantic is still constructing it
         if read is None:
             return  # another thread was faster
         said, time = read(stored, number)
@@ -240,7 +241,7 @@ class Message(BaseModel):
         _set_given(self, set(said))
         _set_extra(self, extra)
         _set_private(self, None)
-        # Last: who finds fields takes the message for whole. Two threads that look at once set the same.
+        # Last: a message with fields counts as complete. Two threads that decode it at once set the same fields.
         _set_dict(self, fields)
         _set_unread(self, (None, None, None))
 
@@ -248,12 +249,12 @@ class Message(BaseModel):
         found: dict[str, Any] = _dict_of(self.looked_at())
         return found
 
-    # Pydantic and `copy` go by it. Attributes do not: Python looks into the dict itself, and then asks __getattr__.
+    # Used by pydantic and `copy`. Attribute access is separate: Python looks into the dict, and then calls __getattr__.
     __dict__ = property(_fields, _set_dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that were given, as plain JSON values."""
-        # Not getattr: an unknown field may be called as a method is.
+        # Not getattr: an unknown field may have the name of a method.
         given = {**self.__dict__, **(self.__pydantic_extra__ or {})}
         names = self.model_fields_set
         return {name: value for name, value in given.items() if name in names}
@@ -274,18 +275,18 @@ def _attribute(message: Message, name: str) -> Any:
     try:
         return object.__getattribute__(message, name)
     except AttributeError:
-        return _is_absent(message, name)  # or among the unknown fields
+        return _is_absent(message, name)  # or it is one of the unknown fields
 
 
 _ABSENT: dict[str, Any] = dict.fromkeys(Message.model_fields)
 _set_number = vars(Message)["_number"].__set__
 _unread_of, _set_unread = vars(Message)["_unread"].__get__, vars(Message)["_unread"].__set__
-# Set here, so that type checkers know the fields as declared and no others.
+# Set here, so that type checkers know only the declared fields.
 Message.__getattr__ = _attribute  # type: ignore[attr-defined]
 
 
 class Presence(Enum):
-    """What stands in `expect` in place of a value: ABSENT for a field that is not there, PRESENT for one that is."""
+    """A condition in `expect` instead of a value: ABSENT for a field that must not exist, PRESENT for one that must."""
 
     ABSENT = "absent"
     PRESENT = "present"

@@ -18,8 +18,8 @@ from distributed_state.values.turn_times import TurnTimes
 class Written:
     """The outcome of a `write` or a turn: the new version, results of increments, the number of its first message.
 
-    That number is None if no message was added, or if only SQL remembers it: the commit's reply was lost and asked for
-    again much later.
+    That number is None if no message was added, or if only SQL still knows it, because the commit's reply was lost and
+    requested again much later.
     """
 
     version: int
@@ -31,9 +31,9 @@ class Written:
 class Change:
     """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
 
-    `items` has by collection and key what was put, None for what was deleted. `tagged`
-    and `untagged` are pairs of key and text. `replica` is the process that wrote it, as `store.replicas()` names it.
-    `times` says where a turn's time went; None of all else.
+    `items` maps collection and key to the item that was put, or to None for a deleted one. `tagged` and `untagged` are
+    pairs of key and text. `replica` is the process that wrote the change, as `store.replicas()` names it. `times` says
+    how a turn spent its time; None for other changes.
     """
 
     version: int
@@ -55,11 +55,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ChangeOutline:
-    """An entry of a history without what it says: `fields` and `deleted` are names, a few of them, `more` how many not.
+    """An entry of a history without its contents: `fields` and `deleted` are some of the names, `more` counts the rest.
 
-    `restored` is the version whose state a rollback brought back; `size` is in bytes, without messages and items.
-    `phase` is where it moved, "" if it has none since; None: it stayed. `times`
-    says where a turn's time went.
+    `restored` is the version whose state a rollback restored; `size` is in bytes, without messages and items. `phase`
+    is the new phase, "" if the record no longer has one, None if it did not change. `times` says how a turn spent its
+    time.
     """
 
     version: int
@@ -82,7 +82,7 @@ class ChangeOutline:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A record that was forked from another one, at `version` of it; None if that is not known any more."""
+    """A fork of another record, made at its `version`; None if that is no longer known."""
 
     id: str
     version: int | None
@@ -92,7 +92,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A record as it was at `version`: fields decoded, messages in order, tags (texts by key)."""
+    """A record as of `version`: decoded fields, messages in order, and tags (texts by key)."""
 
     version: int
     fields: dict[str, Any]
@@ -104,13 +104,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Commits that were acknowledged and that their record does not continue, as their server was replaced.
+    """Acknowledged commits that their record does not continue, because their server was replaced.
 
-    It begins behind version `base` of the record `record_id`, of the kind `scope`, and has `commits` versions of its
-    own up to `version`, written under `epoch`. `missing` are runs of versions (first and last) that are lost between
-    them, mostly none. `cause` says what happened; `actors` who wrote. Times are in seconds since 1970: of its first and
-    last commit by the server's clock, and when it was `kept`. `id` is short, unique within the record, and stays.
-    `cursor` continues `store.branches` behind this record.
+    The branch starts after version `base` of the record `record_id`, of the kind `scope`, and has `commits` versions of
+    its own up to `version`, written under `epoch`. `missing` lists the ranges of versions (first and last) between them
+    that are lost, usually none. `cause` says what happened, `actors` who wrote. Times are in seconds since 1970: the
+    first and last commit by the server's clock, and when the branch was `kept`. `id` is short, unique within the
+    record, and does not change. `cursor` continues `store.branches` after this record.
     """
 
     id: str
@@ -145,9 +145,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How long a session lives: `idle` seconds without a commit, and at most until `until`; None is without end.
+    """How long a session lives: `idle` seconds without a commit, and at most until `until`; None means no limit.
 
-    `ends` is when that will be if nobody writes any more. Times are in seconds since 1970 by the server's clock.
+    `ends` is when it ends if nothing else is written. Times are in seconds since 1970 by the server's clock.
     """
 
     idle: float | None
@@ -157,7 +157,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """Somebody who waits for a lease: on which replica, and `since` when, in seconds since 1970."""
+    """A client that waits for a lease: on which replica, and `since` when, in seconds since 1970."""
 
     replica: str
     since: float
@@ -165,13 +165,13 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A lease that is held now, of the record `record_id` of the kind `scope`.
+    """A current lease on the record `record_id` of the kind `scope`.
 
-    `kind` is what it is held for: a "turn", a "lock", an "advisory" lock, or a "client" of the service. `replica` took
-    it, `since` then; it `ends` then unless it is renewed, as it is while its holder lives. Times are in seconds since
-    1970, by the server's clock. `token` is its fencing token: it names this lease and no other of the record.
-    `waiting` is how many wait for it, `waiters` the first twenty of them, in order. `cursor` continues `store.leases`
-    behind it.
+    `kind` is its purpose: a "turn", a "lock", an "advisory" lock, or a "client" of the service. `replica` has held it
+    since `since`. It ends at `ends` unless it is renewed, which happens while its holder lives. Times are in seconds
+    since 1970 by the server's clock. `token` is its fencing token, unique among the leases of the record. `waiting`
+    counts the waiters, `waiters` has the first twenty of them in order. `cursor` continues `store.leases` after this
+    lease.
     """
 
     scope: str
@@ -190,8 +190,8 @@ class HeldLease:
 class SessionInfo:
     """One row of a listing. Times are in seconds since 1970; `cursor` continues the listing after this row.
 
-    `phase` is where its state machine is, `size` how many bytes were committed to it. What was archived before the
-    tables had them (revision 3) is in neither: they are None, or `size` is less, until it changes.
+    `phase` is the state of its state machine, `size` the number of bytes committed to it. For data archived before the
+    tables had these columns (revision 3), `phase` is None and `size` None or too small, until the session changes.
     """
 
     id: str
@@ -207,12 +207,12 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to a conversation, an agent or the fleet.
+    """Something that happened to a conversation, an agent or the fleet.
 
-    `subject` is the text of the record that it is about (`session:` and the escaped id), or what `emit` was given;
-    `time` is in seconds since 1970 by the server's clock; `source` is the replica that wrote it. `sequence` counts
-    the events of a `partition` without a gap, within an `epoch`. `version` is the record's, as the change made it, and
-    0 for an event that was written alone. `id` stays the same when an event is delivered again.
+    `subject` is the text of the record concerned (`session:` and the escaped id), or the subject given to `emit`;
+    `time` is in seconds since 1970 by the server's clock; `source` is the replica that wrote it. `sequence` counts the
+    events of a `partition` without a gap, within an `epoch`. `version` is the record's version after the change, and 0
+    for an event that was written alone. `id` stays the same when an event is delivered again.
     """
 
     id: str
@@ -229,7 +229,7 @@ class Event:
 
     @property
     def conversation_id(self) -> str:
-        """The id of the session that it is about, "" if it is about something else."""
+        """The id of the session that the event is about, "" if it is about something else."""
         scope, _, name = self.subject.partition(":")
         return unescape(name) if scope == "session" else ""
 
@@ -241,7 +241,7 @@ class Event:
     def to_dict(self) -> dict[str, Any]:
         """The event as JSON values in the names of CloudEvents 1.0, our own attributes as extensions."""
         moment = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds")
-        # An empty subject is left out: CloudEvents has no such thing.
+        # CloudEvents has no empty subject, so it is left out.
         return {
             "specversion": "1.0",
             "id": self.id,
@@ -263,12 +263,12 @@ class Event:
 class Replica:
     """A process that has this namespace's store open, as it reports itself.
 
-    `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it reported this, by the server's.
-    `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many
-    partitions it `archives`, and where its slowest consumer is in the `events`, as a sum over the partitions. `stats`
-    are some of `store.stats()`, `status` is what it was given by `store.announce`. `archiving` says why its archiver
-    makes no progress, as a full disk of SQL's; "" if it does, or has nothing to do. `diverged` says of the first ten
-    partitions of which it archives nothing why, as their journals do not continue what SQL has.
+    `started` is in seconds since 1970 by its own clock, `seen` the age of this report in seconds by the server's.
+    `load` is its machine's load average (of one minute). `positions` report its progress: `archived` commits, how many
+    partitions it `archives`, and the position of its slowest consumer of `events`, summed over the partitions. `stats`
+    are some of `store.stats()`, `status` was set with `store.announce`. `archiving` says why its archiver makes no
+    progress, for example because SQL's disk is full; "" if it does, or has nothing to do. `diverged` gives, for the
+    first ten partitions that cannot be archived because their journals do not continue SQL's history, the reason.
     """
 
     id: str
@@ -286,9 +286,9 @@ class Replica:
 
     @property
     def role(self) -> str:
-        """What it does in the fleet: `service`, `archiver`, `agents`, or `worker` for anything else that uses a store.
+        """Its role in the fleet: `service`, `archiver`, `agents`, or `worker` for anything else that uses a store.
 
-        What archives beside its work is a `worker + archiver`. A `role` that it announced stands for the first.
+        A process that also archives is a `worker + archiver`. A `role` that it announced replaces the first word.
         """
         role = str(self.status.get("role") or ("agents" if self.status.get("agents") else "worker"))
         return f"{role} + archiver" if self.positions.get("archives", 0) and role != "archiver" else role

@@ -1,8 +1,9 @@
-"""How records are found: by tags, and by an index of what they say.
+"""How records are found: by tags, and by an index of their contents.
 
-A tag is a short text under a key, and one reserved field of the state, so each is set and removed by itself, and a
-history, a rollback or a fork has tags as it has fields. The name of the field says all: `##` and both texts, escaped.
-Tags are not encrypted, because SQL compares them. An index receives each thing at least once, in a record's order.
+A tag is a short text under a key, stored as one reserved field of the state. So each tag is set and removed by itself,
+and histories, rollbacks and forks treat tags as fields. The name of the field holds everything: `##` and both texts,
+escaped. Tags are not encrypted, because SQL compares them. An index receives each change at least once, in a record's
+order.
 
 Design: sections 9, 21.
 """
@@ -26,9 +27,9 @@ Embed = Callable[[list[str]], Any]
 class SearchDocument:
     """Something that can be found: a message, a field or an item of a record, as of a version of it.
 
-    `name` is the message's number, the field's name, or the item's key in its `collection`. One with the same scope,
-    id, kind, collection and name replaces it. `value` is what is stored there, `text` the words in it. It is shown no
-    more from `ends` on, in seconds since 1970. `user` is whose record it is.
+    `name` is the message's number, the field's name, or the item's key in its `collection`. A document replaces an
+    earlier one with the same scope, id, kind, collection and name. `value` is the stored value, `text` its words. It is
+    hidden from `ends` on, in seconds since 1970. `user` is the record's owner.
     """
 
     scope: str
@@ -45,7 +46,7 @@ class SearchDocument:
 
 @dataclass(frozen=True, slots=True)
 class SearchRemoval:
-    """A message, field or item that a record shows no more; without a kind, all that it showed."""
+    """A message, field or item that a record no longer shows; without a kind, everything of the record."""
 
     scope: str
     id: str
@@ -59,10 +60,10 @@ Row = SearchDocument | SearchRemoval
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """What is looked for: documents with all of these words, or any of them; without words, all.
+    """Which documents to find: those with all of these words, or any of them; without words, all.
 
-    Of these scopes and kinds, of records whose ids begin with a prefix, of a user, of a collection, in this order:
-    the most relevant first, without words the newest first. Those after the first `offset`, `limit` at most.
+    Limited to these scopes and kinds, to records whose ids start with a prefix, to a user and a collection. The most
+    relevant come first; without words, the newest. `offset` skips the first ones, `limit` is the maximum number.
     """
 
     words: str
@@ -78,38 +79,38 @@ class SearchQuery:
 
 @dataclass(frozen=True, slots=True)
 class SearchMatch:
-    """A document that fits a query, and how well: of two the one with the higher score is more relevant."""
+    """A document that matches a query, and its score: a higher score is more relevant."""
 
     document: SearchDocument
     score: float
 
 
 class SearchIndex(Protocol):
-    """An index of the user's own, beside the archive: OpenSearch, a vector database. Methods may be `async def`.
+    """Your own index, beside the archive: OpenSearch, a vector database. Methods may be `async def`.
 
-    One process at a time tells it of a partition's records. Where that ends between two steps, rows come again, with
-    the same content or a newer one: so each is put under its scope, id, kind, collection and name.
+    One process at a time sends it the changes of a partition. If that process ends between two steps, rows come again,
+    with the same content or newer. So store each under its scope, id, kind, collection and name.
     """
 
     def apply(self, rows: Sequence[Row]) -> Awaitable[None] | None:
-        """Take these, in this order, and return when they are kept. What is raised is tried again later."""
+        """Apply these rows in this order, and return when they are durable. If this raises, they come again."""
         ...
 
     def search(self, query: SearchQuery) -> Awaitable[Sequence[SearchMatch]] | Sequence[SearchMatch]:
-        """What fits, the most relevant first. What is filtered out afterwards is asked for by a higher `offset`."""
+        """Return matches, the most relevant first. To replace matches that are filtered out, `offset` is raised."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How a store is searched: `open(..., search=Search(...))`. The same in all processes that name one archive.
+    """How a store is searched: `open(..., search=Search(...))`. All processes that use one archive need the same.
 
     `language` is a text search configuration of PostgreSQL ("english", "german", ...), which reduces words to their
-    stems; "simple" leaves them as they are, as SQLite always does. With `embed`, a function that returns a vector of
-    `dimensions` numbers for each of some texts, what means the same is found: that needs PostgreSQL with pgvector.
-    What is async is awaited in the caller's event loop for a search, and for indexing in one of a thread of the store's
-    own. What is encrypted is in no index, unless `encrypted=True`: then its words stand there in plain text. `kinds`
-    are what is found. `index` is one of your own, in place of the database's.
+    stems; "simple" leaves them as they are, as SQLite always does. `embed` is a function that returns a vector of
+    `dimensions` numbers for each text of a list; with it, a search also finds texts of the same meaning, which needs
+    PostgreSQL with pgvector. If it is async, a search awaits it in the caller's event loop, and indexing in the loop of
+    a thread of the store. Encrypted values are not indexed, unless `encrypted=True`: then the index has their words as
+    plain text. `kinds` limits what is indexed. `index` is your own index instead of the database's.
     """
 
     language: str = "simple"
@@ -124,9 +125,9 @@ class Search:
 class SearchHit:
     """Something that was found.
 
-    In the record `scope`, `id`, which is `user`'s: a message by its `number`, a field by its `key`, or an item by its
-    `key` in its `collection`. `text` is the part of it that fits best, `value` all of it, as of the record's `version`.
-    The higher of two scores of one search is the more relevant hit; 0 where no words were given.
+    It belongs to the record `scope`, `id` of the user `user`, and is a message with its `number`, a field with its
+    `key`, or an item with its `key` in its `collection`. `text` is the best matching part, `value` the whole value, as
+    of the record's `version`. A higher score is more relevant, within one search; it is 0 where no words were given.
     """
 
     scope: str
@@ -144,7 +145,7 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """How far an index is: `behind` records of the namespace have changes that it lacks, of `records` in all."""
+    """How complete an index is: it lacks changes of `behind` of the namespace's `records`."""
 
     records: int
     behind: int
@@ -156,13 +157,13 @@ Filter = Mapping[str, Any]
 # Tags
 
 
-MOST = 256  # of one record; commit.lua has the same
+MOST = 256  # tags of one record; commit.lua has the same limit
 KEY_BYTES = 64
 TEXT_BYTES = 256
 
 
 def tag_text(key: str, text: str) -> str:
-    """A tag as one text, as SQL has it. Raises InvalidValue for what cannot be one."""
+    """A tag as one text, as in SQL. Raises InvalidValue if it cannot be a tag."""
     for what, given, most in ("key", key, KEY_BYTES), ("text", text, TEXT_BYTES):
         if not isinstance(given, str) or not given:
             raise InvalidValue(f"the {what} of a tag is a non-empty str, not {given!r:.80}")
@@ -173,7 +174,7 @@ def tag_text(key: str, text: str) -> str:
 
 
 def tag_texts(given: Mapping[str, str | Iterable[str]], wanted_by: str) -> list[str]:
-    """All of these tags; under a key stands one text or several."""
+    """All of these tags; a key may have one text or several."""
     if not isinstance(given, Mapping):
         raise InvalidValue(f"{wanted_by} takes texts by key, as {{'run': 'r1'}}, not {given!r:.80}")
     found: list[str] = []
@@ -185,12 +186,12 @@ def tag_texts(given: Mapping[str, str | Iterable[str]], wanted_by: str) -> list[
 
 
 def tag_field(tag: str) -> bytes:
-    """The field that stands for a tag."""
+    """The name of the field that stores a tag."""
     return TAG + tag.encode()
 
 
 def tag_of(name: bytes) -> str:
-    """The tag that a field stands for. Raises ValueError if it is none that was written."""
+    """The tag that a field stores. Raises ValueError if its name is not one that this release writes."""
     tag = name[len(TAG) :].decode()
     key, _, text = tag.partition(":")
     try:
@@ -202,7 +203,7 @@ def tag_of(name: bytes) -> str:
 
 
 def split_tag(name: bytes) -> tuple[str, str]:
-    """Key and text of the tag that a field stands for."""
+    """Key and text of the tag that a field stores."""
     key, _, text = name[len(TAG) :].decode().partition(":")
     return unescape(key), unescape(text)
 

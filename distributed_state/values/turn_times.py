@@ -1,8 +1,8 @@
-"""Where the time of a turn went, and how that is written into the turn's commit. Law: a note beside the change.
+"""Where the time of a turn went, and how that is noted in the turn's commit. Law: a note changes no state.
 
-It is a deletion of a field that no record has, whose name says what there is to say. A step of a kind of its own would
-have stopped archivers of earlier releases, which may not go on behind what they do not know. To them this forgets a
-request that nobody remembers: it changes nothing, and they archive, export and import it.
+The note is the deletion of a field that no record has; the field's name holds the data. A new kind of operation would
+have stopped archivers of earlier releases, which may not skip what they do not know. To them this deletes an unknown
+request: it changes nothing, and they archive, export and import it.
 
 Design: section 13.
 """
@@ -19,7 +19,7 @@ from distributed_state.values.journal import Step
 from distributed_state.values.model import TIMES
 
 Ran = Literal["tool", "model"]
-MOST_RUNS = 12  # that are kept one by one
+MOST_RUNS = 12  # runs that are kept individually
 _DIGITS = 4  # of seconds
 _NAME = 40  # characters of a name that are written
 
@@ -37,10 +37,10 @@ class TimedRun:
 class TurnTimes:
     """Where the time of a turn went, in seconds by its worker's monotonic clock.
 
-    `total` is from its begin until its commit was sent: `lock` was waited for the lease, `read` for what Redis and SQL
-    were asked, `elsewhere` is what nobody measured. The rest is `runs`, in the order in which they ended: the 12
-    slowest, and `more` that took `more_seconds` together. Runs at the same time add up to more than the turn took.
-    `commit` is what the commit took, None where that cannot be known: it is not written into itself.
+    `total` is the time from the start of the turn until its commit was sent. `lock` was spent waiting for the lease,
+    `read` on reads from Redis and SQL, and `elsewhere` was not measured. `runs` has the 12 slowest runs in the order in
+    which they ended, and `more` other ones took `more_seconds` together. Concurrent runs may add up to more than the
+    turn took. `commit` is the time of the commit itself; None if it is not known, as the commit cannot contain it.
     """
 
     total: float
@@ -58,7 +58,7 @@ _KINDS: dict[str, Ran] = {"t": "tool", "m": "model"}
 
 
 def step_of(times: TurnTimes) -> Step:
-    """The step that notes them; what is zero or unknown is left out."""
+    """The operation that notes them, without zero and unknown values."""
     noted: dict[str, Any] = {"total": round(times.total, _DIGITS)}
     if lock := round(times.lock, _DIGITS):
         noted["lock"] = lock
@@ -74,7 +74,7 @@ def step_of(times: TurnTimes) -> Step:
 
 
 def read(name: bytes) -> TurnTimes | None:
-    """What a step of this name noted; None if this release cannot read it: no reason to refuse the change beside it."""
+    """Decode the note in a field's name; None if this release cannot read it, since that must not fail the change."""
     try:
         noted = codec.decode(name[len(TIMES) :])
         more, more_seconds = noted.get("more", (0, 0.0))
@@ -108,7 +108,7 @@ _EXPLAINED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a turn: what it was, what that means, how long it took and what share of the turn, 0 to 1."""
+    """A part of a turn: its name, its meaning, how long it took, and its share of the turn, 0 to 1."""
 
     name: str
     meaning: str
@@ -118,7 +118,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """A turn's time: of all its parts the longest is the answer to why it took so long."""
+    """A turn's time; its longest part explains why it took so long."""
 
     total: float
     parts: list[Part]
