@@ -1,4 +1,4 @@
-"""The audit trail: events as SQL keeps them. Law: what was published before the call is found, or the call fails.
+"""The audit trail: events in SQL. Law: a call finds all events published before it, or it fails.
 
 Design: section 12.
 """
@@ -23,7 +23,7 @@ _FOREVER_MS = 2**53
 
 
 def about(conversation: str | None, subject: str | Ref | None) -> tuple[Ref | None, str | None]:
-    """The record whose events are asked for, if it is one, and its text."""
+    """The requested record, if it is one, and its text."""
     if conversation is not None:
         if subject is not None:
             raise InvalidValue(f"conversation {conversation!r:.80} or subject {subject!r:.80}: give one of them")
@@ -41,7 +41,7 @@ def about(conversation: str | None, subject: str | Ref | None) -> tuple[Ref | No
 def sought(
     subject: str | None, type: str | None, since: float | None, until: float | None, limit: int, after: str | None
 ) -> Sought:
-    """What is asked for, checked."""
+    """Check the arguments of a query."""
     if type is not None and not (isinstance(type, str) and _TYPE.fullmatch(type)):
         raise InvalidValue(f"a type is one as 'conversation.deleted', or some as 'conversation.*', not {type!r:.80}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
@@ -55,7 +55,7 @@ def sought(
 
 
 async def audit(tiers: Tiers, wanted: Sought) -> list[Event]:
-    """The events asked for, oldest first."""
+    """The requested events, oldest first."""
     # All events of one subject are in one partition.
     await tiers.archiver.drain(None if wanted.subject is None else [tiers.keys.partition_of(wanted.subject)])
     return [event_of(tiers.codec_of(row.subject), row) for row in await tiers.port.sql(tiers.cold.audit, wanted)]
@@ -79,7 +79,7 @@ def _place(cursor: Any) -> tuple[int, int, str, int]:
 
 
 def event_of(record_codec: Codec, row: Happened) -> Event:
-    """An event of the archive as users see it."""
+    """Convert an archived event to the one that users see."""
     data = codec.decode(record_codec.open_event(row.data, row.type, row.id), "data")
     if not isinstance(data, dict):
         raise CorruptState(f"event {row.id}: its data is not an object", field="data", data=row.data)

@@ -1,7 +1,7 @@
-"""What an agent is configured with, from a file or from the fleet. Law: a broken one never replaces a good one.
+"""The configuration of an agent, from a file or from the fleet. Law: a broken one never replaces a good one.
 
-What the fleet is given lies in a record, and is read there. The event says which names changed, never to what: events
-reach more readers than records do.
+The fleet's configuration is stored in a record and read from there. The event names the changed settings, without their
+values, because events reach more readers than records do.
 
 Design: section 12.
 """
@@ -26,11 +26,11 @@ from distributed_state.values import codec
 
 log = logging.getLogger(__name__)
 Source = str | os.PathLike[str] | Mapping[str, Any]
-RECORD = "agent-config"  # of scope app: a field for all agents, and one for each that was given its own
+RECORD = "agent-config"  # of scope app: a field for all agents, and one for each agent with a config of its own
 
 
 def field_of(agent: str) -> str:
-    """Where the record keeps what was given to one agent, or with "" to all."""
+    """The record's field with the config of one agent, or of all agents with ""."""
     if not isinstance(agent, str):
         raise InvalidValue(f"agent is the name of one, not a {type(agent).__name__}")
     return f"agent:{agent}" if agent else "all"
@@ -38,7 +38,7 @@ def field_of(agent: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A config that was given to the whole fleet. `time` is in seconds since 1970, `version` the record's."""
+    """A config that was given to the whole fleet. `time` is in seconds since 1970, `version` is the record's."""
 
     config: dict[str, Any]
     time: float
@@ -46,35 +46,35 @@ class Spread:
 
 
 def newest(fields: Mapping[str, Any], agent: str, version: int) -> Spread | None:
-    """What the fleet was given last that concerns this agent."""
+    """The fleet's latest config that concerns this agent."""
     found = [_spread(fields.get(name), version) for name in (field_of(""), field_of(agent))]
     return max(filter(None, found), key=lambda each: each.time, default=None)
 
 
 def _spread(found: Any, version: int) -> Spread | None:
-    """What a field of the record says; what else somebody wrote there keeps no agent from starting."""
+    """The config in a field of the record; other content is ignored, so that agents can still start."""
     given, time = (found.get("config"), found.get("time")) if isinstance(found, dict) else (None, None)
     return Spread(given, float(time), version) if isinstance(given, dict) and isinstance(time, (int, float)) else None
 
 
 def difference(before: Any, found: dict[str, Any], agent: str) -> dict[str, Any]:
-    """What an event says of a new config. `before` is what the record held in its place."""
+    """The data of the event for a new config. `before` is the record's previous value."""
     given = before.get("config") if isinstance(before, dict) else None
     changed = _differing(given if isinstance(given, dict) else {}, found)
     return {"agent": agent, "changed": sorted(changed), "digest": digest(found)}
 
 
 def digest(found: dict[str, Any]) -> str:
-    """SHA-256 of a config, in hex: who has one can tell whether it is the fleet's."""
+    """SHA-256 of a config, in hex, to compare a config with the fleet's."""
     return hashlib.sha256(json.dumps(found, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The contents of a file, JSON if it is called so, else YAML. Raises ConfigurationError with the place."""
+    """The contents of a file: JSON if it is named .json, else YAML. Raises ConfigurationError with the place."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+    except (OSError, ValueError) as error:  # an impossible file name is a ValueError
         raise ConfigurationError(f"{str(file)!r}: cannot be read: {error}") from error
     try:
         found = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
@@ -90,7 +90,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def of_fleet(source: Source) -> dict[str, Any]:
-    """What is given to the whole fleet: a mapping, or the path of a file. Raises ConfigurationError, InvalidValue."""
+    """The config for the whole fleet, from a mapping or a file. Raises ConfigurationError, InvalidValue."""
     if isinstance(source, (str, os.PathLike)):
         return read(source)
     if not isinstance(source, Mapping):
@@ -102,7 +102,7 @@ def _object(found: Any, place: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(f"{place}: holds no object whose names are texts, but a {type(found).__name__}")
     try:
-        # What every replica can be sent, and compares with what it has: dates and the like of YAML are none.
+        # Only JSON values can be sent to every replica and compared there; YAML's dates, for example, cannot.
         value: dict[str, Any] = codec.decode(codec.encode(found, "config"))
     except StateError as error:
         raise ConfigurationError(f"{place}: {error}") from error
@@ -110,7 +110,7 @@ def _object(found: Any, place: str) -> dict[str, Any]:
 
 
 def part_of(found: dict[str, Any], agent: str) -> dict[str, Any]:
-    """What concerns one agent: all of it, or what stands under `agents` for it, over what stands beside that.
+    """The part for one agent: all of it, or the agent's entry under `agents`, merged over the rest.
 
     `agents` is a mapping by name, or a list of objects with a `name`.
     """
@@ -125,7 +125,7 @@ def part_of(found: dict[str, Any], agent: str) -> dict[str, Any]:
 
 
 class Config:
-    """The config of one agent, as it is now: `value` is a dict, or a model of the class that the agent named."""
+    """The current config of one agent: `value` is a dict, or a model of the class that the agent named."""
 
     def __init__(self, agent: str, model: type[BaseModel] | None, source: Source | None) -> None:
         self._agent = agent
@@ -140,7 +140,7 @@ class Config:
         self.value: Any = {}
 
     def begin(self, spread: Spread | None) -> None:
-        """Take the newest of file and fleet at the start. Raises ConfigurationError if there is none that is valid."""
+        """Take the newer one of file and fleet at the start. Raises ConfigurationError if neither is valid."""
         if self._path is not None:
             self._seen = self._stat()
             self._given = self._file = read(self._path)
@@ -158,9 +158,9 @@ class Config:
         self._put(self._given or {})
 
     def reload(self) -> set[str]:
-        """Read the file again; the names whose values differ now. Raises ConfigurationError, and nothing changed.
+        """Read the file again; the names whose values changed. Raises ConfigurationError, and then nothing changed.
 
-        A file that is what it was changes nothing, even if the fleet was given another config since.
+        An unmodified file changes nothing, even if the fleet received another config since.
         """
         if self._path is None:
             return set()
@@ -172,17 +172,17 @@ class Config:
         return self._put(found)
 
     def take(self, spread: Spread) -> set[str]:
-        """Take what the fleet was given; the names whose values differ now. What came before the present is ignored."""
+        """Take the fleet's config if it is newer than the current one; the names whose values changed."""
         if spread.version <= self._version:
             return set()
-        # The record moves on for other agents, too: what was given once is not taken again, over a newer file.
+        # The record also changes for other agents: a known config is not taken again over a newer file.
         known = spread.time == self._time
         self._version = spread.version
         self._time = spread.time
         return set() if known else self._put(spread.config)
 
     def touched(self) -> bool:
-        """Whether the file is another one since it was read."""
+        """Whether the file was modified since it was read."""
         return self._path is not None and self._stat() != self._seen
 
     def _stat(self) -> tuple[float, int] | None:
@@ -213,5 +213,5 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 
 
 def _value(raw: dict[str, Any], name: str) -> bytes | None:
-    # As text: to Python 1, 1.0 and True are equal.
+    # As text, because 1, 1.0 and True are equal in Python.
     return codec.encode(raw[name], name) if name in raw else None

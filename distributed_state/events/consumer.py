@@ -1,8 +1,8 @@
-"""Events as they come, for one consumer. Law: one at a time, in the order of each conversation.
+"""A stream of events for one consumer. Law: one event at a time, in order for each conversation.
 
-Consumers may share the events as a group: each partition is one member's, up to a position that Redis keeps. A member
-that takes too long for one event leaves its partitions, with that event, to the others: it may be handled twice, and
-none waits for ever behind a handler that hangs.
+Consumers may share the events as a group: one member handles each partition, and Redis keeps its position. A member
+that takes too long for one event loses its partitions, with that event, to the others: the event may be handled twice,
+but a handler that hangs does not block the group.
 
 Design: section 12.
 """
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 _TEAM_SECONDS = 6.0
 _TOGETHER = 64
 _SAVE_EVERY = 0.5
-_NOTED_AGAIN = 60.0  # seconds after which members that live have noted again where their group is
+_NOTED_AGAIN = 60.0  # seconds after which live members have saved their group's position again
 
 
 @bounded()
 class AsyncEvents:
-    """Events as they come, from `store.events(...)`.
+    """A stream of events, from `store.events(...)`.
 
     Example::
 
@@ -41,8 +41,9 @@ class AsyncEvents:
             while (event := await events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `async for event in events` waits without limit. Listening begins when it is entered, or first asked, and ends with
-    the event loop of the task that did so. An event of type `resync` says that some were missed: reload what you keep.
+    `async for event in events` waits without limit. Listening starts when it is entered, or at the first `next`, and
+    ends with that task's event loop. An event of type `resync` reports that some events were missed: reload cached
+    data.
     """
 
     def __init__(self, tiers: Tiers, types: Iterable[str], group: str | None, since: str | None) -> None:
@@ -56,7 +57,7 @@ class AsyncEvents:
         self._joined = False
 
     async def join(self) -> None:
-        """Begin to listen. Events from now on are not missed."""
+        """Start listening. Later events are not missed."""
         if self._joined:
             return
         await self._tiers.warm.patiently(self._begin)
@@ -72,8 +73,8 @@ class AsyncEvents:
     async def next(self, timeout: float | None = None) -> Event | None:
         """Wait for the next event; None after `timeout` seconds without one, or when the events were closed.
 
-        Without `timeout` it waits without limit. Asking for the next one says that the one before was handled, which
-        is what a group keeps. Raises InvalidValue for what is no number of seconds.
+        Without `timeout` it waits without limit. Asking for the next event confirms that the previous one was handled,
+        and a group saves that. Raises InvalidValue for an invalid timeout.
         """
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout
@@ -98,7 +99,7 @@ class AsyncEvents:
                 self._current = waiting
                 event = waiting.event(self._tiers.codec_of)
                 if event.version:
-                    # Whoever hears of a change must not read what was there before it.
+                    # After an event of a change, a read must not return an older state.
                     self._tiers.hot.expect(event.subject, event.epoch, event.version)
                 return event
             left = None if end is None else end - clock()
@@ -108,11 +109,11 @@ class AsyncEvents:
 
     @property
     def position(self) -> str:
-        """How far these events are, the last one that was returned included: text for `since=` of others."""
+        """The position after the last returned event, as text for the `since=` of another consumer."""
         return shown(self._subscription.delivered())
 
     def asks(self, type: str) -> bool:
-        """Whether these are events of this type, too."""
+        """Whether events of this type are included."""
         return self._subscription.wants(type.encode())
 
     @property
@@ -121,15 +122,15 @@ class AsyncEvents:
         return len(self._subscription)
 
     def count_in(self, buffer: Buffer) -> None:
-        """Count what waits here in this buffer. Call it before `join`, and for no group."""
+        """Count the waiting events in this buffer. Call it before `join`, and not for a group."""
         self._subscription.buffer = buffer
 
     def end(self) -> None:
-        """Let whoever waits for an event get none."""
+        """Wake up whoever waits for an event, with None."""
         self._subscription.close()
 
     def leave(self) -> bool:
-        """Hear of no more events; a group's partitions lapse. True if this did listen."""
+        """Stop receiving events; a group's partitions lapse. Returns whether it was listening."""
         self.end()
         joined, self._joined = self._joined, False
         if joined:
@@ -137,7 +138,7 @@ class AsyncEvents:
         return joined
 
     async def close(self, *, handled: bool = True) -> None:
-        """Stop listening. For a group, `handled` says whether the event that was returned last was handled."""
+        """Stop listening. For a group, `handled` says whether the last returned event was handled."""
         if self.leave() and self._group is not None:
             await self._group.leave(None if handled else self._current)
 
@@ -161,7 +162,7 @@ class AsyncEvents:
 
 
 class Group:
-    """One member of consumers that share the events: each partition is one member's, up to a position in Redis."""
+    """A member of a group of consumers: one member handles each partition, and Redis keeps the position."""
 
     def __init__(self, tiers: Tiers, name: str, subscription: Subscription) -> None:
         self._tiers = tiers
@@ -179,8 +180,8 @@ class Group:
         self._mutex = tiers.port.mutex()
         self._limit = tiers.settings.handler_timeout
         self._saved: dict[int, Position] = {}
-        self._handed: tuple[float, Waiting] | None = None  # since when the consumer has what
-        # After it took too long: where that is, before and behind it. None: it did not.
+        self._handed: tuple[float, Waiting] | None = None  # the event being handled, and since when
+        # If that took too long: the positions before and after the event. None: it did not.
         self._overdue: dict[int, tuple[Position, Position]] | None = None
         self._leaving: set[int] = set()
         self._left: set[int] = set()
@@ -189,7 +190,7 @@ class Group:
         self._job: Job | None = None
 
     async def join(self, since: str | None) -> None:
-        """Begin where the group is; a new group at `since`, or now."""
+        """Start at the group's position; a new group starts at `since`, or now."""
         keys = self._tiers.keys
         port = self._tiers.port
         begin = await self._tiers.consumers.positions(since)
@@ -202,19 +203,19 @@ class Group:
         self._job = port.spawn_here(self._run, "distributed-state-group")
 
     async def _lost(self, begin: dict[int, Position]) -> dict[int, Position]:
-        """Where a group begins whose place Redis may just have lost with its data: as far as it can, with a resync.
+        """Where a group starts if Redis may just have lost its position: as early as possible, with a resync.
 
-        *A server lost the place of a group that had members. Before one of them had noted it again another one joined,
-        took the group for a new one that begins now, and what had been written since was nobody's.*
+        *A server lost the position of a group with members. Before one of them saved it again, another member joined
+        and took the group for a new one that starts now, so events written in between were not handled.*
         """
         tiers = self._tiers
         if tiers.settings.url is None:
-            return {}  # an embedded server begins empty, and all members with it
+            return {}  # an embedded server starts empty, together with all members
         over = {at: position for at, position in begin.items() if position.waits}
         await tiers.clock.know()
         since_ms = int((tiers.clock.now() - _NOTED_AGAIN) * 1000)
         begun = await tiers.stream.begun_since([tiers.keys.partition(at) for at in begin], since_ms)
-        # Where all are the first of their partition, the namespace is new, and so is the group.
+        # If every partition is in its first epoch, the namespace is new, and so is the group.
         if not any(count(each.epoch) for each in over.values()) and all(
             count(head.epoch) == 1 for head in begun.values()
         ):
@@ -233,17 +234,17 @@ class Group:
                 log.warning("group %s: %s", self._name, error)
 
     def hand(self, waiting: Waiting) -> None:
-        """The consumer is given this."""
+        """Note that the consumer received this event."""
         with self._mutex:
             self._handed = self._tiers.port.monotonic(), waiting
 
     async def done(self) -> None:
-        """The consumer is done with what it was given."""
+        """Note that the consumer has handled its event."""
         with self._mutex:
             self._handed = None
             late = self._overdue
         if late is not None:
-            # Noted even now, unless another member is past it: else one slow event would go round for ever.
+            # Saved even if late, unless another member is past it; otherwise one slow event would circulate for ever.
             calls = [
                 (self._tiers.keys.group(at, self._name), str(behind).encode(), str(before).encode())
                 for at, (before, behind) in late.items()
@@ -252,7 +253,7 @@ class Group:
             self._overdue = None
 
     async def _lapse(self) -> None:
-        """If the consumer takes too long, leave its partitions to the other members until it is back."""
+        """If the consumer takes too long, leave its partitions to the other members until it is done."""
         with self._mutex:
             if self._handed is None or self._overdue is not None:
                 return
@@ -267,7 +268,7 @@ class Group:
         await self._assignment.leave()
 
     async def _hold(self) -> None:
-        """Take or renew our partitions. What is to be given back is so only when the consumer is done with it."""
+        """Take or renew our partitions. Excess ones are given back when the consumer has handled its event."""
         await self._assignment.hold()
         with self._mutex:
             left = self._left
@@ -289,7 +290,7 @@ class Group:
             return
         names = [self._tiers.keys.group(at, self._name)[1] for at in gained]
         answers = await self._tiers.port.exchange([(b"GET", name) for name in names])
-        # No answer says nothing: a partition whose server is away is begun when it is back.
+        # Without an answer nothing is known: a partition whose server is down starts when the server is back.
         found = {
             at: None if answer is None else Position.parse(answer)
             for at, answer in zip(gained, answers, strict=True)
@@ -302,7 +303,8 @@ class Group:
             self._saved.update(positions)
         self._subscription.assign(positions)
         if emptied:
-            # Written when the group began: whoever emptied Redis took the events as well.
+            # The position was written when the group started: if it is gone, Redis was emptied, and the events are gone
+            # too.
             self._subscription.lose({at: (positions[at], positions[at]) for at in emptied}, "epoch")
         self._tiers.consumers.stir(positions)
 
@@ -315,7 +317,7 @@ class Group:
                     self._saved.pop(each, None)
 
     async def save(self, current: Waiting | None, *, now: bool = False) -> None:
-        """Note how far we are, now and then; `current` is being handled still."""
+        """Save our position from time to time; `current` is still being handled."""
         with self._mutex:
             leaving = self._leaving
             self._leaving = set()
@@ -342,17 +344,18 @@ class Group:
             with self._mutex:
                 self._left |= leaving
         if over:
-            # Paused or cut off: another member may have gone on already. What is still ours begins again where it is.
+            # Paused or cut off: another member may have taken over. Partitions that are still ours restart at their
+            # position.
             self._drop(list(self._saved))
 
     async def leave(self, current: Waiting | None) -> None:
-        """Note how far we are and leave the rest to the others."""
+        """Save our position, and leave the partitions to the others."""
         if self._job is not None:
             await self._job.stop()
             self._job = None
             if current is None:
                 await self.done()
-            # Patiently: what is not noted is handled again. The assignment lapses by itself.
+            # Retried, because unsaved events are handled again. The assignment lapses by itself.
             await self._tiers.warm.patiently(lambda: self.save(current, now=True))
             try:
                 await self._assignment.leave()

@@ -1,6 +1,6 @@
-"""Handlers of events, each with a job that hands events to it. Law: one that fails or hangs stops no other.
+"""Handlers of events, each with a job that passes events to it. Law: a handler that fails or hangs stops no other.
 
-It is called with one event at a time, in a task or thread of its own.
+A handler receives one event at a time, in a task or thread of its own.
 
 Design: section 12.
 """
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Event], Any | Awaitable[Any]]
 _PATIENCE = 5.0
 _HANGING = 5.0
-# What the caller handles, if it is a handler: since when, and the event. In the thread of a plain function as well.
+# If the caller is a handler: its event, and since when it handles it. Also set in the thread of a plain function.
 _handled: ContextVar[tuple[float, Event] | None] = ContextVar("distributed_state_handled", default=None)
 
 
 def inside() -> bool:
-    """Whether the caller is a handler, which must not wait for what waits for handlers."""
+    """Whether the caller is a handler, which must not wait for calls that wait for handlers."""
     return _handled.get() is not None
 
 
@@ -40,7 +40,7 @@ def _facts(_: Handling, event: Event) -> Facts:
 
 
 class Handling(HandlerWorker):
-    """A handler and the job that hands events to it."""
+    """A handler and the job that passes events to it."""
 
     def __init__(self, tiers: Tiers, events: AsyncEvents, handler: Handler) -> None:
         if not callable(handler):
@@ -57,14 +57,14 @@ class Handling(HandlerWorker):
         self._feed = tiers.consumers
         self._slow = tiers.settings.slow_handler
         self.telemetry = tiers.warm.telemetry
-        self._at: tuple[float, Event] | None = None  # since when which event is being handled
+        self._at: tuple[float, Event] | None = None  # the event that is being handled, and since when
         self._noticed: Any = None
         self._feed.watching.append(self._notice_hanging)
         self._idle = port.signal()
         self._idle.set()
-        self._until = 0.0  # the event that is being handled is waited for
+        self._until = 0.0  # the end of the wait for the event that is being handled
         self._closing = False
-        self._leaves = False  # by itself, when its loop goes on
+        self._leaves = False  # the job leaves by itself, when its loop goes on
         self._all = tiers.handlings
         self._job = port.spawn_here(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
@@ -74,7 +74,7 @@ class Handling(HandlerWorker):
             if self._leaves:
                 await self._leave()
         except BaseException as error:
-            # Cancelled by nobody here: its event loop ends, while the store lives on.
+            # Not cancelled by us: its event loop ends, while the store stays open.
             if not isinstance(error, Exception) and not self._closing:
                 self.end()
                 self._events.leave()
@@ -90,7 +90,7 @@ class Handling(HandlerWorker):
                 self.joined.set()
                 event = await self._events.next()
             except CorruptState as error:
-                # The next one comes at once: it may be another's fault that this one cannot be read.
+                # The next event follows at once: only this one cannot be read.
                 self.failed += 1
                 log.error("%s was not called: %s", _name(self.handler), error)
                 continue
@@ -120,7 +120,7 @@ class Handling(HandlerWorker):
         outer = _handled.set(self._at)
         try:
             await self._call(event)
-        except (Exception, SystemExit):  # an exit as well: from a thread it would end the handler, without a word
+        except (Exception, SystemExit):  # SystemExit too: in a thread it would end the handler silently
             self.failed += 1
             text = "%s failed on %s %s of %r"
             about = log_fields(event.subject)
@@ -146,7 +146,7 @@ class Handling(HandlerWorker):
             await self._port.thread(self.handler, event)
 
     def _notice_hanging(self) -> None:
-        at = self._at  # once: the handler goes on meanwhile
+        at = self._at  # read once: the handler goes on meanwhile
         if at is not None and at is not self._noticed:
             since, event = at
             took = self._port.monotonic() - since
@@ -159,7 +159,7 @@ class Handling(HandlerWorker):
                 )  # fmt: skip
 
     def end(self) -> None:
-        """Hand over no more events."""
+        """Stop passing events to the handler."""
         if self._closing:
             return
         self._closing = True
@@ -173,16 +173,17 @@ class Handling(HandlerWorker):
         return handled is not None and handled is self._at
 
     async def finish(self) -> None:
-        """Let the event that is being handled be handled, if that is soon, and ask the job to end."""
+        """Wait briefly for the event that is being handled, and ask the job to end."""
         if not self._is_caller() and not self._port.holds_up(self.here):
             await self._idle.wait(max(0.0, self._until - self._port.monotonic()))
             self._job.ask()
 
     async def close(self) -> None:
-        """Hand over no more events, and let the one that is being handled be handled, if that is soon.
+        """Stop passing events to the handler, and wait briefly for the event that is being handled.
 
-        A handler may do this itself, by `off` or by closing the store: it is done with its event, and goes on. Blocking
-        code that holds up the handler's event loop does not wait for it; it ends as soon as the loop goes on.
+        A handler may call this itself, through `off` or by closing the store: its event then counts as handled, and the
+        handler goes on. Blocking code that holds up the handler's event loop does not wait for it; the job ends as soon
+        as the loop goes on.
         """
         self.end()
         if self._is_caller():

@@ -1,7 +1,7 @@
-"""The types of events: those that the package itself publishes, and what others may be called and be about.
+"""The types of events: those that the package publishes, and which types and subjects users' events may have.
 
-Law: the package publishes no other type, and `data` names all that one has. An event of a user's own is checked before
-anything is written.
+Law: the package publishes no other type, and `data` lists all of its names. A user's event is checked before anything
+is written.
 
 Design: section 12.
 """
@@ -20,7 +20,7 @@ from distributed_state.warm.consumers import RESYNC
 
 @dataclass(frozen=True, slots=True)
 class EventType:
-    """One type: what its `subject` is, when it is published, and what its `data` holds by name."""
+    """One type: its `subject`, when it is published, and the contents of its `data` by name."""
 
     name: str
     subject: str
@@ -125,13 +125,13 @@ TYPES = (
 )  # fmt: skip
 
 
-# Events of a user's own
+# Users' events
 
 _TYPE = re.compile(r"[\w.-]{1,200}", re.ASCII)
 
 
 def checked_type(type: str) -> str:
-    """A type of event that may be written. Raises InvalidValue."""
+    """Return a valid type of a user's event. Raises InvalidValue."""
     if not isinstance(type, str) or not _TYPE.fullmatch(type) or type == RESYNC:
         raise InvalidValue(
             f"an event's type is a word like 'mail.sent', of letters, digits, '.', '_' and '-', not {type!r:.80}"

@@ -12,7 +12,7 @@ from distributed_state.values.results import Event
 
 
 class Events:
-    """Events as they come, from `store.events(...)`.
+    """A stream of events, from `store.events(...)`.
 
     Example::
 
@@ -21,8 +21,9 @@ class Events:
             while (event := events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `for event in events` waits without limit. Listening begins when it is entered, or first asked, and ends with
-    the event loop of the task that did so. An event of type `resync` says that some were missed: reload what you keep.
+    `for event in events` waits without limit. Listening starts when it is entered, or at the first `next`, and
+    ends with that task's event loop. An event of type `resync` reports that some events were missed: reload cached
+    data.
     """
 
     def __init__(self, twin: AsyncEvents) -> None:
@@ -31,14 +32,14 @@ class Events:
     def next(self, timeout: float | None = None) -> Event | None:
         """Wait for the next event; None after `timeout` seconds without one, or when the events were closed.
 
-        Without `timeout` it waits without limit. Asking for the next one says that the one before was handled, which
-        is what a group keeps. Raises InvalidValue for what is no number of seconds.
+        Without `timeout` it waits without limit. Asking for the next event confirms that the previous one was handled,
+        and a group saves that. Raises InvalidValue for an invalid timeout.
         """
         return finish(self._twin.next(timeout))
 
     @property
     def position(self) -> str:
-        """How far these events are, the last one that was returned included: text for `since=` of others."""
+        """The position after the last returned event, as text for the `since=` of another consumer."""
         return self._twin.position
 
     @property
@@ -47,7 +48,7 @@ class Events:
         return self._twin.waiting
 
     def close(self, *, handled: bool = True) -> None:
-        """Stop listening. For a group, `handled` says whether the event that was returned last was handled."""
+        """Stop listening. For a group, `handled` says whether the last returned event was handled."""
         finish(self._twin.close(handled=handled))
 
     def __enter__(self) -> Self:
