@@ -1,31 +1,31 @@
 """Every error that this package raises on purpose, as one tree.
 
     StateError
-    ├── Conflict                 somebody else was faster; read again and retry
-    ├── Locked                   somebody else holds the record
-    │   └── LockTimeout          ... and still did when the wait was over
+    ├── Conflict                 another writer was faster; read again and retry
+    ├── Locked                   the record is locked by another holder
+    │   └── LockTimeout          ... and still was when the wait was over
     ├── Fenced                   the lease was lost; nothing was written
     │   └── Interrupted          ... to another request, which took the turn over
     ├── NotFound                 no such record, version or checkpoint
     ├── Deleted                  the record was deleted
-    ├── InvalidTransition        the event is not allowed in the phase that the record is in
+    ├── InvalidTransition        the event is not allowed in the record's phase
     ├── InvalidValue             the value cannot be stored as it is
     │   └── TooLarge             ... because of its size
     ├── CorruptState             stored bytes cannot be read; they are kept
     │   └── DecryptionFailed     ... because of their key, their place, or because they are not encrypted
     ├── SchemaMismatch           the record's schema version and this worker's do not fit
-    ├── CommandFailed            a command of an agent failed, or was not begun
-    ├── AccessDenied             the store's policy does not allow it; nothing was asked of a server
-    ├── Unauthenticated          a request does not say who sends it, or not truly
+    ├── CommandFailed            a command of an agent failed or was not started
+    ├── AccessDenied             the store's policy does not allow it; no server was asked
+    ├── Unauthenticated          a request has no valid credentials
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
-    │   │   └── UnknownStep      ... cannot be given what a newer release wrote
-    │   ├── RecoveryInProgress   Redis lost something, and is being filled from what is known elsewhere
-    │   └── Backpressure         Redis holds as much unarchived work as it may
-    ├── DurabilityUnknown        applied, or perhaps: what was asked for was not confirmed, or not all of it
+    │   │   └── UnknownStep      ... cannot store an operation of a newer release
+    │   ├── RecoveryInProgress   Redis lost data, and is being restored from other sources
+    │   └── Backpressure         Redis holds as many unarchived commits as it may
+    ├── DurabilityUnknown        applied or possibly applied, but not confirmed, or not completely
     └── ConfigurationError       a setting, a server or a right is wrong; retrying does not help
-        └── NotPermitted         ... Redis refuses our user, its password, or what it asks for
+        └── NotPermitted         ... Redis refuses our user, its password, or the command
 
 Law: the message says what was asked and what was found.
 """
@@ -40,10 +40,10 @@ class StateError(Exception):
 
 
 class Conflict(StateError):
-    """The record is not as the caller expected; it is at `version`. Nothing was written; read again and retry.
+    """The record differs from what the caller expected; it is at `version`. Nothing was written; read again and retry.
 
     `found` holds the stored bytes of the fields that the write expected, None for an absent one; `preconditions` the
-    same of those that the caller named in `expect`, b"+" where only that was asked.
+    same for the fields that the caller named in `expect`, b"+" if only the existence was checked.
 
     Remedy: read the record and decide again; `apply()` and `update()` do so by themselves.
     """
@@ -63,7 +63,7 @@ class Conflict(StateError):
 
 
 class Locked(StateError):
-    """Somebody else holds the record exclusively. Nothing was written.
+    """The record is locked exclusively by another holder. Nothing was written.
 
     Remedy: try again later, or wait for the record with `lock(wait=)`.
     """
@@ -72,16 +72,16 @@ class Locked(StateError):
 class LockTimeout(Locked):
     """The record could not be locked within the time given.
 
-    Remedy: wait longer, or look at who holds it so long: the metric `lock_wait_seconds`.
+    Remedy: wait longer, or find out why it is held so long: the metric `lock_wait_seconds`.
     """
 
 
 class Fenced(StateError):
     """The write carried a lease that is no longer held. Nothing was written.
 
-    `holder` names the lease that the server found in its place, '' if there is none or the server was not asked.
+    `holder` names the lease that the server found instead, '' if there is none or the server was not asked.
 
-    Remedy: begin the work again under a new lease; if it comes often, give locks a longer `ttl`.
+    Remedy: start the work again under a new lease; if it happens often, give locks a longer `ttl`.
     """
 
     def __init__(self, message: str, *, holder: str = "") -> None:
@@ -90,27 +90,27 @@ class Fenced(StateError):
 
 
 class Interrupted(Fenced):
-    """Another request, or an operator, took the turn or the lock over.
+    """Another request, or an operator, took over the turn or the lock.
 
-    Nothing of this one was written, and it should not be repeated.
+    Nothing of this turn was written, and it should not be repeated.
 
-    Remedy: end; who took over answers the user.
+    Remedy: stop; the request that took over answers the user.
     """
 
 
 class NotFound(StateError):
     """There is no such record, version or checkpoint.
 
-    Remedy: create it, or look at the id, the version or the label.
+    Remedy: create it, or check the id, the version or the label.
     """
 
 
 class Deleted(StateError):
-    """The record was deleted. `create()` starts it again, `rollback(version=)` brings an older state back.
+    """The record was deleted. `create()` starts it again, `rollback(version=)` restores an older state.
 
-    `version` is what the deletion made of it, 0 where that was not looked up.
+    `version` is the version of the deletion, 0 if it was not looked up.
 
-    Remedy: begin it again with `create()`, or leave it.
+    Remedy: start it again with `create()`, or leave it deleted.
     """
 
     def __init__(self, message: str, *, version: int = 0) -> None:
@@ -119,7 +119,7 @@ class Deleted(StateError):
 
 
 class InvalidTransition(StateError, ValueError):
-    """The event leads nowhere from `phase`, the one found. Nothing was written; the message lists what is allowed.
+    """The event is not allowed in `phase`, the current one. Nothing was written; the message lists what is allowed.
 
     Remedy: ask for a transition that the message lists.
     """
@@ -133,7 +133,7 @@ class InvalidTransition(StateError, ValueError):
 class InvalidValue(StateError, ValueError):
     """The value, name or id cannot be stored as it is; the message names the place.
 
-    Remedy: change the value, name or id; the same again is refused again.
+    Remedy: change the value, name or id; the same one is refused again.
     """
 
 
@@ -147,7 +147,7 @@ class TooLarge(InvalidValue):
 class CorruptState(StateError):
     """Stored bytes cannot be read. `field` names them, `data` holds them; nothing was changed.
 
-    Remedy: `distributed-state doctor`, and the log; an older version may be readable with `at()`.
+    Remedy: run `distributed-state doctor` and read the log; an older version may be readable with `at()`.
     """
 
     def __init__(self, message: str, *, field: str = "", data: bytes = b"") -> None:
@@ -166,9 +166,9 @@ def _corrupt(message: str, field: str, data: bytes) -> CorruptState:
 class DecryptionFailed(CorruptState):
     """A stored value cannot be decrypted, or is plain text where it must not be. The stored bytes are kept.
 
-    `record`, `field` ('#message' for a message) and `key` (the id of the key) say which; the value is never in it.
+    `record`, `field` ('#message' for a message) and `key` (the id of the key) identify it; the value is never included.
 
-    Remedy: give the store the key that the error names; never drop one that `reencrypt` has not replaced.
+    Remedy: give the store the key that the error names; keep every key that `reencrypt` has not replaced.
     """
 
     def __init__(self, message: str, *, record: str = "", field: str = "", key: str = "") -> None:
@@ -185,7 +185,7 @@ def _undecrypted(message: str, record: str, field: str, key: str) -> DecryptionF
 
 
 class CommandFailed(StateError):
-    """A command of an agent failed with the error that this is raised from, or was not begun as the agent ends.
+    """A command of an agent failed with the error that this is raised from, or was not started because the agent ends.
 
     Remedy: look at the error that it was raised from.
     """
@@ -194,14 +194,14 @@ class CommandFailed(StateError):
 class AccessDenied(StateError):
     """The access policy of the store does not allow this. Nothing was read or written.
 
-    Remedy: ask as somebody who may, or change the policy.
+    Remedy: use an account with this right, or change the policy.
     """
 
 
 class Unauthenticated(StateError):
-    """The service does not know who sent a request. The message says nothing of why: a stranger may read it.
+    """The service could not authenticate a request. The message gives no reason, because a stranger may read it.
 
-    Remedy: send a token that is valid.
+    Remedy: send a valid token.
     """
 
     def __init__(self, message: str = "say who you are by a token that is valid") -> None:
@@ -209,9 +209,9 @@ class Unauthenticated(StateError):
 
 
 class SchemaMismatch(StateError):
-    """The record is of schema version `stored`, and this worker cannot bring it to `known`. Nothing was changed.
+    """The record has schema version `stored`, and this worker cannot convert it to `known`. Nothing was changed.
 
-    Remedy: deploy a version that knows the schema, or give it upcasters or downcasters.
+    Remedy: deploy a version that knows the schema, or provide upcasters or downcasters.
     """
 
     def __init__(self, message: str, *, stored: int = 0, known: int = 0) -> None:
@@ -228,16 +228,16 @@ def _mismatch(message: str, stored: int, known: int) -> SchemaMismatch:
 
 
 class Unavailable(StateError):
-    """A server did not answer in time. Never means that a record does not exist.
+    """A server did not answer in time. It never means that a record does not exist.
 
-    Remedy: try again when the server answers; `distributed-state doctor` says what is wrong.
+    Remedy: try again when the server answers; `distributed-state doctor` reports what is wrong.
     """
 
 
 class WarmUnavailable(Unavailable):
     """Redis did not answer. A write may or may not have been applied; repeating it with `set` is safe.
 
-    `demoted` if it did, and said that it is a replica.
+    `demoted` is true if the server answered, but is a replica now.
 
     Remedy: start Redis, or wait until another primary is elected; then repeat.
     """
@@ -246,16 +246,16 @@ class WarmUnavailable(Unavailable):
 
 
 class ColdUnavailable(Unavailable):
-    """The SQL database did not answer, and only it knows what was asked for.
+    """The SQL database did not answer, and the request needs it.
 
-    Remedy: start the database; what is in Redis is served meanwhile.
+    Remedy: start the database; data in Redis is served meanwhile.
     """
 
 
 class UnknownStep(ColdUnavailable):
-    """A newer release wrote what this one cannot archive: step `kind` of the journal's entry at `offset`.
+    """A newer release wrote an operation that this one cannot archive: `kind`, in the journal's entry at `offset`.
 
-    Nothing from there on was archived, and nothing is lost: a worker of that release goes on with it.
+    Nothing from there on was archived, and nothing is lost: a worker of that release continues.
 
     Remedy: bring this worker to the newer release.
     """
@@ -275,30 +275,30 @@ def _unknown(message: str, partition: int, offset: int, kind: bytes) -> UnknownS
 
 
 class RecoveryInProgress(Unavailable):
-    """Redis lost something, and what is known of it elsewhere is not put together yet. Nothing was written; retry.
+    """Redis lost data, and its restoration from other sources is not complete. Nothing was written; retry.
 
-    Remedy: repeat it after a moment.
+    Remedy: repeat the call after a moment.
     """
 
 
 class Backpressure(Unavailable):
     """The journal is full because archiving is behind. Nothing was written; retry when SQL is back.
 
-    Remedy: bring SQL back or add archivers: `distributed-state doctor`; then repeat.
+    Remedy: start SQL or add archivers (`distributed-state doctor` shows which); then repeat.
     """
 
 
 class DurabilityUnknown(StateError):
-    """Applied as `version` (0: an event), but the durability asked for was not confirmed.
+    """Applied as `version` (0: an event), but the requested durability was not confirmed.
 
-    Made again it would be made twice, unless it only sets: `record.confirm` waits for what was applied, and a turn may
-    be begun again under its `request_id`.
+    Repeating the write applies it again, which is harmless only if it sets values: `record.confirm` waits for the
+    applied write, and a turn may be started again under its `request_id`.
 
-    With version 0 of a write: its answer was lost, and whether it was applied could not be learned in time. Of a turn
-    also: its session's part is applied, its change of the user's record is not. With a `request_id`, a turn that is
-    begun again under that gives the outcome and completes the rest.
+    With version 0, the reply of a write was lost, and whether it was applied could not be determined in time. It also
+    means, for a turn, that its session's part is applied and its change of the user's record is not. With a
+    `request_id`, starting the turn again under it returns the outcome and completes the rest.
 
-    Remedy: do not repeat what adds; `confirm()` waits, a turn is begun again under its `request_id`.
+    Remedy: do not repeat increments or appends; `confirm()` waits, and a turn is started again under its `request_id`.
     """
 
     def __init__(self, message: str, *, version: int = 0, request_id: str | None = None) -> None:
@@ -322,7 +322,7 @@ class ConfigurationError(StateError):
 
 
 class NotPermitted(ConfigurationError):
-    """Redis refused our user, its password, or the right to do what was asked; nothing was read or written.
+    """Redis refused our user, its password, or the right to run a command; nothing was read or written.
 
     Remedy: give the user its rights in Redis, or the store the right password.
     """

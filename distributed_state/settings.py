@@ -109,7 +109,7 @@ class Settings(BaseSettings):
                 near = get_close_matches(place, cls.model_fields, 1)
                 meant = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigurationError(f"{place}: there is no such setting{meant}") from error
-            # Of the rest nothing is repeated: a URL holds a password, and so may what was misspelt.
+            # Other values are not repeated: a URL holds a password, and a misspelt setting may be one.
             shown = place in cls.model_fields and place not in _SECRET
             said = f" (given {first.get('input')!r:.80})" if shown else ""
             raise ConfigurationError(f"{place}: {first['msg']}{said}") from error
@@ -122,7 +122,7 @@ class Settings(BaseSettings):
 def refuse_unescaped(url: str, name: str) -> None:
     """Raise ConfigurationError if a part of a password would be read as the host, a port, a path or an option.
 
-    What is refused is never repeated, and neither is a driver's complaint of it: it may be that part.
+    The refused URL is never repeated, nor a driver's error about it: it may contain that part.
     """
     place, _, options = url.partition("?")
     if place.count("@") > 1 or "@" in options:
@@ -130,7 +130,7 @@ def refuse_unescaped(url: str, name: str) -> None:
 
 
 def require_host(host: str, name: str) -> None:
-    """Raise ConfigurationError for a host's name that nobody can look up; it is not repeated, as it may be a secret."""
+    """Raise ConfigurationError for a host name that cannot be resolved; it is not repeated, as it may be a secret."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -150,7 +150,7 @@ def require_files(place: str, options: Mapping[str, str]) -> None:
 def absolute(path: str) -> str:
     """Resolve a path against the current folder now: a program may change its folder while it has a store open.
 
-    Raises ConfigurationError if the path is relative and the current folder does not exist any longer.
+    Raises ConfigurationError if the path is relative and the current folder no longer exists.
     """
     try:
         return os.path.abspath(path)
@@ -161,7 +161,7 @@ def absolute(path: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """A URL that can be shown: what may hold a password is left out."""
+    """A URL that can be shown, without the parts that may hold a password."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url if url == "memory" else "..."
@@ -172,20 +172,20 @@ def without_password(url: str) -> str:
     return f"{scheme}://{'...@' if '@' in place else ''}{place.rpartition('@')[2]}{'?...' if question else ''}"
 
 
-# Files that hold users' data. A file that is made here is its owner's alone, and one that is there is left as it is.
-# The mode is given when the file is made, never changed afterwards: there is no moment in which others could open it.
+# Files with users' data. A file created here is readable by its owner alone; an existing file is left as it is. The
+# mode is set at creation, never changed afterwards, so there is no moment in which others could open the file.
 _OWNERS_ALONE = 0o600
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open(path, "w", opener=private_opener)`: a new one is readable for its owner alone."""
+    """Open a file for `open(path, "w", opener=private_opener)`: a new one is readable by its owner alone."""
     return os.open(path, flags, _OWNERS_ALONE)
 
 
 def create_private(path: str) -> None:
-    """Make an empty file unless something is there. That it cannot be made is left to whoever opens it."""
-    # Never opened if it is there: to close it would give up the locks that this process has on it, SQLite's too.
+    """Create an empty file unless one exists. An error is left to the code that opens the file."""
+    # An existing file is never opened: closing it would release this process's locks on it, SQLite's too.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     with suppress(OSError):
-        # What a link names: O_EXCL refuses the link itself, and SQLite would make the file that it leads to.
+        # The target of a link: O_EXCL refuses the link itself, and SQLite would create its target.
         os.close(os.open(os.path.realpath(path), flags, _OWNERS_ALONE))
