@@ -1,7 +1,7 @@
-"""What a caller's context says of its changes: who acts, and how durable they must be. Law: the innermost `with` wins.
+"""Settings of the caller's context: the actor, and the durability of changes. Law: the innermost `with` wins.
 
-Contexts are those of `contextvars`, so that this reaches exactly the work begun inside: a task inherits its creator's;
-a new thread begins without one, unless it is started by `asyncio.to_thread` or `contextvars.copy_context().run`.
+Contexts are those of `contextvars`, so this applies exactly to the work started inside: a task inherits its creator's
+context; a new thread starts without one, unless `asyncio.to_thread` or `contextvars.copy_context().run` starts it.
 
 Design: sections 4, 14.
 """
@@ -24,19 +24,19 @@ _levels: ContextVar[Mapping[int, Level] | None] = ContextVar("distributed_state_
 
 
 def noted(actor: Any) -> str:
-    """An actor in the form in which commits note it."""
+    """Convert an actor to the form that commits record."""
     if not isinstance(actor, str) or len(actor) > _MOST:
         raise InvalidValue(f"an actor is a str of at most {_MOST} characters, not {actor!r:.80}")
     return escape(actor)
 
 
 def actor() -> str:
-    """The actor of this context, '' if none was named."""
+    """The actor of this context, '' if none was set."""
     return _actor.get()
 
 
 def acting_as(actor: str) -> AbstractContextManager[None]:
-    """Note `actor` with each commit that is made inside."""
+    """Record `actor` with each commit made inside."""
     name = noted(actor)
     if not name:
         raise InvalidValue("an actor is a non-empty str")
@@ -44,13 +44,13 @@ def acting_as(actor: str) -> AbstractContextManager[None]:
 
 
 def level(settings: Settings) -> Level | None:
-    """The level that this context names for the store of these settings, None if it names none."""
+    """The level that this context sets for the store of these settings, None if it sets none."""
     levels = _levels.get()
     return None if levels is None else levels.get(id(settings))
 
 
 def durable(settings: Settings, level: Level) -> AbstractContextManager[None]:
-    """Have each commit that is made inside, to the store of these settings, reach this level."""
+    """Require this level for each commit made inside to the store of these settings."""
     return _set(_levels, {**(_levels.get() or {}), id(settings): level})
 
 

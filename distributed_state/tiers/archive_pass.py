@@ -1,12 +1,11 @@
 """One pass of the archiver over some partitions. Law: commits are compared by identity, never by numbers.
 
-An offset says nothing about the history that it belongs to. A Redis that lost its last seconds assigns their offsets
-and versions again, to other commits. So the journal's entry at SQL's cursor is compared by its event, and unless it
-is there and the same, nothing of the journal is archived, settled or trimmed.
+An offset does not identify a history: a Redis that lost its last seconds assigns their offsets and versions again, to
+other commits. So the journal's entry at SQL's cursor is compared by its event. Unless it exists and is the same,
+nothing of the journal is archived, settled or trimmed.
 
-A journal of which everything is archived is idle (`IdleJournals`): the first entry after that is published, so
-the partition is looked at every few seconds instead of several times a second. A message that a dead link does not
-receive is made up for by the next look.
+A fully archived journal is idle (`IdleJournals`): the next entry is published, so the partition is checked every few
+seconds instead of several times a second. The next check makes up for a message that a dead link does not receive.
 
 Design: section 9.
 """
@@ -32,12 +31,13 @@ _BYTES_TOGETHER = 2**20
 
 @dataclass(slots=True)
 class Pass:
-    """What a pass found and did.
+    """The findings and results of a pass.
 
-    `fits` are the cursors, moved by it or not, of those whose journals continue SQL; `carried` are the events that it
-    brought to SQL, `count` how many; `misfits` says of others why it cannot go on. `doubtful` are journals that did
-    not fit the cursor as it was read before. `batches` are to be inserted, `settled` holds the entries that SQL has
-    after that, with their epoch. `size`: bytes; `more`: whether entries were left in a journal that it read.
+    `fits` has the cursors, moved by it or not, of partitions whose journals continue SQL; `carried` the events that it
+    brought to SQL, `count` their number; `misfits` the reason why another partition cannot continue. `doubtful` are
+    journals that did not fit the cursor read before them. `batches` are to be inserted, `settled` holds the entries
+    that SQL has after that, with their epoch. `size` is in bytes; `more`: whether entries were left in a journal that
+    it read.
     """
 
     done: Signal
@@ -53,7 +53,7 @@ class Pass:
     more: bool = False
 
     def read(self, partition: int, cursor: Cursor | None, journal: Journal, most: int) -> None:
-        """Note what a journal, read with at most so many entries on either side of the cursor, holds for SQL."""
+        """Note the entries of a journal for SQL; `most` entries at most were read on either side of the cursor."""
         if not journal.epoch:
             self.misfits[partition] = EMPTIED
             return
@@ -62,13 +62,13 @@ class Pass:
             self.doubtful[partition] = why
             return
         self.fits[partition] = cursor
-        # An archiver that died before settling left what is before the cursor: all of that first.
+        # An archiver that died before settling left the entries before the cursor: they are first.
         whole = len(journal.before) < most
         entries = journal.before + journal.onward if whole else journal.before
         if not entries:
             return
         self.settled[partition] = (journal.epoch, entries)
-        # Not where the journal and SQL do not fit: there is nothing to hurry for.
+        # Not where the journal and SQL do not fit, because there is no reason to hurry.
         self.more = self.more or not whole or len(journal.onward) == most
         self.size += entries[-1].total_bytes - entries[0].total_bytes
         fresh = [entry for entry in entries if entry.offset > cursor.offset]
@@ -76,7 +76,7 @@ class Pass:
             self.batches.append((cursor, Batch(partition, cursor.epoch, cursor.offset, fresh, cursor.event)))
 
     def inserted(self, moved: Mapping[int, Set[str]]) -> None:
-        """Note which of the batches SQL took, and the events of those entries that it put into quarantine."""
+        """Note which batches SQL took, except for the entries that it put into quarantine."""
         for cursor, batch in self.batches:
             partition = batch.partition
             last = batch.entries[-1]
@@ -90,7 +90,7 @@ class Pass:
                 del self.settled[partition]
 
     def stop_at(self, partition: int, offset: int, why: str) -> None:
-        """Leave out an entry that cannot be archived now, and all behind it. Nothing was inserted yet."""
+        """Leave out an entry that cannot be archived now, and all later ones. Nothing was inserted yet."""
         self.misfits[partition] = why
         epoch, entries = self.settled.pop(partition)
         batches = []
@@ -104,7 +104,7 @@ class Pass:
             self.settled[partition] = (epoch, before)
 
     def try_first(self, partition: int) -> None:
-        """Leave out all but the first entry that SQL lacks: SQL did not take it the last time."""
+        """Leave out all but the first entry that SQL lacks, because SQL refused it the last time."""
         for at, (cursor, batch) in enumerate(self.batches):
             if batch.partition == partition and len(batch.entries) > 1:
                 first = batch.entries[0]
@@ -114,14 +114,14 @@ class Pass:
                 self.more = True
 
     def refuse(self, partitions: Iterable[int]) -> None:
-        """Raise ColdUnavailable if it cannot go on in one of these."""
+        """Raise ColdUnavailable if archiving cannot continue in one of these."""
         for partition in partitions:
             if why := self.misfits.get(partition):
                 raise ColdUnavailable(f"partition {partition} is not archived: {why}")
 
 
 def grouped(partitions: Sequence[int], places: Mapping[int, PartitionState]) -> Iterator[list[int]]:
-    """The partitions in random order, those together whose journals are read in one round trip."""
+    """The partitions in random order, grouped by reading their journals in one round trip."""
     group: list[int] = []
     size = 0
     for partition in chance.source.sample(partitions, len(partitions)):
@@ -137,7 +137,7 @@ def grouped(partitions: Sequence[int], places: Mapping[int, PartitionState]) -> 
 
 
 def misfit(cursor: Cursor | None, journal: Journal) -> str:
-    """Why a journal does not continue what SQL has up to a cursor that was read before it; '' if it does."""
+    """Why a journal does not continue SQL, at a cursor that was read before the journal; '' if it does."""
     if cursor is None or cursor.epoch != journal.epoch:
         return f"Redis is at epoch {journal.epoch}, SQL at {cursor.epoch if cursor else 'none'}"
     here = [entry for entry in journal.onward if entry.offset == cursor.offset]
@@ -152,9 +152,9 @@ def misfit(cursor: Cursor | None, journal: Journal) -> str:
 
 
 class IdleJournals:
-    """The journals that this replica archives, and since when each is idle: never, without a link.
+    """The journals that this replica archives, and since when each is idle. Without a link, none ever is.
 
-    The embedded server has none here: no look wakes it.
+    The embedded server does not use this, because no check would wake it.
     """
 
     def __init__(self, port: Port, keys: Keys, link: Link | None) -> None:
@@ -163,8 +163,8 @@ class IdleJournals:
         self._link = link
         self._mine = set[int]()
         self._seen: dict[int, tuple[str, int]] = {}
-        self._clean: dict[int, float] = {}  # since when nothing was written, as looks say; by the monotonic clock
-        self._written: dict[int, float] = {}  # when their last message came, the confirmation included
+        self._clean: dict[int, float] = {}  # since when nothing was written, by checks; by the monotonic clock
+        self._written: dict[int, float] = {}  # when their last message came, including the confirmation
         self.written = port.signal()
 
     def watch(self, partitions: Iterable[int]) -> None:
@@ -184,7 +184,7 @@ class IdleJournals:
         self.written.set()
 
     def looked(self, asked: float, states: Mapping[int, PartitionState]) -> None:
-        """Note how journals were found to be when that was asked at this moment; others are not idle."""
+        """Note the states of journals that were requested at this moment; other journals are not idle."""
         clean = {}
         for partition, state in states.items():
             before, self._seen[partition] = self._seen.get(partition), (state.epoch, state.offset)
@@ -194,9 +194,9 @@ class IdleJournals:
         self._clean = clean
 
     def since(self, partition: int) -> float | None:
-        """Since when nothing has been written to it for all we know; None if it is not idle."""
+        """Since when, as far as we know, nothing was written to it; None if it is not idle."""
         clean = self._clean.get(partition)
-        # A message of that very moment counts as later: a late message must not be overlooked.
+        # A message of the same moment counts as later, so that a late message is not missed.
         if clean is None or self._link is None or self._written.get(partition, inf) >= clean:
             return None
         return clean if self._link.confirmed(self._keys.partition(partition).journal) else None

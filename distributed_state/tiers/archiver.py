@@ -1,8 +1,8 @@
-"""The archiver: journal -> SQL. Law: SQL first, then settle, then trim; SQL's cursor alone decides who was first.
+"""The archiver: journal -> SQL. Law: SQL first, then settle, then trim; only SQL's cursor decides which archiver won.
 
-Where the journal does not continue SQL (see `archive_pass`), the partition is diverged, and nothing is carried. The
-cursor is read before the journal: after it, another archiver may have moved it meanwhile, and a healthy journal would
-not fit. And the partition is diverged only if the cursor is still there when it is read once more.
+If the journal does not continue SQL (see `archive_pass`), the partition is diverged, and nothing is archived. The
+cursor is read before the journal: if it were read later, another archiver might have moved it meanwhile, and a healthy
+journal would not fit. The partition counts as diverged only if a second read finds the cursor unmoved.
 
 Design: section 9.
 """
@@ -37,12 +37,12 @@ T = TypeVar("T")
 _ENTRIES_A_PASS = 8000
 _BYTES_A_PASS = 32 * 2**20
 _QUARANTINED_SECONDS = 15.0
-_LOOK = 0.2  # seconds of waiting for what somebody else archives
+_LOOK = 0.2  # seconds between checks while another caller archives
 _SHORTEST = 0.001
 
 
 class Archiver:
-    """Carries commits of some partitions to SQL. Two on one partition are harmless, only wasteful."""
+    """Archives commits of some partitions. Two archivers on one partition are harmless, only wasteful."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class Archiver:
         self._job: Job | None = None
         self.idle_journals = idle_journals
         self.archived = 0
-        self.failure = ""  # why the last round came to nothing; "" if it did not
+        self.failure = ""  # why the last round failed; "" if it did not
         self.behind = False  # whether the last pass left entries in a journal that it read
         self.diverged: dict[int, str] = {}
         self._refused: set[int] = set()  # partitions in which SQL did not take the next entry
         self.telemetry = warm.telemetry
         self.places: dict[int, PartitionState] = {}  # as last seen
-        self.quarantined: int | None = None  # how many entries are, in SQL; None: not asked yet
+        self.quarantined: int | None = None  # entries in SQL's quarantine; None: not counted yet
         self.newest_quarantined: tuple[str, int, str] | None = None  # its record, version and the reason
         self._quarantined_at = 0.0
 
@@ -93,7 +93,7 @@ class Archiver:
 
     @property
     def trouble(self) -> tuple[str, dict[int, str]]:
-        """Why the last round came to nothing, "" if it did not; and why nothing of which own partition is archived."""
+        """Why the last round failed, "" if it did not; and why own partitions are not archived at all, by partition."""
         mine = set(self.mine)
         return self.failure, {each: why for each, why in list(self.diverged.items()) if each in mine}
 
@@ -102,7 +102,7 @@ class Archiver:
         self._job = self._port.spawn(self._run, "distributed-state-archiver")
 
     async def close(self) -> None:
-        """Stop, and leave the partitions to others at once."""
+        """Stop, and release the partitions at once."""
         if self._job is None:
             return
         try:
@@ -112,25 +112,26 @@ class Archiver:
             await self._assignment.leave()
 
     async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
-        """Archive a commit. Raises ColdUnavailable if that cannot be done, SQL refuses it, or Redis lost it before."""
+        """Archive a commit. Raises ColdUnavailable if that is impossible, SQL refuses it, or Redis lost it before."""
         lost = ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
         try:
             if await self.reach(names.partition, done.epoch, done.offset, event):
                 return
         except ColdUnavailable as error:
             lost = error
-        # Another archiver went on past its offset, or its epoch is over: with it, or after Redis had lost it.
+        # Another archiver went past its offset, or its epoch has ended: with the commit, or after Redis had lost it.
         if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
             if why := await self._port.sql(self._cold.refusal, event):
                 raise ColdUnavailable(f"partition {names.partition}: it is in quarantine: {why}")
             raise lost
 
     async def reach(self, partition: int, epoch: str, offset: int, event: str) -> bool:
-        """Archive a partition up to an entry of its journal; whether SQL took this entry for certain.
+        """Archive a partition up to an entry of its journal; returns whether SQL took this entry for certain.
 
-        Else it has passed what the journal holds at that offset now. Raises ColdUnavailable if that cannot be done.
+        Otherwise SQL has passed the entry that the journal now holds at that offset. Raises ColdUnavailable if
+        archiving is impossible.
         """
-        later = False  # whether the pass surely read the journal after we were called
+        later = False  # whether the pass certainly read the journal after this call began
         while True:
             cursor = self._cursors.get(partition)
             if cursor is not None and (cursor.epoch, cursor.offset, cursor.event) == (epoch, offset, event):
@@ -141,7 +142,7 @@ class Archiver:
                 later = True
             else:
                 while not await passed.done.wait(_LOOK):
-                    await self._partitions.tail(self._keys.partition(partition))  # raises if Redis is away
+                    await self._partitions.tail(self._keys.partition(partition))  # raises if Redis is down
             if event in passed.carried.get(partition, ()):
                 return True
             if later:
@@ -156,7 +157,7 @@ class Archiver:
     async def bring(
         self, partition: int, epoch: str, offset: int, event: str, read: Callable[[], T], *, long: bool
     ) -> T:
-        """As `reach`, then the result of `read`, once SQL has it all: SQL may have been restored to an older state.
+        """As `reach`, then the result of `read`, once SQL has everything: SQL may have been restored to an older state.
 
         `long`: see `ColdStore.read_if`.
         """
@@ -178,10 +179,10 @@ class Archiver:
         return cursor.epoch == epoch and cursor.offset >= offset
 
     async def drain(self, partitions: Iterable[int] | None = None) -> int:
-        """Archive everything written so far; how many commits that were. What others write meanwhile does not count.
+        """Archive everything written so far; returns how many commits. Later writes of others are not waited for.
 
-        A partition that was written in another life of its server, or that Redis lost, is started first: what it lacks
-        may be known to the workers that wrote it, and is archived with that.
+        A partition that belongs to an earlier life of its server, or that Redis lost, is started first: commits that it
+        lacks may still be known to the workers that wrote them, and are archived with it.
         """
         wanted = range(self._keys.partitions) if partitions is None else partitions
         before = self.archived
@@ -200,7 +201,7 @@ class Archiver:
         return self.archived - before
 
     async def insist(self) -> None:
-        """Raise WarmUnavailable unless the servers that are asked here have the newest epochs, as SQL knows them.
+        """Raise WarmUnavailable unless the servers asked here have the newest epochs known to SQL.
 
         A primary that was cut off stays in an epoch that has ended, without the writes that the new primary accepts.
         SQL knows each epoch before anything is written in it, so no write acknowledged before this call is missed.
@@ -218,9 +219,9 @@ class Archiver:
             raise WarmUnavailable(text % (len(over), over[0]))
 
     async def unreached(self, goals: dict[int, tuple[str, int]]) -> dict[int, tuple[str, int]]:
-        """Those of these entries, epoch and offset by partition, that are not known to be archived.
+        """Those of these entries (epoch and offset by partition) that are not known to be archived.
 
-        Tries once. What is of an epoch that is over is archived, or never will be.
+        Tries once. An entry of an ended epoch is archived, or never will be.
         """
         places = await self._partitions.reachable_states(self._keys_of(goals))
         return {
@@ -234,7 +235,7 @@ class Archiver:
         return await self._assignment.anybody(now)
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
-        """Those of the partitions that hold commits that are not archived yet, once all have started."""
+        """Those of the partitions that hold unarchived commits, after all have started."""
         places = await self._partitions.states(self._keys_of(partitions))
         if ended := [*self.of_other_lives(places), *await self._emptied(places)]:
             for partition in ended:
@@ -249,7 +250,7 @@ class Archiver:
         return [each for each in empty if each in known]
 
     def of_other_lives(self, places: Mapping[int, PartitionState]) -> list[int]:
-        """Those of the partitions that were written in another life of their server."""
+        """Those of the partitions that belong to an earlier life of their server."""
         lives = {each: self._port.known_life(self._port.node_of(self._keys.partition(each).meta)) for each in places}
         return [each for each, place in places.items() if place.epoch and place.life != (lives[each] or place.life)]
 
@@ -275,9 +276,9 @@ class Archiver:
     # One pass
 
     async def _drive(self, partitions: Sequence[int]) -> Pass:
-        """One pass over those of the partitions that no other caller of this replica archives now.
+        """One pass over those partitions that no other caller of this replica archives now.
 
-        For `Port.drive`: who waits for a pass waits for as long as it is noted here.
+        For `Port.drive`: other callers wait for the pass as long as it is noted here.
         """
         passed = Pass(self._port.signal())
         with self._mutex:
@@ -309,12 +310,12 @@ class Archiver:
             passed.misfits |= await self._diverged(passed.doubtful, cursors)
 
     async def _insert(self, passed: Pass) -> None:
-        """Bring the batches to SQL; where SQL or this release cannot take an entry, what stands before it."""
+        """Insert the batches; if SQL or this release cannot take an entry, insert the entries before it."""
         while passed.batches:
             try:
                 passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
                 break
-            # Nothing of any batch was inserted: it was one transaction.
+            # No batch was inserted, as it was one transaction.
             except UnknownStep as error:
                 self._stop(passed, {error.partition: (error.offset, str(error))})
             except Stopped as error:
@@ -332,12 +333,12 @@ class Archiver:
             self.diverged[partition] = why
 
     async def _read(self, partitions: Sequence[int], passed: Pass, cursors: dict[int, Cursor]) -> None:
-        """Read the journals about their cursors, and compare the two."""
+        """Read the journals around their cursors, and compare the two."""
         most = max(2, min(self._settings.archive_batch, _ENTRIES_A_PASS // len(partitions)) + 1)
         for some in grouped(partitions, self.places):
             if passed.size > _BYTES_A_PASS:
                 passed.more = True
-                break  # the others have their turn in the next pass
+                break  # the next pass takes the others
             places = [(self._keys.partition(each), cursors[each].offset if each in cursors else 0) for each in some]
             for partition, journal in zip(some, await self._partitions.journals(places, most), strict=True):
                 passed.read(partition, cursors.get(partition), journal, most)
@@ -348,7 +349,7 @@ class Archiver:
         self._cursors.update(passed.fits)
 
     async def _known(self, partitions: Sequence[int]) -> dict[int, Cursor]:
-        """The cursors as they are before the journals are read; a partition that SQL knows nothing of has none."""
+        """The cursors before the journals are read; a partition that SQL does not know has none."""
         known = {each: self._cursors.get(each) for each in partitions}
         if None in known.values():
             stored = await self._port.sql(self._cold.cursors)
@@ -356,7 +357,7 @@ class Archiver:
         return {each: kept for each, kept in known.items() if kept is not None}
 
     async def _diverged(self, doubtful: dict[int, str], cursors: dict[int, Cursor]) -> dict[int, str]:
-        """Those where SQL still is where the journal did not fit, and is older. Others begin anew, or went on."""
+        """Those whose cursor in SQL has not moved since and which cannot be healed; others restarted or went on."""
         stored = await self._port.sql(self._cold.cursors)
         found = {}
         for partition, why in doubtful.items():
@@ -370,7 +371,7 @@ class Archiver:
         return found
 
     async def _settle(self, passed: dict[int, tuple[str, list[JournalEntry]]]) -> None:
-        """Entries that SQL has already, too: an archiver that died before settling left them in the journal."""
+        """Settle also entries that SQL already has: an archiver that died before settling left them in the journal."""
         calls = []
         for partition, (epoch, entries) in passed.items():
             latest = {entry.record: entry for entry in entries if entry.record}
@@ -385,12 +386,12 @@ class Archiver:
         trims = [
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
-        # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
+        # In an exchange of its own, so that settling has ended, with any result, when the journal is trimmed.
         for partition, answer in zip(passed, await self._partitions.trim(trims), strict=True):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
             elif answer[0] == b"epoch":
-                # Of another life of the data, or called otherwise: nobody may have written there since.
+                # The data or its server has changed since, and perhaps no writer has noticed.
                 await self._started(partition)
 
     # In the background
@@ -398,7 +399,7 @@ class Archiver:
     async def _run(self) -> None:
         longest = pause = self._settings.archive_every
         while True:
-            # Here, because others who drive may only add to it.
+            # Reset here, because other drivers only set it.
             self.behind = idle = False
             self.idle_journals.written.clear()
             try:
@@ -407,7 +408,7 @@ class Archiver:
                 idle = self.idle_journals.all_idle(self._assignment.mine)
                 moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
-                # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
+                # So that meanwhile a journal becomes at most a quarter full: a full one refuses commits.
                 pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
                 await self._count_quarantined()
                 self.failure = ""
@@ -417,16 +418,16 @@ class Archiver:
                 pause = min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
             except Exception as error:
-                self.failure = f"it has ended: {type(error).__name__}"  # the beats of this replica go on
+                self.failure = f"it has ended: {type(error).__name__}"  # this replica's heartbeats continue
                 raise
             if idle and not await self.idle_journals.written.wait(max(pause, min(self._rounds.left, ROUND_SECONDS))):
                 continue
             if not moved or not self.behind:
-                # Together, commits are archived at a fraction of the cost.
+                # In larger groups, commits are archived at a fraction of the cost.
                 await self._port.sleep(pause)
 
     async def _look(self) -> dict[int, PartitionState]:
-        """How far our partitions are."""
+        """The state of our partitions."""
         mine = self._assignment.mine
         self.idle_journals.watch(mine)
         asked = self._port.monotonic()
@@ -436,7 +437,7 @@ class Archiver:
         return places
 
     async def _look_for_other_lives(self, places: dict[int, PartitionState]) -> None:
-        """Start anew what was written in another life of its server, also where nobody writes."""
+        """Restart partitions of an earlier life of their server, even if nothing is written there."""
         for partition in self.of_other_lives(places):
             await self._started(partition)
 
@@ -447,10 +448,10 @@ class Archiver:
             log.warning("archiver: partition %d: %s", partition, error)
 
     async def _hold(self) -> None:
-        """Keep our share of the partitions. Where that cannot be asked for, what was ours is archived all the same.
+        """Keep our share of the partitions. If the server cannot be asked, archive the previous share anyway.
 
-        One server of a cluster has the list of archivers; without it the journals of the others would fill up. That
-        two archive the same is harmless.
+        One server of a cluster has the list of archivers; without it the journals of the others would fill up. Two
+        archivers on one partition are harmless.
         """
         try:
             await self._assignment.hold()
@@ -461,7 +462,7 @@ class Archiver:
             log.warning("archiver: %s", error)
 
     async def _count_quarantined(self) -> None:
-        """Count what SQL holds in quarantine, now and then, if anybody measures."""
+        """Count the entries in SQL's quarantine from time to time, if metrics are collected."""
         now = self._port.monotonic()
         if self.telemetry.measures and now >= self._quarantined_at:
             self._quarantined_at = now + _QUARANTINED_SECONDS

@@ -1,7 +1,7 @@
 """The changes in the journals that SQL may lack, for listings with `fresh=True`. Law: read them before SQL is read.
 
-A listing that reads SQL afterwards has all commits that were acknowledged before it began: those archived in between
-are in both.
+A listing that reads SQL afterwards has all commits that were acknowledged before it began; those archived in between
+are in both sources.
 
 Design: section 9.
 """
@@ -19,9 +19,9 @@ _BYTES_TOGETHER = 2**22
 
 
 async def unarchived_changes(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
-    """Parse the unarchived entries of all journals, up to their present ends, for records that may be wanted.
+    """Parse the unarchived entries of all journals, up to their present ends, for records that may match.
 
-    Only the parsed changes of such records are kept, because a fleet's journals are gigabytes. Raises UnknownStep.
+    Only the changes of such records are kept, because a fleet's journals are gigabytes. Raises UnknownStep.
     """
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
@@ -39,7 +39,8 @@ async def unarchived_changes(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
         for each, journal in zip(some, await partitions.journals(asked, _AT_ONCE), strict=True):
             place = places[each]
             if journal.epoch != place.epoch:
-                # A new epoch has begun since: what it continues is in SQL, and its own commits are newer than our call.
+                # A new epoch has begun since: SQL has the commits before it, and its own commits are newer than this
+                # call.
                 del left[each]
                 continue
             found += listings.parsed(Batch(each, place.epoch, place.archived, journal.onward), wanted)

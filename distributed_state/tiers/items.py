@@ -1,7 +1,7 @@
-"""Items across the tiers: Redis first, then SQL as of the version that Redis said. Law: never fewer than there are.
+"""Items across the tiers: Redis first, then SQL as of the version that Redis reported. Law: no item is ever missed.
 
-Redis has the newest items of a record, and all that are not archived. What it does not have is in SQL, or there is
-none. So SQL is asked second: what leaves Redis in between is archived by then. If it is away: ColdUnavailable.
+Redis has the newest items of a record, and all unarchived ones. An item that it lacks is in SQL or does not exist. So
+SQL is asked second: items that leave Redis in between are archived by then. If SQL is down: ColdUnavailable.
 
 Design: section 9.
 """
@@ -35,7 +35,7 @@ PAGE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Some items of a range in order; `upto`: behind this key there may be more, None: that is all."""
+    """Some items of a range in order; `upto`: there may be more items after this key, None: that is all."""
 
     epoch: str
     items: list[tuple[bytes, ItemRow]]
@@ -43,7 +43,7 @@ class Listing:
 
 
 async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tuple[str, dict[bytes, ItemRow]]:
-    """Those of these items that there are, by collection, NUL and key, and the epoch under which that is so."""
+    """Those of these items that exist, by collection, NUL and key, and the epoch of this answer."""
     text = names.ref.text
     for _ in range(ROUNDS):
         answer = await tiers.warm.read_items(names, wanted)
@@ -67,7 +67,7 @@ async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tupl
 
 
 async def _holds(tiers: Tiers, names: RecordKeys, window: ItemWindow, found: FoundItems | FoundPage | None) -> bool:
-    """Whether what SQL said goes with what Redis said: nothing was purged, and SQL knows the present layer."""
+    """Whether the answers of SQL and Redis agree: nothing was purged, and SQL knows the present layer."""
     if found is not None and found.archived < window.since:
         await reach(tiers, names)
         return False
@@ -93,7 +93,7 @@ async def read_at(
 
 
 async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Listing:
-    """The first items of a range, `limit` at most and about a megabyte; what is upon each other counts as it is."""
+    """The first items of a range, at most `limit` and about a megabyte, with both tiers merged."""
     text = names.ref.text
     for _ in range(ROUNDS):
         answer = await tiers.warm.list_items(
@@ -136,7 +136,7 @@ def _of_sql(epoch: str, found: FoundPage) -> Listing:
 def _merged(
     listed: ListedItems, mine: Sequence[tuple[bytes, ItemRow]], found: FoundPage, limit: int, *, reverse: bool
 ) -> Listing:
-    """Both in one order, as far as either was read."""
+    """Both in one order, up to where both were read."""
     ends = [rows[-1][0] for rows, goes_on in ((mine, listed.more), (found.rows, found.more)) if goes_on]
     end = (max(ends) if reverse else min(ends)) if ends else None
     rows = sorted([*mine, *found.rows], key=lambda row: row[0], reverse=reverse)
@@ -155,7 +155,7 @@ def _merged(
 
 
 async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Step]:
-    """What SQL has of the items that a change expects to be so, for commit.lua; it says whether that still holds."""
+    """SQL's versions of the items with expectations, for commit.lua, which checks whether they are still valid."""
     text = names.ref.text
     wanted = [name for step, name, _ in (*draft.expected_items, *draft.steps) if step in (b"A", b"P", b"M", b"n")]
     collections = {item_of(name)[0] for name in wanted}
@@ -174,7 +174,7 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
 
 
 async def put_of(tiers: Tiers, names: RecordKeys, done: Committed) -> list[bytes]:
-    """Which of a change's items were put; from SQL if Redis does not remember what became of those it might keep."""
+    """Which of a change's items were put; from SQL if Redis no longer has the results of conditional ones."""
     if done.results is not None:
         results = iter(done.results)
         flags = [next(results) if step in (b"i", b"n") else 1 for step, _, _ in done.steps]
