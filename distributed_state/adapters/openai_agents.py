@@ -1,6 +1,6 @@
 """Sessions of the OpenAI Agents SDK, kept in a store: `Runner.run(agent, "Hello", session=DistributedSession(...))`.
 
-Law: a method is one read or one commit, and what is read is what any replica last wrote, never what this one remembers.
+Law: a method is one read or one commit, and reads return the last write of any replica, never a stale local copy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ except ImportError as error:
 
 T = TypeVar("T")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# What the store adds to a message that is read, what it checks the type of in one that is written, and our own name.
+# Fields that the store adds to messages it reads, fields whose type it checks in messages it writes, and our own field.
 _NOT_AS_IT_IS = {"number", "timestamp", "tool_calls", "tool_call_id", "metadata", "item"}
 _INSIDE = "item"  # the type of a message that has an item inside
 
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """The newest items of a session, and what replaces those from one of them on: True, or False if any changed."""
+    """The newest items of a session, and a function that replaces them from one on; it returns False if any changed."""
 
     items: list[TResponseInputItem]
     complete: bool
@@ -37,14 +37,14 @@ class Suffix:
 
 
 class _Place(NamedTuple):
-    """What names a message: a number may be given again after Redis lost something, but not at the same time."""
+    """The identity of a message: a number may be reused after Redis lost data, but not with the same timestamp."""
 
     number: int
     time: float
 
 
 class DistributedSession(SessionABC):
-    """A conversation of the OpenAI Agents SDK that any replica goes on with, in place of SQLiteSession or RedisSession.
+    """A conversation of the OpenAI Agents SDK that any replica can continue; replaces SQLiteSession or RedisSession.
 
     Example::
 
@@ -52,17 +52,17 @@ class DistributedSession(SessionABC):
         result = await Runner.run(agent, "A weekend in Oslo, please", session=session)
         newest = await session.get_items(limit=2)
 
-    `store` is an open StateStore or AsyncStateStore, which its owner closes; sessions need no closing. The object
-    does no I/O when it is made, and works in any thread and event loop, `Runner.run_sync` included. Items are the
-    messages of `store.session(session_id)`, so `history`, `fork`, `turn`, events and the rest are there as well;
-    `options` are those of `store.session`: `user`, `idle`, `lifetime`, `actor`, ...
+    `store` is an open StateStore or AsyncStateStore, which its owner closes; sessions need not be closed. Creating the
+    object does no I/O. It works in any thread and event loop, including `Runner.run_sync`. Items are the messages of
+    `store.session(session_id)`, so `history`, `fork`, `turn`, events and the rest are available as well; `options` are
+    those of `store.session`: `user`, `idle`, `lifetime`, `actor`, ...
 
-    Reading asks the server which version is the newest. Settings `recent_messages` is how many items stay in Redis
-    once they are archived: set it to what a model is usually sent, as older ones are read from SQL.
+    A read checks with the server for a newer version. The setting `recent_messages` is the number of items that stay in
+    Redis once they are archived: set it to the number usually sent to a model, as older items are read from SQL.
 
-    Who is cancelled while something is written is told so when the outcome is known, so that what comes next cannot
-    overtake it. Errors are the store's own (`distributed_state.StateError`): WarmUnavailable, Locked while somebody is
-    in a turn or holds the session, CorruptState for an item that cannot be read, which is not passed over.
+    A task that is cancelled during a write gets CancelledError when the outcome is known, so that later writes cannot
+    overtake it. Errors are the store's own (`distributed_state.StateError`): WarmUnavailable, Locked while another
+    worker is in a turn or holds the session, and CorruptState for an unreadable item, which is never skipped.
     """
 
     session_settings: SessionSettings | None = None
@@ -92,31 +92,32 @@ class DistributedSession(SessionABC):
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items in one commit: all of them, next to one another, or none.
 
-        A session that was deleted begins again, but not for a run that knew it before: that gets Deleted.
+        A deleted session begins again, but a run that used it before the deletion gets Deleted.
         """
         if items:
             await _settled(self._conversation.append(_stored(items)))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Remove the newest item and return it, None if there is none. Of several who ask each gets another."""
+        """Remove and return the newest item, None if the session is empty. Concurrent callers get different items."""
         message = await _settled(self._session.pop_message())
         return None if message is None else _item(message.to_dict())
 
     async def clear_session(self) -> None:
-        """Remove all items in one commit. The session's fields and its history stay; `erase` is for good."""
+        """Remove all items in one commit. The session's fields and history stay; `erase` removes them too."""
         await _settled(self._session.replace_messages([]))
 
     def lock(self, *, wait: float = 60.0, ttl: float = 30.0) -> AsyncLease:
         """Hold the session alone: `async with session.lock(): await Runner.run(agent, text, session=session)`.
 
-        A run adds its items in several commits, and without it two runs on one session at once mix their items. Whoever
-        holds it is waited for, at most `wait` seconds, else LockTimeout; one who died for `ttl` seconds.
+        A run adds its items in several commits, so without the lock two runs at once on one session mix their items.
+        Waits at most `wait` seconds for another holder, then raises LockTimeout; a dead holder's lock ends after `ttl`
+        seconds.
         """
         lease: AsyncLease = self._session.lock(wait=wait, ttl=ttl)
         return lease
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
-        """As the SDK asks for it: replace the items in one commit. A subclass may store them otherwise: not its."""
+        """Replace the items in one commit, for the SDK. Not for a subclass, which may store items differently."""
         if type(self) is not DistributedSession:
             return False
         await _settled(self._conversation.replace(_stored(items)))
@@ -125,16 +126,16 @@ class DistributedSession(SessionABC):
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
     ) -> Suffix | None:
-        """As the SDK asks for it: the newest `limit` items, and how to replace those from one of them on.
+        """The newest `limit` items, and a function that replaces them from one of them on, for the SDK.
 
-        They are replaced in one commit if they are still the newest. With `prune_prefix` those go too that are older
-        and that it says to, as far as no other stands before them.
+        They are replaced in one commit, if they are still the newest. `prune_prefix` chooses older items to remove as
+        well, from the oldest up to the first that it keeps.
         """
         if type(self) is not DistributedSession:
             return None
         found = await self._session.raw_messages(last=limit + 1, fresh=True)
         shown = found[-limit:] if limit else []
-        places = [None, *map(_place, found)][-limit - 1 :]  # of each the one before it, too
+        places = [None, *map(_place, found)][-limit - 1 :]  # and the place before the first
 
         async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
             return await _settled(self._replace(places[start:], _stored(output), prune_prefix))
@@ -147,14 +148,14 @@ class DistributedSession(SessionABC):
         output: list[dict[str, Any]],
         prune: Callable[[TResponseInputItem], bool] | None,
     ) -> bool:
-        """Put this in place of the newest messages, which are at all these places but the first, if they still are."""
+        """Replace the newest messages, those at all `places` but the first, if they are still there."""
         before, expected = places[0] if places else None, places[1:]
         newest = await self._session.raw_messages(last=len(expected), fresh=True)
         if not expected or [_place(stored) for stored in newest] != expected:
             return False
         kept = None if prune is None or before is None else await self._unpruned(before, prune)
         try:
-            # What came since the look at them has another number, and refuses it.
+            # A message added since the read changes the newest number, so the commit is refused.
             await self._session.replace_messages(
                 output if kept is None else [*kept, *output],
                 after=before.number if before is not None and kept is None else None,
@@ -165,10 +166,10 @@ class DistributedSession(SessionABC):
         return True
 
     async def _unpruned(self, last: _Place, prune: Callable[[TResponseInputItem], bool]) -> list[dict[str, Any]] | None:
-        """What stays of the messages up to this place; None if all of them do."""
+        """The remaining messages up to this place; None if all of them stay."""
         oldest = await self._session.raw_messages(limit=1, before=last.number + 1)
         if not any(prune(_item(stored)) for stored in oldest):
-            return None  # without a look at all that is older
+            return None  # without reading all older messages
         older = await self._session.raw_messages(before=last.number + 1, fresh=True)
         at = next((at for at, stored in enumerate(older) if not prune(_item(dict(stored)))), len(older))
         return (
@@ -180,7 +181,7 @@ class DistributedSession(SessionABC):
 
 
 def _stored(items: Sequence[TResponseInputItem]) -> list[dict[str, Any]]:
-    """Items as messages: as they are, where a message may be so, else inside of one that has nothing else."""
+    """Items as messages: unchanged if they are valid messages, else wrapped in a message of type "item"."""
     return [_message(cast(dict[str, Any], item)) for item in items]
 
 
@@ -196,7 +197,7 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _item(stored: dict[str, Any]) -> TResponseInputItem:
-    """The item that a message is. What the store knows of the message besides is left out."""
+    """The item in a message, without the fields that the store adds."""
     stored.pop("number", None)
     stored.pop("timestamp", None)
     inside = stored.keys() == {"type", "item"} and stored["type"] == _INSIDE
@@ -211,7 +212,7 @@ def _place(stored: dict[str, Any]) -> _Place:
 
 
 async def _settled(work: Coroutine[Any, Any, T]) -> T:
-    """Do this to its end, and only then raise if the caller was cancelled meanwhile, however often."""
+    """Complete the work, and only then raise CancelledError if the caller was cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -222,5 +223,5 @@ async def _settled(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is None:
         return task.result()
     if not task.cancelled():
-        task.exception()  # looked at, or it would be logged as one that nobody saw
+        task.exception()  # retrieve it, or asyncio would log it as never retrieved
     raise cancelled

@@ -1,6 +1,6 @@
-"""Sessions of the OpenAI Agents SDK, copied into ours. Law: items are added behind those that are equal, or not at all.
+"""Copies sessions of the OpenAI Agents SDK into ours. Law: items are only added after equal items, or not at all.
 
-The SDK has no listing of sessions: which there are is read below it, or comes from who calls.
+The SDK cannot list sessions: their ids are read from its database, or given by the caller.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def threads(
     into: Callable[[str, Any], DistributedSession] = DistributedSession,
     ids: Sequence[str] | None = None,
 ) -> Threads:
-    """The sessions that `source` makes of an id, or of a URL of SQLite, another database or Redis, and ours."""
+    """The sessions that `source` creates from an id, or those at an SQLite, other database or Redis URL, and ours."""
     make, listed = await _of_url(stack, source) if isinstance(source, str) else (source, None)
     if not callable(make):
         raise InvalidValue("the source is no function that makes a session of its id")
@@ -76,7 +76,7 @@ async def _of_url(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
 
 
 def _of_sqlite(stack: AsyncExitStack, path: str) -> tuple[Make, Ids]:
-    demand_in_file(path, _FRAMEWORK, _TABLES)  # which each session would make
+    demand_in_file(path, _FRAMEWORK, _TABLES)  # each session would create missing tables
 
     def make(id: str) -> Session:
         return SQLiteSession(id, path)
@@ -108,7 +108,7 @@ async def _of_database(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
     from sqlalchemy import text
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    # psycopg serves both ways; what a URL without a driver names does not.
+    # psycopg works with asyncio; the default driver of a URL without a driver does not.
     engine = create_async_engine(
         "postgresql+psycopg" + url[len("postgresql") :] if url.startswith("postgresql:") else url
     )
@@ -140,7 +140,7 @@ class Threads:
 
     async def _theirs(self, id: str) -> list[Any]:
         session = self._make(id)
-        # Whatever they show a model: all of it is copied.
+        # All items are copied, regardless of the session's own limit.
         session.session_settings = SessionSettings()
         items: list[Any] = await session.get_items()
         if isinstance(session, SQLiteSession):
@@ -172,7 +172,7 @@ class Threads:
         return Found(work=(common, theirs[common:]))
 
     async def copy(self, name: Name, work: tuple[int, list[Any]]) -> None:
-        """Add the items that are missing, if nobody else did meanwhile."""
+        """Add the missing items, unless another writer has added some meanwhile."""
         before, items = work
         session = self._ours(name[0])
         async with session.lock(ttl=10.0):

@@ -1,6 +1,6 @@
-"""What the adapters of all frameworks share: the store they are given, and how a deleted conversation begins again.
+"""The common part of all adapters: opening the store, and beginning a deleted conversation again.
 
-Law: an adapter's work is written once, for asyncio. Its blocking methods run that to its end (`finish`), in any thread
+Law: an adapter's logic is written once, for asyncio. Its blocking methods run that to its end (`finish`), in any thread
 and within any event loop.
 
 Design: section 22.
@@ -40,32 +40,32 @@ def open_store(given: Any) -> StateStore | AsyncStateStore:
             raise ConfigurationError(
                 "adapters work on Redis and SQL themselves, not through a service: open the store at its redis:// URL"
             )
-        # Not what it is: a URL may hold a password.
+        # Without the value: a URL may contain a password.
         raise ConfigurationError(f"give an open StateStore or AsyncStateStore, not a {type(given).__name__}")
     return given
 
 
 def named(id: Any, what: str) -> str:
-    """The id, if it is a text that is not empty; else raise InvalidValue. The store makes up one for None."""
+    """The id, if it is a non-empty string; else raise InvalidValue. For None, the store would make up an id."""
     if not isinstance(id, str) or not id:
         raise InvalidValue(f"{what} must be a non-empty str, not {id!r:.80}")
     return id
 
 
 def lacking(extra: str, error: ImportError) -> ImportError:
-    """What to raise where a framework cannot be imported."""
+    """The error to raise if a framework cannot be imported."""
     return ImportError(f"{error}: pip install 'distributed-state[{extra}]'", name=error.name, path=error.path)
 
 
 async def together(calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of these calls: of a task they leave in one exchange, of blocking code one after the other."""
+    """The results of these calls: in a task they leave in one exchange, in blocking code one after the other."""
     if loop() is None:
         return [await each() for each in calls]
     return await asyncio.gather(*(each() for each in calls))
 
 
 async def every(items: AsyncItems, **wanted: Any) -> list[Item]:
-    """All items of a collection that are wanted, as `list` takes it, page by page."""
+    """All items of a collection that match, read page by page; `wanted` are arguments of `list`."""
     page = await items.list(**wanted, limit=_PAGE)
     found = [*page.items]
     while page.next is not None:
@@ -75,9 +75,9 @@ async def every(items: AsyncItems, **wanted: Any) -> list[Item]:
 
 
 async def sessions_below(store: AsyncStateStore, prefix: str, **wanted: Any) -> list[str]:
-    """The ids of all sessions that begin so, what is not archived too.
+    """The ids of all sessions with this prefix, unarchived ones included.
 
-    In the order of ids, in which nothing that is written meanwhile moves past the pages.
+    Pages are in the order of ids, so that concurrent writes do not move a session past them.
     """
     found: list[str] = []
     after = None
@@ -103,7 +103,7 @@ class Opening(Generic[T]):
         self._store = StateStore.open(**self._asked)
         try:
             return self._make(self._store)
-        except BaseException:  # nobody else would close it
+        except BaseException:  # otherwise the store would stay open
             self._store.close()
             raise
 
@@ -125,10 +125,10 @@ class Opening(Generic[T]):
 
 
 class Conversation:
-    """A session, and what an object of a framework knows of it: none, that it exists, or at which version it did not.
+    """A session, and a framework object's knowledge of it: not read yet, it existed, or its version when it was empty.
 
-    A run reads its conversation, works, and then adds what was said. Had the conversation been deleted meanwhile, what
-    was erased would come back with that. So an object that knew it before the deletion may not begin it again.
+    A run reads its conversation, works, and then adds messages. If the conversation was deleted meanwhile, these would
+    bring erased content back. So an object that read it before the deletion may not begin it again.
     """
 
     def __init__(self, session: AsyncSession) -> None:
@@ -139,12 +139,12 @@ class Conversation:
     async def read(self, last: int | None = None) -> list[dict[str, Any]]:
         """The last messages, or all, as the server has them."""
         found = await self._session.raw_messages(last=last, fresh=True)
-        # Something, or nothing at this version of the record, which may be a deletion.
+        # None if messages were found; otherwise the version of the empty record, which may be a deletion.
         self._looked, self._empty_at = True, None if found else await self._session.version()
         return found
 
     async def append(self, messages: list[dict[str, Any]]) -> None:
-        """Add messages in one commit; a conversation that was deleted begins again, or Deleted is raised."""
+        """Add messages in one commit; a deleted conversation begins again, or Deleted is raised."""
         add = self._session.write
         may_begin = self._may_begin()
         try:
@@ -154,12 +154,12 @@ class Conversation:
                 raise
             try:
                 await add(append=messages, revive=True, expect_version=error.version)
-            except Conflict:  # somebody else began it just now
+            except Conflict:  # another writer has just begun it
                 await add(append=messages)
         self._looked = True
 
     async def replace(self, messages: list[dict[str, Any]]) -> None:
-        """Put messages in place of all, also of those that somebody else began it with. Raises Deleted as `append`."""
+        """Replace all messages, also those with which another writer began it again. Raises Deleted as `append`."""
         may_begin = self._may_begin()
         try:
             await self._session.replace_messages(messages)
@@ -171,6 +171,6 @@ class Conversation:
         self._looked = True
 
     def _may_begin(self) -> Callable[[Deleted], bool]:
-        """Whether the object may begin it after a deletion, by what it knows now: before what it writes."""
+        """A check whether the object may begin it again after a deletion, by its knowledge before the write."""
         looked, empty_at = self._looked, self._empty_at
         return lambda deletion: not looked or deletion.version == empty_at

@@ -1,10 +1,9 @@
-"""How checkpoints, values of channels and pending writes are stored: names, bytes. Law: what is stored never changes.
+"""How checkpoints, channel values and pending writes are stored: names, bytes. Law: stored items never change.
 
-A checkpoint is an item of its thread's record, `namespace NUL id`. It says of each channel that has a value where
-that is: in the frame itself, if it is small, or in an item of its own, `namespace NUL channel NUL version`. Such a
-small value is carried along by the checkpoints that follow, so that most checkpoints are read in one piece; together
-they are kept below INLINE_BYTES, and what is too much becomes an item. So a checkpoint never leans on another one,
-and any may be removed.
+A checkpoint is an item of its thread's record, `namespace NUL id`. For each channel with a value it has the value
+itself, if it is small, or refers to a separate item, `namespace NUL channel NUL version`. Later checkpoints repeat the
+small values, so that most checkpoints are read in one piece; together these stay below INLINE_BYTES, and the rest
+become items. So a checkpoint never depends on another one, and any may be removed.
 
 Design: section 22.
 """
@@ -28,28 +27,28 @@ _PART_BYTES = 300
 _FORMAT = 1
 
 Typed = tuple[str, bytes]
-"""What a serializer makes of a value: its type and bytes."""
+"""A serialized value: its type and bytes."""
 
 
 def part(text: str) -> str:
-    """A part of a key: as it is, or a digest where it is long or holds what separates parts."""
+    """A part of a key: the text itself, or its digest if it is long or contains the separator."""
     if len(text.encode("utf-8", "surrogatepass")) <= _PART_BYTES and "\0" not in text:
         return text
     return "#" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def run_tag(run: str) -> str:
-    """The tag of threads in which a run may be found. One of 128, as a record has few tags and a thread many runs."""
+    """The tag of threads that may contain a run: one of 128, as a record has few tags and a thread many runs."""
     return f"{hashlib.sha256(run.encode('utf-8', 'surrogatepass')).digest()[0] % 128}"
 
 
 def within(namespace: str) -> str:
-    """What the keys of a namespace begin with."""
+    """The prefix of a namespace's keys."""
     return part(namespace) + "\0"
 
 
 def checkpoint_key(namespace: str, checkpoint_id: str) -> str:
-    """The key of a checkpoint; in a namespace they are in the order of their ids."""
+    """The key of a checkpoint; keys within a namespace are ordered by id."""
     return within(namespace) + part(checkpoint_id)
 
 
@@ -59,18 +58,18 @@ def blob_key(namespace: str, channel: str, version: Any) -> str:
 
 
 def writes_prefix(namespace: str, checkpoint_id: str) -> str:
-    """What the keys of a checkpoint's pending writes begin with."""
+    """The prefix of the keys of a checkpoint's pending writes."""
     return checkpoint_key(namespace, checkpoint_id) + "\0"
 
 
 def write_key(namespace: str, checkpoint_id: str, task_id: str, index: int) -> str:
-    """The key of a pending write. Special ones (errors, interrupts) have a negative index."""
+    """The key of a pending write. Special writes (errors, interrupts) have a negative index."""
     return f"{writes_prefix(namespace, checkpoint_id)}{part(task_id)}\0{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint as it is stored. `values` has each channel with a value: bytes, or None: an item of its own."""
+    """A stored checkpoint. `values` has each channel with a value: its bytes, or None if it is a separate item."""
 
     namespace: str
     id: str
@@ -105,7 +104,7 @@ def _typed(stored: Sequence[Any]) -> Typed:
 
 @dataclass(frozen=True, slots=True)
 class SavedWrite:
-    """A pending write as it is stored."""
+    """A stored pending write."""
 
     checkpoint_id: str
     task_id: str
@@ -144,10 +143,10 @@ def unpack_blob(data: bytes) -> Typed:
 def placed(
     fresh: Mapping[str, Typed], carried: Mapping[str, Typed | None]
 ) -> tuple[dict[str, Typed | None], dict[str, Typed]]:
-    """Where each value of a checkpoint is: what its frame says, and which values become items now.
+    """The places of a checkpoint's values: the values for its frame, and the values that become items now.
 
-    `fresh` are the values that are new with it, `carried` what its parent's frame says of the others. The smallest
-    are in the frame, as long as all of them together are small.
+    `fresh` are the values that are new in this checkpoint, `carried` the entries of its parent's frame for the others.
+    The smallest values go into the frame, up to its limit.
     """
     values: dict[str, Typed | None] = {channel: None for channel, value in carried.items() if value is None}
     known = {channel: value for channel, value in carried.items() if value is not None} | dict(fresh)

@@ -1,9 +1,9 @@
-"""What this process remembers of the threads it served last. Law: it saves a question, and is never the answer.
+"""A cache of the threads that this process served last. Law: it saves round trips, but the server decides.
 
-Which checkpoint it takes for a thread's newest goes along with each commit as what the server must find; what it keeps
-of values never changes once it is stored. What a run found is the run's own: that it found nothing, and whether the
-thread had been deleted by then, is a variable of its context, in copies of which LangGraph saves; all else is what its
-ids say.
+The checkpoint that it takes for a thread's newest is sent with each commit, as a condition that the server checks;
+cached values never change once they are stored. The state that a run found belongs to the run: whether the thread was
+empty or had been deleted is in a context variable, because LangGraph saves in copies of the run's context. The rest is
+carried by the ids.
 
 Design: section 22.
 """
@@ -18,18 +18,18 @@ from typing import Any
 
 from distributed_state.adapters.langgraph.frames import Typed
 
-_THREADS = 10_000  # a kilobyte or two each; a run whose thread is forgotten meanwhile is taken for a branch
+_THREADS = 10_000  # a kilobyte or two each; a run whose thread is evicted meanwhile is treated as a branch
 _OWN = 16
 _PARENTS = 2_000  # with 4 KiB of values each at most
 _BLOB_BYTES = 32 * 1024 * 1024
 _SEEN = 8
 
 Values = tuple[Mapping[str, Any], Mapping[str, Typed | None]]
-"""The versions of a checkpoint's channels, and where their values are: see `frames`."""
+"""The versions of a checkpoint's channels, and the places of their values: see `frames`."""
 
 
 class _Id(str):
-    """An id that knows how it came about, and is equal to what the same text is equal to, whichever side asks."""
+    """An id whose class records its origin; it equals the same text, on either side of `==`."""
 
     __slots__ = ()
 
@@ -43,24 +43,25 @@ class _Id(str):
 
 
 class Latest(_Id):
-    """The id of a checkpoint that was read as its thread's newest: who goes on from it expects it to be that still.
+    """The id of a checkpoint read as its thread's newest: a run that continues from it expects it to be the newest.
 
-    LangGraph hands the id that a saver returned back as the parent of what it saves next.
+    LangGraph passes the id that a saver returned as the parent of the next checkpoint.
     """
 
     __slots__ = ()
 
 
 class Addressed(_Id):
-    """The id of a checkpoint that somebody named: what is saved behind it is a branch."""
+    """The id of a checkpoint that was requested by id: a checkpoint saved after it is a branch."""
 
     __slots__ = ()
 
 
 class Seen:
-    """A thread as a run found it: what the run saves is for that thread, and not for one that began after a deletion.
+    """A thread as a run found it: the run saves to that thread, not to a new one that began after a deletion.
 
-    Of one that has no checkpoint yet, what is saved first in that context, or a copy of it, begins it or is refused.
+    If the thread has no checkpoint yet, the first save in that context, or a copy of it, begins the thread or is
+    refused.
     """
 
     __slots__ = ("begun_after", "empty_at", "of", "open", "thread_id")
@@ -70,16 +71,16 @@ class Seen:
         self.thread_id = thread_id
         self.begun_after = begun_after
         self.empty_at = empty_at  # the version of the record, which may be a deletion
-        self.open = empty_at is not None  # in all copies of the context at once: a run saves in copies
+        self.open = empty_at is not None  # shared by all copies of the context, because a run saves in copies
 
 
 _seen: ContextVar[tuple[Seen, ...]] = ContextVar("distributed_state_langgraph_seen", default=())
 
 
 class RecentThread:
-    """A thread: its newest checkpoint, if known, and which of them this process saved.
+    """A thread: its newest checkpoint, if known, and the checkpoints that this process saved.
 
-    Several runs in several threads use one: what is iterated is a copy.
+    Runs in several OS threads share the object, so iterations use copies.
     """
 
     __slots__ = ("begun_after", "flags", "head", "known", "own", "tags")
@@ -93,7 +94,7 @@ class RecentThread:
         self.begun_after: int | None = None  # the version of the deletion after which the thread began again
 
     def read(self, head: str | None, fields: Iterable[str], begun_after: int | None) -> None:
-        """Note what a read found."""
+        """Note the result of a read."""
         if head not in self.own:
             self.tags.clear()  # another process may have deleted the thread and begun it again
         if begun_after != self.begun_after:
@@ -102,26 +103,26 @@ class RecentThread:
         self.flags = {name for name in fields if name.startswith("w:")}
 
     def deleted(self) -> None:
-        """Note that the thread was deleted: all that is known of it is void."""
+        """Note that the thread was deleted, and drop everything known of it."""
         self.known, self.head, self.begun_after = False, None, None
         self.flags.clear()
         self.tags.clear()
         self.own.clear()
 
     def saved(self, checkpoint_id: str, head: str | None) -> None:
-        """Note a checkpoint that this process saved, and which is the newest now."""
+        """Note a checkpoint that this process saved, and the newest one now."""
         self.known, self.head = True, head
         self.own[checkpoint_id] = None
         while len(self.own) > _OWN:
             self.own.popitem(last=False)
 
     def continues(self, parent: str | None) -> bool:
-        """Whether what is saved behind this parent goes on with a run, which began at the newest checkpoint."""
+        """Whether a checkpoint saved after this parent continues a run that began at the newest checkpoint."""
         return isinstance(parent, Latest) or (type(parent) is str and parent in self.own)
 
 
 class Recent:
-    """The threads and values that were used last."""
+    """The most recently used threads and values."""
 
     def __init__(self) -> None:
         self._threads: OrderedDict[str, RecentThread] = OrderedDict()
@@ -132,7 +133,7 @@ class Recent:
         self._mark = object()
 
     def thread(self, thread_id: str) -> RecentThread:
-        """What is known of a thread."""
+        """The cached state of a thread."""
         with self._lock:
             found = self._threads.setdefault(thread_id, RecentThread())
             self._threads.move_to_end(thread_id)
@@ -141,21 +142,21 @@ class Recent:
         return found
 
     def look(self, thread_id: str, begun_after: int | None, empty_at: int | None) -> None:
-        """Note how the running task or thread found this thread: at which version, if there is nothing yet."""
+        """Note how the running task or OS thread found this thread; `empty_at`: the version, without a checkpoint."""
         others = [each for each in _seen.get() if not self._is(each, thread_id)]
         _seen.set((*others[1 - _SEEN :], Seen(self._mark, thread_id, begun_after, empty_at)))
 
     def seen(self, thread_id: str) -> Seen | None:
-        """How it found the thread when it looked last, None if it did not."""
+        """The thread's state at this run's last look, None if the run has not looked at it."""
         return next((each for each in _seen.get() if self._is(each, thread_id)), None)
 
     def begins(self, thread_id: str) -> bool:
-        """Whether it found nothing, and has saved nothing since."""
+        """Whether this run found the thread empty, and has not saved to it since."""
         seen = self.seen(thread_id)
         return seen is not None and seen.open
 
     def begun(self, thread_id: str) -> None:
-        """Note that it saved something, or was refused."""
+        """Note that this run saved to the thread, or was refused."""
         seen = self.seen(thread_id)
         if seen is not None:
             seen.open = False
@@ -164,7 +165,7 @@ class Recent:
         return seen.of is self._mark and seen.thread_id == thread_id
 
     def forget(self, thread_id: str) -> None:
-        """Drop all that is known of a thread which is deleted."""
+        """Drop everything known of a deleted thread."""
         self.thread(thread_id).deleted()
         with self._lock:
             for parent in [parent for parent in self._parents if parent[0] == thread_id]:
@@ -173,20 +174,20 @@ class Recent:
                 self._bytes -= len(self._blobs.pop(name)[1])
 
     def values(self, thread_id: str, namespace: str, checkpoint_id: str) -> Values | None:
-        """The versions of a checkpoint's channels, and where their values are, if that is kept."""
+        """The versions of a checkpoint's channels and the places of their values, None if not cached."""
         return self._parents.get((thread_id, namespace, checkpoint_id))
 
     def keep_values(self, thread_id: str, namespace: str, checkpoint_id: str, values: Values) -> None:
-        """Keep that for the checkpoint that follows it."""
+        """Cache them for the next checkpoint."""
         versions, placed = values
         with self._lock:
-            # A copy: LangGraph goes on counting in the versions of the checkpoint that it was given.
+            # A copy: LangGraph continues to change the versions in the checkpoint object that it passed.
             self._parents[thread_id, namespace, checkpoint_id] = (dict(versions), placed)
             while len(self._parents) > _PARENTS:
                 self._parents.popitem(last=False)
 
     def blob(self, thread_id: str, key: str) -> Typed | None:
-        """A channel's value by its key, if it is kept."""
+        """A channel's value by its key, None if not cached."""
         with self._lock:
             found = self._blobs.get((thread_id, key))
             if found is not None:
@@ -194,7 +195,7 @@ class Recent:
         return found
 
     def keep_blob(self, thread_id: str, key: str, value: Typed) -> None:
-        """Keep a channel's value. Values of one key are one."""
+        """Cache a channel's value. All values of one key are equal."""
         if len(value[1]) > _BLOB_BYTES // 8:
             return
         with self._lock:

@@ -1,9 +1,8 @@
 """LangGraph's saver on a store: `DistributedStateSaver(store)`. Law: a blocking method runs the asyncio one to its end.
 
-LangGraph calls a saver's blocking methods and its asyncio ones, on one object, the first also from coroutines of a
-running loop. What a method does is in `threads` and `checkpoints`; here its arguments are read as LangGraph
-means them. Where a saver has owners, no thread begins without one. What is saved under a turn carries the turn's lease,
-and the server compares it.
+LangGraph calls both blocking and asyncio methods of one saver object, the blocking ones also from coroutines of a
+running loop. The logic is in `threads` and `checkpoints`; this module interprets LangGraph's arguments. If the saver
+has owners, a thread cannot begin without one. A save within a turn carries the turn's lease, which the server checks.
 
 Design: section 22.
 """
@@ -34,12 +33,12 @@ from distributed_state.adapters.langgraph.threads import Thread, id_of, namespac
 from distributed_state.adapters.stores import Opening, finish, open_store
 
 _held: ContextVar[frozenset[str]] = ContextVar("distributed_state_langgraph_turns", default=frozenset())
-RunnableConfig = Any  # langchain_core's TypedDict, of which only "configurable" is read
+RunnableConfig = Any  # langchain_core's TypedDict; only "configurable" is read
 _HANDLES = 1000
 
 
 class DistributedStateSaver(BaseCheckpointSaver[str]):
-    """Keeps the checkpoints of LangGraph's threads in a store: both faces in one object, a commit for each checkpoint.
+    """Keeps LangGraph's checkpoints in a store, for the sync and the asyncio API, with one commit for each checkpoint.
 
     Example::
 
@@ -52,14 +51,14 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
             graph = builder.compile(checkpointer=saver)
             graph.invoke({}, {"configurable": {"thread_id": "t1"}})
 
-    Each thread is a session of the store, `prefix` and the thread's id: it has the store's history, encryption and
-    events, and ends after `idle` or `lifetime` seconds if those are given. `user` is the name of the entry of
-    "configurable" that says who owns a thread, for `store.forget`: a run that begins one without raises InvalidValue.
+    Each thread is a session of the store, named by `prefix` and the thread's id: it has the store's history, encryption
+    and events, and ends after `idle` or `lifetime` seconds if those are given. `user` names the entry of "configurable"
+    that holds a thread's owner, for `store.forget`: a run that begins a thread without an owner raises InvalidValue.
 
-    A run that goes on from the newest checkpoint of its thread is refused with Conflict, at the commit itself, when
-    somebody else saved another one meanwhile: with other savers the turn that came first is lost. Who names a
-    checkpoint by its id makes a branch, as ever. With `exclusive` every run holds its thread: see `turn`.
-    A run that began before its thread was deleted is refused with Deleted: nothing that was erased comes back.
+    A run continues from the newest checkpoint of its thread. If another run saved a checkpoint meanwhile, the commit
+    raises Conflict; other savers would lose the earlier turn. A run from a checkpoint given by id makes a branch, as
+    usual. With `exclusive` every run must hold its thread: see `turn`. A run that began before its thread was deleted
+    raises Deleted: erased data does not come back.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self.user = user
         self._lives: Any = {"idle": idle, "lifetime": lifetime}
         self._store = open_store(store)
-        # Handles hold nothing of a call, and are used side by side: making one is a tenth of a read.
+        # Handles have no state of a call and can be shared: creating one takes a tenth of the time of a read.
         self._record = lru_cache(_HANDLES)(self._session)
         self._recent = Recent()
 
@@ -94,19 +93,19 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> Opening[DistributedStateSaver]:
         """Open a store for this saver alone: `with ... as saver` or `async with ... as saver`.
 
-        `url`, `archive` and further settings as for `StateStore.open`; `saver` are options of the saver itself.
+        `url`, `archive` and further settings are those of `StateStore.open`; `saver` has options of the saver itself.
         """
         return Opening(lambda store: cls(store, **(saver or {})), url, archive, settings)
 
     def setup(self) -> None:
-        """Nothing: the store makes its tables when it is opened. Others' savers ask for this call."""
+        """Do nothing: the store creates its tables when it is opened. Other savers require this call."""
 
     def turn(self, config: RunnableConfig, *, ttl: float = 30.0, wait: float = 5.0) -> Turn:
         """Hold a thread for one run: `with saver.turn(config): graph.invoke(..., config)`, or `async with`.
 
-        No other worker runs the thread meanwhile: it waits, `wait` seconds at most (LockTimeout), and then goes on from
-        what this run left. The lease is renewed while the process lives; if it is lost all the same, what the run still
-        saves is refused (Fenced). With `exclusive=True` nothing is saved to a thread that is not held (Locked).
+        Other workers that want to run the thread wait, for at most `wait` seconds (LockTimeout), and then continue from
+        the state that this run left. The lease is renewed while the process lives; if it is still lost, later saves of
+        the run are refused (Fenced). With `exclusive=True`, saves to a thread that is not held are refused (Locked).
         """
         options = {**self._lives, "user": owner_of(config, self.user)}
         return Turn(self._store, self.prefix + thread_of(config), options, ttl, wait)
@@ -114,11 +113,11 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     # Reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Read a checkpoint, or without an id the newest, as the server has it now."""
+        """Read a checkpoint, or the newest if the config has no id, as the server has it now."""
         return finish(self.aget_tuple(config))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The same on asyncio."""
+        """Read a checkpoint, as `get_tuple`."""
         return await self._thread(config).get(namespace_of(config), id_of(config))
 
     def list(
@@ -129,7 +128,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Read checkpoints page by page, newest first; without a config those of all threads, one after another."""
+        """Read checkpoints page by page, newest first; without a config those of all threads, thread by thread."""
         for thread in finish(self._threads(config)):
             asked = checkpoints.Asked(config, filter, before, limit)
             while not asked.done:
@@ -145,7 +144,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """The same on asyncio."""
+        """Read checkpoints page by page, as `list`."""
         for thread in await self._threads(config):
             asked = checkpoints.Asked(config, filter, before, limit)
             while not asked.done:
@@ -157,13 +156,13 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Read what was written to delta channels since they were stored whole, along the parents of a checkpoint."""
+        """Read the writes to delta channels since they were stored whole, along the parents of a checkpoint."""
         return finish(self.aget_delta_channel_history(config=config, channels=channels))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """The same on asyncio."""
+        """Read the writes to delta channels, as `get_delta_channel_history`."""
         return await checkpoints.delta_history(self._thread(config), namespace_of(config), id_of(config), channels)
 
     # Saving
@@ -185,7 +184,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """The same on asyncio."""
+        """Save a checkpoint, as `put`."""
         thread = self._saving(config)
         namespace = namespace_of(config)
         await thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
@@ -195,13 +194,13 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save what a task wrote, in one commit: what is there already stays, special writes excepted."""
+        """Save a task's writes in one commit: existing writes stay, except special ones, which are replaced."""
         finish(self.aput_writes(config, writes, task_id, task_path))
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """The same on asyncio."""
+        """Save a task's writes, as `put_writes`."""
         checkpoint_id = config["configurable"]["checkpoint_id"]
         await self._saving(config).put_writes(config, namespace_of(config), checkpoint_id, writes, task_id, task_path)
 
@@ -220,37 +219,37 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     # Removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
-        """Erase a thread in every tier: checkpoints, writes and history. Runs that have begun are refused (Deleted)."""
+        """Erase a thread in every tier: checkpoints, writes and history. Running runs are refused (Deleted)."""
         finish(self.adelete_thread(thread_id))
 
     async def adelete_thread(self, thread_id: str) -> None:
-        """The same on asyncio."""
+        """Erase a thread, as `delete_thread`."""
         await checkpoints.delete(self._named(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Remove the checkpoints and writes of these runs, in whichever threads they are."""
+        """Remove the checkpoints and writes of these runs, in all threads."""
         finish(self.adelete_for_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """The same on asyncio."""
+        """Remove the checkpoints and writes of these runs, as `delete_for_runs`."""
         for thread in await self._threads(None, run_ids):
             await checkpoints.delete_runs(thread, frozenset(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread: to a new id by reference, without copying; else what is there stays, too."""
+        """Copy a thread: to a new id by reference, without copying data; into an existing thread it is added."""
         finish(self.acopy_thread(source_thread_id, target_thread_id))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """The same on asyncio."""
+        """Copy a thread, as `copy_thread`."""
         into = self._named(target_thread_id)
         await checkpoints.copy(self._named(source_thread_id), into, self.prefix + into.id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep of each namespace the newest checkpoint, and what its delta channels need; or "delete" all."""
+        """Keep the newest checkpoint of each namespace, and those that its delta channels need; or "delete" all."""
         finish(self.aprune(thread_ids, strategy=strategy))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """The same on asyncio."""
+        """Prune threads, as `prune`."""
         for thread_id in thread_ids:
             await checkpoints.prune(self._named(thread_id), strategy)
 
@@ -277,15 +276,15 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
 
 def owner_of(config: Any, name: str | None) -> str | None:
-    """The owner that a config names, None if it names none."""
+    """The owner that a config names, None without one."""
     owner = (config or {}).get("configurable", {}).get(name) if name else None
     return None if owner is None else str(owner)
 
 
 def demand_owner(thread: Thread, config: Any, name: str | None) -> None:
-    """Refuse to begin a thread that nobody would own. One that is there is owned by who began it.
+    """Refuse to begin a thread without an owner. An existing thread belongs to the owner who began it.
 
-    Configs that LangGraph hands out, of a state or of its history, name a thread and no owner.
+    The configs that LangGraph returns, of a state or of its history, name a thread but not an owner.
     """
     if name is None or owner_of(config, name) is not None:
         return
@@ -300,7 +299,7 @@ def demand_owner(thread: Thread, config: Any, name: str | None) -> None:
 
 
 class Turn:
-    """The time in which one run holds its thread, on either face."""
+    """The time in which one run holds its thread, for the sync and the asyncio API."""
 
     def __init__(
         self, store: AsyncStateStore | StateStore, record_id: str, options: Mapping[str, Any], ttl: float, wait: float
@@ -338,7 +337,7 @@ class Turn:
 
 
 def demand_held(record_id: str) -> None:
-    """Raise Locked unless the running task or thread holds this thread."""
+    """Raise Locked unless the running task or OS thread holds this thread."""
     if record_id not in _held.get():
         raise Locked(
             f"{record_id!r:.200} is saved exclusively, and this run does not hold it: "

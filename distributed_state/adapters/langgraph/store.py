@@ -1,9 +1,9 @@
 """LangGraph's store on a store of ours: `DistributedStateStore(store)`. Law: a batch reads first, then writes once.
 
-A namespace is an app's record, its keys are items of it. A record of its own, the directory, has the names of all
-namespaces as items, so that those below another one are found in their order; a namespace is in it before anything is
-in the namespace. A value stands as it was given, with its times under a name of ours; names like that get a "#" more.
-All times are those of the server's clock: by the workers' own, one would still show what is past its time to another.
+A namespace is a record of scope app, its keys are items of it. A separate record, the directory, has the names of all
+namespaces as items, so that the namespaces below another one are found in order; a namespace is listed before it gets
+its first item. A value is stored as given, with its times under a reserved name; names like that get an extra "#".
+All times are from the server's clock: by their own clocks, workers would disagree about which values have expired.
 
 Design: section 22.
 """
@@ -59,7 +59,7 @@ Namespace = tuple[str, ...]
 
 
 class DistributedStateStore(BaseStore):
-    """Keeps what agents know across threads: both faces in one object, each namespace a record.
+    """Keeps agents' long-term memories in a store, for the sync and the asyncio API; each namespace is a record.
 
     Example::
 
@@ -68,11 +68,11 @@ class DistributedStateStore(BaseStore):
             assert memories.get(("users", "u1"), "seat").value == {"train": "window"}
             print(memories.search(("users",), filter={"train": "window"}))
 
-    `ttl` as LangGraph's `TTLConfig`, in minutes by the server's clock: what is past its time is not shown; `sweep_ttl`
-    removes it. That a value was used is noted when a tenth of its time is gone, in one commit a namespace. A query
-    in `search` is answered by the store's search, where that is on (see `StateStore.search`); which fields an item's
-    `index` names does not matter to it, `index=False` keeps the item from being found. `list_namespaces` shows those
-    that hold something: it looks into each. The name of one that was emptied stays stored, unseen, for the next `put`.
+    `ttl` is LangGraph's `TTLConfig`, in minutes by the server's clock: expired values are not shown; `sweep_ttl`
+    removes them. A use of a value is recorded once a tenth of its time has passed, in one commit per namespace. A query
+    in `search` uses the store's search, if it is on (see `StateStore.search`); it ignores the fields that an item's
+    `index` names, and `index=False` hides the item from queries. `list_namespaces` shows only namespaces with values,
+    and reads each one to check. The name of an emptied namespace stays stored, but hidden, for the next `put`.
     """
 
     supports_ttl = True
@@ -92,24 +92,24 @@ class DistributedStateStore(BaseStore):
     def from_conn_string(
         cls, url: str | None = None, *, archive: str | None = None, ttl: TTLConfig | None = None, **settings: Any
     ) -> Opening[DistributedStateStore]:
-        """Open a store for this alone: `with ... as memories` or `async with ... as memories`.
+        """Open a store for this object alone: `with ... as memories` or `async with ... as memories`.
 
-        `url`, `archive` and further settings as for `StateStore.open`.
+        `url`, `archive` and further settings are those of `StateStore.open`.
         """
         return Opening(lambda store: cls(store, ttl=ttl), url, archive, settings)
 
     def setup(self) -> None:
-        """Nothing: tables are made when the store is opened. Others' stores ask for this call."""
+        """Do nothing: tables are created when the store is opened. Other stores require this call."""
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Carry several operations out: what is read is as before what is written.
+        """Carry out several operations: reads return the state before the batch's writes.
 
-        All writes leave in one exchange, a commit a namespace; values that are read by their keys in one a namespace.
+        All writes leave in one exchange, with one commit per namespace; reads by key take one exchange per namespace.
         """
         return finish(self.abatch(ops))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """The same on asyncio, where reads of several namespaces leave in one exchange, too."""
+        """Carry out several operations, as `batch`; here, reads of several namespaces also leave in one exchange."""
         ops = [_plain(op) for op in ops]
         for op in ops:
             validate_op_namespace(op)
@@ -143,17 +143,17 @@ class DistributedStateStore(BaseStore):
         return results
 
     def sweep_ttl(self) -> int:
-        """Delete what is past its time; return how many items that were."""
+        """Delete expired items; return their number."""
         return finish(self.asweep_ttl())
 
     async def asweep_ttl(self) -> int:
-        """The same on asyncio."""
+        """Delete expired items, as `sweep_ttl`."""
         return await self._memories.sweep()
 
     async def _search(self, op: SearchOp, used: dict[tuple[Namespace, str], Memory]) -> list[SearchItem]:
         prefix = op.namespace_prefix
         if op.query and op.query.strip():
-            # As with LangGraph's own stores: where nothing is indexed, a query chooses nothing.
+            # As in LangGraph's own stores: without an index, the query is ignored.
             with suppress(ConfigurationError):
                 return await self._memories.matching(prefix, op.query, op.filter, op.limit, op.offset)
         rows = [
@@ -187,7 +187,7 @@ class DistributedStateStore(BaseStore):
 
 
 def _plain(op: Op) -> Op:
-    """The same with its namespace as a tuple: LangGraph's clients give lists, too."""
+    """The operation with its namespace as a tuple: LangGraph's clients also pass lists."""
     if isinstance(op, GetOp | PutOp):
         return op._replace(namespace=tuple(op.namespace))
     if isinstance(op, SearchOp):
@@ -195,12 +195,12 @@ def _plain(op: Op) -> Op:
     return op
 
 
-# What is stored
+# Stored values
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A value as it is stored: when it was made and changed, how many minutes it stays after its last use."""
+    """A stored value: its times of creation and change, and its lifetime in minutes after the last use."""
 
     value: dict[str, Any]
     created: float
@@ -211,10 +211,10 @@ class Memory:
     stored: Any = None
 
     def pack(self) -> dict[str, Any]:
-        """As JSON."""
+        """The value as JSON values."""
         times = [self.created, self.updated, self.ttl, self.used, self.indexed]
         stored = _stored(self.value)
-        # It is said where names are others: earlier releases stored such names as they were, and those are read so.
+        # Renamed keys are marked: earlier releases stored such names unchanged, and those must be read unchanged.
         return {**stored, _TIMES: times if stored.keys() == self.value.keys() else [*times, True]}
 
     @classmethod
@@ -227,15 +227,15 @@ class Memory:
         return cls(value, created, updated, ttl, used, indexed, item)
 
     def expired(self, now: float) -> bool:
-        """Whether it is past its time."""
+        """Whether its lifetime is over."""
         return self.ttl is not None and self.used + self.ttl * 60 <= now
 
     def aged(self, now: float) -> bool:
-        """Whether a tenth of its time is gone: sooner it is not worth a commit to say that it was used."""
+        """Whether a tenth of its lifetime has passed: before that, a use is not worth a commit."""
         return self.ttl is not None and self.used + self.ttl * 6 <= now
 
     def shown(self, namespace: Namespace, key: str) -> dict[str, Any]:
-        """What LangGraph's items are made of."""
+        """The arguments of LangGraph's items."""
         times = {"created_at": _time(self.created), "updated_at": _time(self.updated)}
         return {"namespace": namespace, "key": key, "value": self.value, **times}
 
@@ -249,12 +249,12 @@ def _time(seconds: float) -> datetime:
 
 
 def _item(namespace: Namespace, key: str, memory: Memory | None) -> Item | None:
-    """A value as LangGraph has it."""
+    """A value as LangGraph's item."""
     return None if memory is None else Item(**memory.shown(namespace, key))
 
 
 def text_of(namespace: Iterable[str]) -> str:
-    """A namespace as text: each label ends with a period, which no label holds, so none begins like another one."""
+    """A namespace as text: each label ends with a period, which labels cannot contain, so prefixes are unambiguous."""
     return "".join(f"{label}." for label in namespace)
 
 
@@ -267,7 +267,7 @@ def labels_of(text: str) -> Namespace:
 
 
 class Memories:
-    """The namespaces of a store, and which of them, and of their values, this process knows."""
+    """The namespaces of a store, with a cache of the namespaces and values that this process knows."""
 
     def __init__(self, store: AsyncStateStore, prefix: str) -> None:
         self._store = store
@@ -286,7 +286,7 @@ class Memories:
     # Reading
 
     async def find(self, wanted: Mapping[Namespace, Iterable[str]]) -> dict[tuple[Namespace, str], Memory]:
-        """Values by namespace and key, those that there are: of a namespace in one exchange, on asyncio of all."""
+        """The existing values by namespace and key: one exchange per namespace, with asyncio one for all."""
         many = [(namespace, sorted(keys)) for namespace, keys in wanted.items() if keys]
         pages = [
             (namespace, keys[begin : begin + _PAGE]) for namespace, keys in many for begin in range(0, len(keys), _PAGE)
@@ -305,11 +305,11 @@ class Memories:
         return memories
 
     async def namespaces(self, prefix: Namespace) -> list[Namespace]:
-        """All namespaces that begin so, in their order."""
+        """All namespaces with this prefix, in order."""
         return [labels_of(item.key) for item in await every(self.directory(), prefix=text_of(prefix))]
 
     async def holding(self, namespaces: Iterable[Namespace]) -> list[Namespace]:
-        """Those of these namespaces that hold something, in their order. A round trip each, on asyncio for fifty."""
+        """Those of the namespaces that have values, in order. A round trip for each; with asyncio for fifty."""
         found: list[Namespace] = []
         now = await self._store.time()
         left: list[tuple[Namespace, str | None]] = [(namespace, None) for namespace in namespaces]
@@ -324,7 +324,7 @@ class Memories:
         return sorted(found)
 
     async def below(self, prefix: Namespace) -> list[tuple[Namespace, str, Memory]]:
-        """All values in namespaces that begin so, what changed last first."""
+        """All values in namespaces with this prefix, the last changed first."""
         found: list[tuple[Namespace, str, Memory]] = []
         now = await self._store.time()
         names = await self.namespaces(prefix)
@@ -347,7 +347,7 @@ class Memories:
     async def matching(
         self, prefix: Namespace, query: str, filter: Mapping[str, Any] | None, limit: int, offset: int
     ) -> list[SearchItem]:
-        """What the store's search finds in namespaces that begin so, the most relevant first."""
+        """The results of the store's search in namespaces with this prefix, the most relevant first."""
         hits = await self._store.search(
             query, scope="app", prefix=self.prefix + text_of(prefix), kinds=("item",), collection=ITEMS,
             filter=_stored(filter or {}) or None, match="any", limit=limit, offset=offset, fresh=True,
@@ -364,7 +364,7 @@ class Memories:
     # Changing
 
     async def refresh(self, used: Mapping[tuple[Namespace, str], Memory]) -> None:
-        """Note that values were used now, those that stay for a time only; a value that changed meanwhile is left."""
+        """Record that values with a lifetime were used now; a value that changed meanwhile is skipped."""
         if all(memory.ttl is None for memory in used.values()):
             return
         now: float = await self._store.time()
@@ -378,14 +378,14 @@ class Memories:
         try:
             for batch in self._batches(records):
                 await batch.__aexit__(None, None, None)
-        except Conflict:  # the others that stood in its commit; what was put by then is another one by now
+        except Conflict:  # retry the other values of the commit one by one; the changed value is skipped
             for namespace, steps in records.items():
                 for step in steps:
                     with suppress(Conflict):
                         await self.record(namespace).write(items=[step])
 
     def _batches(self, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> list[Any]:
-        """What changes values, to be sent: one exchange, a commit a namespace, as far as those are a thousand."""
+        """Batches that change values: each is one exchange, with one commit of at most a thousand per namespace."""
         batches = []
         while records:
             batch = self._store.batch()
@@ -411,7 +411,7 @@ class Memories:
         for (namespace, key), (value, _, _) in changes.items():
             if value is not None and (namespace, key) not in self._created:
                 unknown.setdefault(namespace, set()).add(key)
-        await self.find(unknown)  # which notes when they were made
+        await self.find(unknown)  # caches their times of creation
         now: float = await self._store.time()
         records: dict[Namespace, list[PutItem | DeleteItem]] = {}
         for (namespace, key), (value, ttl, indexed) in changes.items():
@@ -424,13 +424,13 @@ class Memories:
                 packed = Memory(dict(value), created, now, ttl, now, indexed).pack()
                 step = PutItem(collection=ITEMS, key=key, value=packed)
             records.setdefault(namespace, []).append(step)
-        batches = self._batches(records)  # what cannot be stored is refused here, and names no namespace
+        batches = self._batches(records)  # raises for invalid values before a namespace is listed
         await self._list({namespace for (namespace, _), (value, _, _) in changes.items() if value is not None})
         for batch in batches:
             await batch.__aexit__(None, None, None)
 
     async def _list(self, namespaces: Iterable[Namespace]) -> None:
-        """Have the directory name these, those that this process does not know to be in it."""
+        """Add namespaces to the directory, unless this process knows that they are in it."""
         new = [namespace for namespace in namespaces if namespace not in self._listed]
         if new:
             await self.directory().put_missing({text_of(namespace): 1 for namespace in new})
@@ -444,7 +444,7 @@ class Memories:
             self._created.popitem(last=False)
 
     async def sweep(self) -> int:
-        """Delete what is past its time; how many that were."""
+        """Delete expired values; return their number."""
         swept = 0
         now = await self._store.time()
         for namespace in await self.namespaces(()):
@@ -467,7 +467,7 @@ class Memories:
 
 
 def _compare(value: Any, wanted: Any) -> bool:
-    """Whether a value is as a filter wants it, as LangGraph's stores compare."""
+    """Whether a value matches a filter, compared as LangGraph's stores do."""
     if isinstance(wanted, dict):
         if any(name.startswith("$") for name in wanted):
             return all(_operator(value, name, other) for name, other in wanted.items())

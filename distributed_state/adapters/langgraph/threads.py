@@ -1,11 +1,11 @@
-"""A thread of LangGraph is a record: reads and saves its checkpoints. Law: a checkpoint is one commit.
+"""Reads and saves the checkpoints of a LangGraph thread, which is a record. Law: a checkpoint is one commit.
 
-Checkpoints, values and pending writes are items of the record (see `frames`). Its fields have the thread's newest
-checkpoint in the root namespace once more: `at` is its id, `head` its frame, `w:<id>` says that it has pending writes;
-`again` is in a thread that was deleted and began again. So the newest is what the server has now, in one read.
+Checkpoints, values and pending writes are items of the record (see `frames`). Its fields repeat the newest checkpoint
+in the root namespace: `at` is its id, `head` its frame, `w:<id>` marks that it has pending writes; `again` is set in a
+thread that was deleted and began again. So one read returns the newest checkpoint from the server.
 
-That the checkpoint from which a run goes on still is the newest is what a commit expects of the field `at`. A thread
-that was deleted begins again with a run that found it deleted, and with no other.
+A commit of a run expects the field `at` to name the checkpoint from which the run continues. Only a run that found the
+thread deleted can begin a deleted thread again.
 
 Design: section 22.
 """
@@ -52,18 +52,18 @@ from distributed_state.adapters.stores import every
 
 AT, HEAD = "at", "head"
 AGAIN = "again"  # the version of the deletion after which the thread began again
-HEAD_BYTES = 16 * 1024  # a greater checkpoint is only an item
+HEAD_BYTES = 16 * 1024  # a larger checkpoint is only an item
 PAGE = 1000
 _ATTEMPTS = 100
 
 
 def flag(checkpoint_id: str) -> str:
-    """The field that says that the newest checkpoint has pending writes."""
+    """The field that marks pending writes of the newest checkpoint."""
     return f"w:{checkpoint_id}"
 
 
 class Thread:
-    """One thread, by a handle of its record."""
+    """One thread, with a handle of its record."""
 
     def __init__(self, record: AsyncSession, thread_id: str, serde: SerializerProtocol, recent: Recent) -> None:
         self.record = record
@@ -71,7 +71,7 @@ class Thread:
         self.serde = serde
         self.recent = recent
         self.known: RecentThread = recent.thread(thread_id)
-        self.version = 0  # as it was when it was looked at last
+        self.version = 0  # at the last look
         self.begun_after: int | None = None
 
     # Reading
@@ -89,7 +89,7 @@ class Thread:
         return fields
 
     async def newest(self, namespace: str) -> tuple[Saved | None, bool]:
-        """The newest checkpoint of a namespace, as the server has it now, and whether it may have pending writes."""
+        """The newest checkpoint of a namespace on the server now, and whether it may have pending writes."""
         if namespace:
             return (await self._newest_within(namespace)), True
         for _ in range(_ATTEMPTS):
@@ -100,11 +100,11 @@ class Thread:
             saved = Saved.unpack(fields[HEAD]) if HEAD in fields else (await self.find("", head))
             if saved is not None:
                 return saved, flag(head) in fields
-            # It was removed in between; then another one is the newest, or none.
+            # It was removed in between, so the newest is now another one or missing.
         raise CorruptState(f"thread {self.id!r:.80}: its newest checkpoint {head} is not there", field=AT)
 
     async def _newest_within(self, namespace: str) -> Saved | None:
-        """The newest checkpoint of a namespace other than the root's. What was removed may fill a page."""
+        """The newest checkpoint of a namespace other than the root's. A page may consist of removed checkpoints."""
         before: str | None = None
         size = 1
         while True:
@@ -116,13 +116,13 @@ class Thread:
             before, size = page.next, PAGE
 
     async def get(self, namespace: str, checkpoint_id: str | None) -> CheckpointTuple | None:
-        """A checkpoint with its values and pending writes; without an id the newest."""
+        """A checkpoint with its values and pending writes; the newest if the id is None."""
         try:
             return await self._get(namespace, checkpoint_id)
         except CorruptState as error:
             if error.field != BLOBS:
                 raise
-            # Pruning removes a checkpoint before its values: if they are gone, so is that by now.
+            # Pruning removes a checkpoint before its values: if they are gone, the checkpoint is gone too.
             return await self._get(namespace, checkpoint_id)
 
     async def _get(self, namespace: str, checkpoint_id: str | None) -> CheckpointTuple | None:
@@ -130,7 +130,7 @@ class Thread:
             saved, written = await self.newest(namespace)
         else:
             if not namespace:
-                await self.look()  # before it: it may be found in a thread that is deleted just now
+                await self.look()  # before the checkpoint is read, as the thread may be deleted in between
             saved, written = (await self.find(namespace, checkpoint_id)), True
         if not namespace:
             empty_at = self.version if saved is None and checkpoint_id is None else None
@@ -152,7 +152,7 @@ class Thread:
     async def tuples(
         self, chosen: Sequence[tuple[Saved, Sequence[SavedWrite]]], shown: str | None = None
     ) -> list[CheckpointTuple]:
-        """Checkpoints as LangGraph has them, with their values; values in items of their own come in one exchange."""
+        """Checkpoints in LangGraph's form, with their values; values in separate items take one exchange."""
         loads = self.serde.loads_typed
         checkpoints = [loads(saved.checkpoint) for saved, _ in chosen]
         wanted = {}
@@ -182,7 +182,7 @@ class Thread:
         return found
 
     async def blobs(self, keys: Sequence[str]) -> dict[str, Typed]:
-        """Values that are items of their own, by their keys."""
+        """Values that are separate items, by key."""
         found = {key: value for key in keys if (value := self.recent.blob(self.id, key)) is not None}
         lacking = [key for key in keys if key not in found]
         for begin in range(0, len(lacking), PAGE):
@@ -208,7 +208,7 @@ class Thread:
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> None:
-        """Save a checkpoint. Raises Conflict where a run went on from the newest one, and it is not that any more."""
+        """Save a checkpoint. Raises Conflict if the run continued from the newest one, and there is a newer one now."""
         saved, blobs = await self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
         items = [PutItem(collection=BLOBS, key=key, value=pack_blob(value)) for key, value in blobs.items()]
         items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))
@@ -231,7 +231,7 @@ class Thread:
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> tuple[Saved, dict[str, Typed]]:
-        """The checkpoint as it is stored, and by their keys the values that are stored beside it."""
+        """The checkpoint in its stored form, and the values that become separate items, by key."""
         given: dict[str, Any] = dict(checkpoint)
         values, versions = given.pop("channel_values"), checkpoint["channel_versions"]
         fresh = {channel: self.serde.dumps_typed(values[channel]) for channel in new_versions if channel in values}
@@ -243,10 +243,10 @@ class Thread:
                 if before is not None and before[0].get(channel) == versions[channel]:
                     if channel in before[1]:
                         carried[channel] = before[1][channel]
-                elif channel in values:  # a copy of another checkpoint has this one's parent
+                elif channel in values:  # a copy of another checkpoint has the same parent
                     fresh[channel] = self.serde.dumps_typed(values[channel])
         described: Any = get_checkpoint_metadata(dict(config), metadata)  # type: ignore[arg-type]
-        if described.get("parents"):  # plain text, whatever the ids know of themselves
+        if described.get("parents"):  # plain strings instead of our subclasses
             described["parents"] = {space: str(named) for space, named in described["parents"].items()}
         inline, alone = placed(fresh, carried)
         run = described.get("run_id")
@@ -261,7 +261,7 @@ class Thread:
         return saved, blobs
 
     async def _values_of(self, namespace: str, checkpoint_id: str) -> Values | None:
-        """The versions of a checkpoint's channels, and where their values are."""
+        """The versions of a checkpoint's channels, and the places of their values."""
         known = self.recent.values(self.id, namespace, checkpoint_id)
         if known is None:
             saved = await self.find(namespace, checkpoint_id)
@@ -270,8 +270,8 @@ class Thread:
         return known
 
     async def _advance(self, saved: Saved, parent: str | None, items: list[PutItem], tag: str | None) -> None:
-        """Save a checkpoint of the root namespace; if it is the newest then, say so in the same commit."""
-        # What this run found, not what this process knows: of two that found nothing one begins the thread.
+        """Save a checkpoint of the root namespace; if it becomes the newest, the same commit records that."""
+        # By the run's own findings, not this process's: only one of two runs that found it empty begins the thread.
         continues = self.recent.begins(self.id) if parent is None else self.known.continues(parent)
         expected = parent if continues or not self.known.known else self.known.head
         frame = items[-1].value
@@ -279,7 +279,7 @@ class Thread:
         for _ in range(_ATTEMPTS):
             if not continues:
                 await self._demand_living(parent)
-            # A child of the newest is the newest, also if it was made by a machine whose clock is behind.
+            # A child of the newest is the newest, even if it comes from a machine whose clock is behind.
             newest = expected is None or expected == parent or saved.id >= expected
             fields: dict[str, Any] = {AT: saved.id} if newest else {}
             gone = self._outdated(saved.id, parent) if newest else []
@@ -300,10 +300,10 @@ class Thread:
         raise Conflict(f"thread {self.id!r:.80}: others save faster than this checkpoint can be")
 
     def _outdated(self, checkpoint_id: str, parent: str | None) -> list[str]:
-        """The marks of writes that a checkpoint which becomes the newest takes back, as far as they are known.
+        """The known marks of pending writes that a new newest checkpoint removes.
 
-        Writes may be there before their checkpoint: only what lies behind this one is out of date. A mark that another
-        worker sets at the parent meanwhile stays until a run has read it.
+        Writes may be stored before their checkpoint, so only marks of earlier checkpoints are outdated. A mark that
+        another worker sets at the parent meanwhile stays until a run has read it.
         """
         flags = self.known.flags
         if not flags:
@@ -312,11 +312,11 @@ class Thread:
         return sorted(name for name in tuple(flags) if name < own or name == before)
 
     async def _refused(self, error: Conflict, own: str, parent: str | None) -> str | None:
-        """Which checkpoint is the newest, where another was expected. Raises Conflict for a run that is behind."""
+        """The id of the newest checkpoint, after another one was expected. Raises Conflict for an outdated run."""
         head: str | None = (await self.look()).get(AT)
         if not isinstance(parent, Addressed) and head not in (parent, own):
             await self._demand_living(parent)
-        if not isinstance(parent, Addressed) and head not in (parent, own):  # its own: it is saved once more
+        if not isinstance(parent, Addressed) and head not in (parent, own):  # its own id: a repeated save
             self.recent.begun(self.id)
             raise Conflict(
                 f"thread {self.id!r:.80} went on while this run was under way: its newest checkpoint is {head}, and "
@@ -344,14 +344,14 @@ class Thread:
         self.known.tags.update(added.values())
 
     async def _write(self, change: Mapping[str, Any], *, may_begin: bool = False) -> None:
-        """Change the record; one that was deleted begins again first, if this is of a run that found it deleted.
+        """Change the record; a deleted one first begins again, if this run found it deleted.
 
-        `may_begin`: also for a caller that has not looked at the thread, but begins one. Raises Deleted.
+        With `may_begin` this also holds for a caller that begins a thread without having looked at it. Raises Deleted.
         """
         seen = self.recent.seen(self.id)
         for _ in range(_ATTEMPTS):
             expect = dict(change.get("expect", {}))
-            expected = None if seen is None else seen.begun_after  # which another task of this run may change meanwhile
+            expected = None if seen is None else seen.begun_after  # another task of this run may change it meanwhile
             if seen is not None:
                 expect[AGAIN] = ABSENT if expected is None else expected
             try:
@@ -365,13 +365,13 @@ class Thread:
                     raise
                 if begun_after != seen.empty_at:
                     raise self._deleted() from error
-                seen.begun_after = begun_after  # this run saw that deletion: it may begin, or join who did
+                seen.begun_after = begun_after  # this run saw that deletion: it may begin the thread, or join it
                 continue
             except Deleted as error:
                 if not (may_begin if seen is None else seen.empty_at == error.version):
                     raise self._deleted() from error
                 version = error.version
-            with suppress(Conflict):  # somebody else just did
+            with suppress(Conflict):  # another run has just done it
                 await self.record.create({AGAIN: version})
             if seen is not None:
                 seen.begun_after = version
@@ -382,7 +382,7 @@ class Thread:
         return Deleted(f"thread {self.id!r:.80} was deleted after this run, or this config, began: nothing was saved")
 
     async def _demand_living(self, checkpoint_id: str | None) -> None:
-        """Raise Deleted for what goes on from a checkpoint that went when the thread was deleted and began again."""
+        """Raise Deleted if the checkpoint to continue from was lost when the thread was deleted and began again."""
         known = self.known
         if checkpoint_id is None or known.begun_after is None or checkpoint_id in known.own:
             return
@@ -390,7 +390,7 @@ class Thread:
             raise self._deleted()
 
     async def _demand_of_this_life(self, root: str | None) -> None:
-        """The same for what is saved beside a checkpoint of the root namespace. In a run that may be on its way yet."""
+        """Check the same for a save that belongs to a root checkpoint, which the run may still be saving."""
         if self.recent.seen(self.id) is None or isinstance(root, Latest | Addressed):
             await self._demand_living(root)
 
@@ -403,7 +403,7 @@ class Thread:
         task_id: str,
         path: str,
     ) -> None:
-        """Save what a task wrote; special writes replace what is there, others do not."""
+        """Save a task's writes; only special writes replace existing ones."""
         items: dict[int, PutItem] = {}
         for at, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, at)
@@ -414,7 +414,7 @@ class Thread:
             items[index] = PutItem(collection=WRITES, key=key, value=frame, keep=index >= 0)
         if not items:
             return
-        # Its checkpoint may come later: LangGraph saves both in the background.
+        # The checkpoint may be saved later: LangGraph saves both in the background.
         await self._demand_of_this_life(root_of(config, {}) if namespace else checkpoint_id)
         fields = {} if namespace else {flag(checkpoint_id): 1}
         await self._write({"set": fields, "items": list(items.values())})
@@ -422,15 +422,15 @@ class Thread:
 
 
 def _apart(saved: Saved) -> Iterator[str]:
-    """The channels whose values are items of their own."""
+    """The channels whose values are separate items."""
     return (channel for channel, value in saved.values.items() if value is None)
 
 
-# What a config of LangGraph's names
+# The parts of LangGraph's configs
 
 
 def thread_of(config: Any) -> str:
-    """The thread's id, as text. Raises InvalidValue if there is none: all runs that forgot it would be one thread."""
+    """The thread's id, as text. Raises InvalidValue if missing: otherwise runs without an id would share a thread."""
     id = config["configurable"].get("thread_id")
     if id is None:
         raise InvalidValue("a run says in config['configurable']['thread_id'] which thread it is of")
@@ -443,11 +443,11 @@ def namespace_of(config: Any) -> str:
 
 
 def id_of(config: Any) -> str | None:
-    """The checkpoint's id, None if the newest is meant."""
+    """The checkpoint's id, None for the newest."""
     return get_checkpoint_id(config) or None
 
 
 def root_of(config: Any, metadata: Any) -> str | None:
-    """The id of the root namespace's checkpoint from which a subgraph runs, None if nothing says so."""
+    """The id of the root checkpoint from which a subgraph runs, None if unknown."""
     named = config["configurable"].get("checkpoint_map") or metadata.get("parents") or {}
     return named.get("")

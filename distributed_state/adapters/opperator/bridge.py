@@ -1,8 +1,8 @@
-"""An agent under an Opperator daemon. Law: the daemon's messages are taken in order; commands run beside them.
+"""An agent under an Opperator daemon. Law: the daemon's messages are handled in order; commands run in parallel.
 
-What the daemon reports becomes events of the fleet: one message is published once, and the agent's hooks run from the
-fleet's events, here as on every other replica. So the daemon's next message is looked at when the hooks for this one
-have run, as under the daemon's own SDK.
+The daemon's messages become events of the fleet: each message is published once, and the agent's hooks run from the
+fleet's events, here as on every other replica. The daemon's next message is read after the hooks for this one have
+run, as in the daemon's own SDK.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from distributed_state.adapters.opperator import wire
 from distributed_state.adapters.opperator.wire import MAX_LINE, Busy, Incoming, Outgoing, standard_streams
 
 log = logging.getLogger(__name__)
-_COMMANDS = 8  # that run at a time; the others wait
+_COMMANDS = 8  # commands that run at a time; the others wait
 _LAST_LINES = 2.0  # seconds that the daemon gets to read the last lines
-_HOOKS = 10.0  # seconds that hooks may hold up the daemon's next message
+_HOOKS = 10.0  # seconds that hooks may delay the daemon's next message
 
 
 def run(
@@ -37,13 +37,13 @@ def run(
     *,
     client: str = "",
 ) -> None:
-    """Run an agent under an Opperator daemon, which is at the other end of `stdin` and `stdout`, until either ends.
+    """Run an agent under an Opperator daemon, at the other end of `stdin` and `stdout`, until one of them ends.
 
-    By default these are the process's own; then everything else that is printed goes to standard error. `client` names
-    the daemon's user in the events of the fleet; by default it is the agent's client, or user and host. It returns as
-    `agent.run()` does (SIGTERM, SIGINT, the end of `main_loop`), and at the end of `stdin`, once every message before
-    that is done. A daemon sends SIGKILL three seconds after SIGTERM, so an agent with long commands needs a shorter
-    `shutdown_timeout`. SIGHUP and SIGUSR1 work, too. Raises what `agent.run()` raises; the daemon gets it, too.
+    By default these are the process's own; other output is then redirected to standard error. `client` names the
+    daemon's user in the events of the fleet; by default it is the agent's client, or user and host. It returns when
+    `agent.run()` would (SIGTERM, SIGINT, the end of `main_loop`), and at the end of `stdin`, after all messages have
+    been handled. A daemon sends SIGKILL three seconds after SIGTERM, so an agent with long commands needs a shorter
+    `shutdown_timeout`. SIGHUP and SIGUSR1 work, too. Errors of `agent.run()` are raised, and reported to the daemon.
     """
     if stdin is None or stdout is None:
         with standard_streams() as (source, target):
@@ -53,7 +53,7 @@ def run(
 
 
 class Bridge:
-    """One agent and its daemon: a thread reads messages, one writes lines, and some run commands."""
+    """One agent and its daemon: one thread reads messages, one writes lines, and several run commands."""
 
     def __init__(self, agent: Agent | AsyncAgent, stdin: BinaryIO, stdout: BinaryIO, client: str) -> None:
         self._agent: Any = agent
@@ -99,7 +99,7 @@ class Bridge:
         await self._agent.run()
 
     def _call(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Call a method of the agent's store, from a thread of ours, on whichever face it is."""
+        """Call a method of the agent or its store, sync or asyncio, from one of our threads."""
         if self._loop is None:
             return call(*args, **named)
 
@@ -111,13 +111,13 @@ class Bridge:
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except RuntimeError:
-            work.close()  # the loop is closed, and it never ran
+            work.close()  # the loop is closed, and the coroutine never ran
             raise
 
     # To the daemon
 
     def _show(self, kind: str, content: dict[str, Any]) -> None:
-        """Send what the agent shows in the daemon's format. Called in whichever thread it happens."""
+        """Send a change of the agent's display in the daemon's format. Called in the thread that made the change."""
         if kind == "event":
             self._publisher.handled(content)
         elif kind == "log":
@@ -131,7 +131,7 @@ class Bridge:
             self._out.send(wire.ready(os.getpid(), str(getattr(self._agent, "version", ""))))
             self._begin()
             if self._out.broken:
-                self._agent.stop()  # it was gone before the agent could be stopped
+                self._agent.stop()  # the pipe broke before the agent could be stopped
         elif kind in _SHOWN:
             self._out.send(_SHOWN[kind](content))
 
@@ -200,7 +200,7 @@ class Bridge:
     # The end
 
     def _finish(self) -> None:
-        """The daemon has closed its end: stop once everything it sent is done."""
+        """Stop after the daemon has closed its end, once all its messages have been handled."""
         if not self._busy.wait(self._agent.shutdown_timeout):
             self._agent.stop()  # again below: the second call does not wait
         self._agent.stop()
@@ -226,7 +226,7 @@ def _user() -> str:
 
 
 class Caller(Protocol):
-    """Calls a method of the agent or its store from any thread, on whichever face these are."""
+    """Calls a method of the agent or its store, sync or asyncio, from any thread."""
 
     def __call__(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
         """Call it with these arguments."""
@@ -234,7 +234,7 @@ class Caller(Protocol):
 
 
 class Publisher:
-    """The conversations of one daemon's user, as the fleet hears of them."""
+    """Publishes the conversations of one daemon's user to the fleet."""
 
     def __init__(self, agent: Any, client: str, call: Caller) -> None:
         self._agent = agent
@@ -246,7 +246,7 @@ class Publisher:
         self.conversation_id = ""  # where the user is
 
     def publish(self, message: wire.Lifecycle) -> None:
-        """Write what happened, and return once the agent's hooks have run."""
+        """Publish a message of the daemon, and return once the agent's hooks have run."""
         with self._changed:
             self._handled.clear()
         if isinstance(message, wire.NewConversation):
@@ -267,19 +267,19 @@ class Publisher:
             self._emit("directory.changed", {"old_path": message.old_path, "new_path": message.new_path})
 
     def handled(self, event: dict[str, Any]) -> None:
-        """The agent's hooks for this event have run. Called from the thread in which they ran."""
+        """Note that the agent's hooks for this event have run. Called from the thread in which they ran."""
         with self._changed:
             self._handled.append(event)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait for no hooks any more."""
+        """Stop waiting for hooks."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _go_to(self, id: str) -> str:
-        """Note that the user is at another conversation, and return where they were."""
+        """Note that the user switched to another conversation, and return the previous one."""
         before = self.conversation_id
         self.conversation_id = id
         self._agent.follow(self._client, id)
@@ -295,11 +295,11 @@ class Publisher:
                     self._wait(self._call(session.create, is_clear=True), "conversation.created", session)
                 return
             except (Conflict, Deleted):
-                """Another client created or deleted it in between: look again."""
+                """Another client created or deleted it in between: read it again."""
         try:
             self._wait(self._call(session.create), "conversation.created", session)
         except Conflict:
-            # The fleet knows it already: nothing is lost, and the user is there now.
+            # The conversation already exists in the fleet: keep its data, and switch the user to it.
             self._switch(message.id, previous_id, None)
 
     def _switch(self, id: str, previous_id: str, message_count: int | None) -> None:
@@ -308,7 +308,7 @@ class Publisher:
         try:
             version = self._call(session.switch, **place)
         except Deleted:
-            # The daemon still has it, and its user goes on there.
+            # The daemon still has it, and its user continues there.
             self._agent.log("WARNING", "a deleted conversation was created again", conversation=id)
             self._call(session.create)
             version = self._call(session.switch, **place)
@@ -326,7 +326,7 @@ class Publisher:
             self._go_to("")
 
     def _agents(self, previous: str | None, following: str | None) -> None:
-        # The daemon reports a switch to both agents, to each its half: `agent` says whose half this is.
+        # The daemon reports a switch to both agents, half of it to each: `agent` names the agent of this half.
         self._emit("agent.switched", {"previous_agent": previous, "next_agent": following, "agent": self._agent.name})
 
     def _emit(self, type: str, data: dict[str, Any]) -> None:
@@ -342,7 +342,7 @@ class Publisher:
     def _wait_until(self, found: Callable[[dict[str, Any]], bool]) -> None:
         end = time.monotonic() + _HOOKS
         with self._changed:
-            # After a resync, the events that were missed do not come any more.
+            # After a resync, missed events never arrive.
             while not any(seen["type"] == "resync" or found(seen) for seen in self._handled):
                 left = end - time.monotonic()
                 if left <= 0 or self._agent.stopping or self._closed:

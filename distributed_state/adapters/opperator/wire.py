@@ -1,6 +1,6 @@
-"""The lines between an Opperator daemon and an agent's process: what they say, and the pipes that carry them.
+"""The messages between an Opperator daemon and an agent's process, and the pipes that carry them.
 
-Law: each message's shape is written here only; a writer never waits for the reader, and no line stops the next. A line
+Law: message shapes are defined only here; a writer never waits for the reader, and no line stops the next. A line
 is a JSON object {"type", "timestamp", "data"}. From the daemon:
 
     command           {command, args?, id?, working_dir?}; `__list_commands` asks for the registry
@@ -42,7 +42,7 @@ _LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "err
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The daemon wants a command to be run. `args` is as it came: the agent checks it."""
+    """The daemon's request to run a command. `args` is unchecked: the agent checks it."""
 
     name: str
     args: Any
@@ -118,7 +118,7 @@ def read(line: bytes) -> Command | Lifecycle:
     if not isinstance(data, dict):
         raise InvalidValue(f"{kind}: data is an object, not a {type(data).__name__}")
     if kind == "command":
-        # What is wrong with a command is reported in the answer to its id; so the id alone is checked here.
+        # Errors in a command are reported in the answer to its id, so only the id is checked here.
         name, directory = (
             value if isinstance(value := data.get(key), str) else "" for key in ("command", "working_dir")
         )
@@ -149,7 +149,7 @@ def _text(data: Mapping[str, Any], name: str, *, needed: bool = False) -> str:
 
 
 def _name(data: Mapping[str, Any], name: str) -> str | None:
-    """An agent's name, which may be "" and may be null."""
+    """An agent's name, which may be "" or null."""
     return None if data.get(name) is None else _text(data, name)
 
 
@@ -174,11 +174,11 @@ _LIFECYCLE: dict[str, Callable[[Mapping[str, Any]], Lifecycle]] = {
 }
 
 
-# To the daemon. What is empty is left out, as its own SDK does.
+# To the daemon. Empty values are left out, as in the daemon's SDK.
 
 
 def ready(pid: int, version: str = "") -> bytes:
-    """The agent has started, and listens."""
+    """The agent has started and reads messages."""
     return _line("ready", {"pid": pid, **_given(version=version)})
 
 
@@ -194,12 +194,12 @@ def succeeded(id: str, result: Any) -> bytes:
 
 
 def failed(id: str, error: str) -> bytes:
-    """The answer to a command that went wrong."""
+    """The answer to a command that failed."""
     return _line("response", {**_given(command_id=id), "success": False, "error": error})
 
 
 def progress(id: str, text: str, fields: Mapping[str, Any]) -> bytes:
-    """How far a command is. A number `progress` and a text `status` have places of their own."""
+    """A command's progress. A number `progress` and a text `status` are sent as separate entries."""
     metadata = dict(fields)
     found = dict[str, Any]()
     if isinstance(metadata.get("progress"), (int, float)):
@@ -210,12 +210,12 @@ def progress(id: str, text: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def command_registry(commands: list[dict[str, Any]]) -> bytes:
-    """All commands that the agent offers; replaces those that were sent before."""
+    """All commands that the agent offers; they replace those sent earlier."""
     return _line("command_registry", {"commands": definitions(commands)})
 
 
 def definitions(commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The agent's commands as the daemon calls them; it derives a title from the name."""
+    """The agent's commands in the daemon's format; it derives a title from the name."""
     return [
         _given(
             name=each["name"],
@@ -236,7 +236,7 @@ def system_prompt(prompt: str) -> bytes:
 
 
 def agent_description(description: str) -> bytes:
-    """What the agent is for."""
+    """The purpose of the agent."""
     return _line("agent_description", {"description": description})
 
 
@@ -251,7 +251,7 @@ def sidebar_section_removal(id: str) -> bytes:
 
 
 def error(text: str, code: int = 1) -> bytes:
-    """Why the agent's process ends."""
+    """The reason why the agent's process ends."""
     return _line("error", {"error": text, "code": code})
 
 
@@ -266,13 +266,13 @@ def _line(kind: str, data: dict[str, Any]) -> bytes:
     try:
         text = json.dumps(message, allow_nan=False, default=str)
     except (ValueError, TypeError, RecursionError):
-        # Fields of a log may be anything; a line that the daemon cannot read would be lost whole.
+        # Fields of a log line may have any value; the daemon would drop a line that it cannot read.
         text = json.dumps(message | {"data": _shown(data)})
     return text.encode() + b"\n"
 
 
 def _shown(value: Any, depth: int = 0) -> Any:
-    """Two levels of objects as they are, and what lies below as text."""
+    """Two levels of objects unchanged, and deeper values as text."""
     if isinstance(value, dict) and depth < 2:
         return {str(name): _shown(each, depth + 1) for name, each in value.items()}
     return value if isinstance(value, (str, int, type(None))) else repr(value)[:1000]
@@ -282,7 +282,7 @@ def _shown(value: Any, depth: int = 0) -> Any:
 
 
 class Incoming:
-    """The lines of a pipe. `close()`, from any thread, ends the reading of it."""
+    """The lines of a pipe. `close()`, from any thread, ends the reading."""
 
     def __init__(self, source: Any, too_long: Callable[[int], None]) -> None:
         self._file = source.fileno()
@@ -321,17 +321,17 @@ class Incoming:
             return b""
 
     def close(self) -> None:
-        """Wake whoever reads, who then finds the end."""
+        """Wake the reader, which then finds the end of the input."""
         os.write(self._waker, b"x")
 
     def free(self) -> None:
-        """Close the descriptors that this opened, once nobody reads any more."""
+        """Close the descriptors opened here, after the reader has ended."""
         os.close(self._woken)
         os.close(self._waker)
 
 
 class Outgoing:
-    """Lines for a pipe, written by a thread, so that a slow reader blocks nobody. `lost` is called if it is closed."""
+    """Lines for a pipe, written by a thread, so that a slow reader blocks no sender. `lost` is called if it breaks."""
 
     def __init__(self, target: Any, lost: Callable[[], None]) -> None:
         self._file = target.fileno()
@@ -351,7 +351,7 @@ class Outgoing:
                 self._changed.notify_all()
 
     def send_log(self, line: bytes) -> int:
-        """Send a line, or drop it if too many wait. Returns how many were dropped since the last that was sent."""
+        """Send a line, or drop it if too many wait. Returns the number dropped since the last sent line."""
         with self._changed:
             if len(self._lines) >= _WAITING_LOGS:
                 self._dropped += 1
@@ -383,7 +383,7 @@ class Outgoing:
                 self._lines.popleft()
 
     def close(self, seconds: float) -> bool:
-        """Wait until everything is written, at most so long; False if it was not."""
+        """Wait until everything is written, at most `seconds`; False if it was not."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -392,14 +392,14 @@ class Outgoing:
 
 
 class Busy:
-    """Counts what is not finished."""
+    """Counts unfinished work."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._count = 0
 
     def add(self, count: int) -> None:
-        """Count up, or down by a negative number, and wake whoever waits."""
+        """Count up, or down by a negative number, and wake the waiting threads."""
         with self._changed:
             self._count += count
             self._changed.notify_all()
@@ -413,7 +413,7 @@ class Busy:
 
 @contextmanager
 def standard_streams() -> Iterator[tuple[Any, Any]]:
-    """Lend standard input and output to the caller alone: others print to standard error, and read nothing.
+    """Lend standard input and output to the caller: other code prints to standard error, and reads an empty input.
 
     The process's own descriptors change, so that this holds for libraries in C and for child processes, too.
     """
