@@ -1,4 +1,4 @@
-"""What is done with one record, through a handle. Law: a method is one read or one commit.
+"""Reads and changes of one record, through a handle. Law: a method is one read or one commit.
 
 Design: sections 4, 6.
 """

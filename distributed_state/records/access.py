@@ -1,4 +1,4 @@
-"""Asks the policy of a store who may do what. Law: it is asked before any server is, and all but True denies.
+"""Asks the store's access policy. Law: it is asked before any server is, and every answer but True denies.
 
 Design: section 17.
 """
@@ -34,16 +34,16 @@ TAGS = "#tags"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody wants to do.
+    """An action that needs permission.
 
     `actor` and `user` are those of the handle: `store.session(id, user=..., actor=...)`. `field` is a field's name,
     "#messages", "#items", "#phase", "#tags", "#version" (how old the record is, whether it exists, its checkpoints), or
-    None for the record as a whole: who guards a field must guard None too. Reading a whole record asks for None first
-    and then for everything in it; listing or counting the names of its fields is reading it whole, forking it too.
-    A turn takes the lock, and who repeats its request gets its outcome. `id` is None where many records are meant:
-    a listing and `stats` are read, `announce` is write; archive, doctor, purge and the like are admin. `prefix` is what
-    the ids of a listing begin with, if it was asked for so. `import_` is admin of the record, with the `user` whose it
-    will be. A test holds the whole table, a row for each public method.
+    None for the record as a whole: a policy that guards a field must guard None too. Reading a whole record asks for
+    None first and then for everything in it; listing or counting the names of its fields is reading it whole, forking
+    it too. A turn takes the lock, and a repeated request gets the turn's outcome. `id` is None where many records are
+    meant: a listing and `stats` are read, `announce` is write; archive, doctor, purge and the like are admin. `prefix`
+    is the prefix of a listing's ids, if one was given. `import_` is admin of the record, with the future owner as
+    `user`. A test holds the whole table, a row for each public method.
     """
 
     actor: str
@@ -56,11 +56,11 @@ class Request:
 
 
 Policy = Callable[[Request], bool]
-"""What `access` of a store takes: a plain function that is asked before everything; False raises AccessDenied."""
+"""The `access` policy of a store: a plain function that is asked before everything; False raises AccessDenied."""
 
 
 class Guard:
-    """The policy, as the records of a store ask it."""
+    """The policy, as a store's records ask it."""
 
     def __init__(self, policy: Policy) -> None:
         if not callable(policy) or inspect.iscoroutinefunction(policy):
@@ -106,11 +106,11 @@ def _denied(request: Request, ref: Ref | None) -> str:
 
 
 def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, str | None], None]:
-    """What a change has to be allowed, in order. Whoever gets a sum back has read the field."""
+    """The permissions that a change needs, in order. A change that returns a sum also reads the field."""
     wanted: dict[tuple[Action, str | None], None] = {}
     for kind, name, _ in steps:
         if name[:2] == REQUEST or name in (TIMED, INITIALIZED):
-            continue  # what a turn remembers of itself, and what goes with fields that are asked for
+            continue  # a turn's own notes, and names that belong to fields already asked for
         field: str | None = None
         if kind == b"l":
             field = VERSION

@@ -1,4 +1,4 @@
-"""A record's branches: commits that were acknowledged, and that it does not continue. Law: they are read, or dropped.
+"""A record's branches: acknowledged commits that it does not continue. Law: they are read, or dropped.
 
 Design: section 14.
 """
@@ -28,18 +28,18 @@ async def branches(context: RecordContext) -> list[Branch]:
 
 
 async def drop(context: RecordContext, branch: str) -> int:
-    """Remove a branch; how many commits it had."""
+    """Remove a branch; returns how many commits it had."""
     context.allow("admin", None)
     return await context.tiers.port.sql(context.tiers.cold.branches.drop, context.text, checked(branch))
 
 
 async def page(tiers: Tiers, after: str, limit: int) -> list[Branch]:
-    """The branches of the next records that have any."""
+    """The branches of the next records that have branches."""
     return [shown(each) for each in await tiers.port.sql(tiers.cold.branches.page, after, limit)]
 
 
 def checked(branch: str) -> str:
-    """The id of a branch. Raises InvalidValue if it can be none."""
+    """The id of a branch. Raises InvalidValue if it cannot be one."""
     if not isinstance(branch, str) or not branch.isascii() or not branch.isprintable() or not 0 < len(branch) <= 100:
         raise InvalidValue(f"a branch is named by its id, as branches() shows it, not {branch!r:.80}")
     return branch
@@ -72,9 +72,9 @@ async def entries(tiers: Tiers, names: RecordKeys, branch: str) -> list[JournalE
 
 
 async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchState) -> tuple[int, dict[bytes, bytes]]:
-    """What a state on a branch shows of items: those of its record at a version, 0: none, and upon them its own.
+    """The items of a state on a branch: the version whose record's items it inherits, 0: none, and the branch's own.
 
-    Those by collection, NUL and key; an empty frame of one that was deleted.
+    The own items are by collection, NUL and key; a deleted item has an empty frame.
     """
     shown: tuple[int, dict[bytes, bytes]] = (found.base, {})
     past = {found.base: shown}
@@ -83,7 +83,7 @@ async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchSt
             break
         for kind, name, value in unpack(entry.data):
             if name == ITEMS and (below := value.partition(b" ")[2]):
-                # It went back to what an earlier version showed, on the branch or before it.
+                # It was rolled back to an earlier version, on the branch or below it.
                 shown = past.get(int(below), (int(below), {}))
             elif kind in (b"p", b"q"):
                 shown = (shown[0], {**shown[1], name: value})
@@ -92,7 +92,7 @@ async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchSt
 
 
 async def state_at(tiers: Tiers, names: RecordKeys, branch: str, version: int | None) -> BranchState:
-    """A state on a branch. Raises NotFound if it has no such version, or that cannot be made of what is left."""
+    """A state on a branch. Raises NotFound if the version does not exist, or too little is left to build it."""
     if version is not None and (type(version) is not int or version < 1):
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     return await tiers.port.sql(tiers.cold.branches.state_at, names.ref.text, checked(branch), version)
@@ -102,7 +102,7 @@ async def state_at(tiers: Tiers, names: RecordKeys, branch: str, version: int | 
 class BranchMessages:
     """The messages that a state on a branch shows: `shared` are runs that its record has, `own` are the branch's.
 
-    `following` is the number that comes behind all of them.
+    `following` is the number after all of them.
     """
 
     shared: list[Segment]
@@ -111,11 +111,11 @@ class BranchMessages:
     following: int
 
     def runs(self, record: str) -> list[Segment]:
-        """What a record shows that has copies of the branch's own."""
+        """The runs of a record that has copies of the branch's own messages."""
         return [*self.shared, *(Segment(record, number, number + 1) for number in self.own)]
 
     def copied(self, form: Codec, to: Codec) -> list[Step]:
-        """Steps that append the branch's own to another record, under their numbers and with their times."""
+        """Operations that append the branch's own to another record, under their numbers and with their times."""
         steps = []
         for number in self.own:
             time, text = field_ttl.split(self.stored[number])
@@ -127,7 +127,7 @@ class BranchMessages:
 
 
 def messages_of(record: str, found: BranchState) -> BranchMessages:
-    """Which messages a state on a branch shows, and where they are."""
+    """The messages of a state on a branch, and where they are stored."""
     runs = message_ranges.segments(record, found.state.fields)
     shared: list[Segment] = []
     own: list[int] = []
@@ -142,7 +142,7 @@ def messages_of(record: str, found: BranchState) -> BranchMessages:
 def entry(tiers: Tiers, names: RecordKeys, found: BranchState) -> CachedRecord:
     """A state on a branch as a record that was read, with the messages that are the branch's own."""
     state = found.state
-    # Numbers from `first_message` on are the branch's: the record may have given them to other messages since.
+    # Numbers from `first_message` on belong to the branch: the record may have reused them for other messages.
     codec = tiers.codec_of(names.ref.text)
     return CachedRecord(codec, state.epoch, state.version, state.fields, dict(found.messages))
 

@@ -1,9 +1,9 @@
-"""What a handle and its parts share about one record. Law: a handle has one context; its parts use public names only.
+"""The part of a record that its handle's methods share. Law: a handle has one context; its parts use public names only.
 
 Users hold a handle, which has the record's methods and nothing else. Its context serves a turn, a window, a transaction
-or a batch: the record's keys, the actor, how it is read, and how a change is begun (`changes`), signed (`sign`: the
-policy allows it) and committed (`commit`). A record with a schema has a subclass of this: see `typed`. All records of a
-store share one `StoreContext`.
+or a batch: it has the record's keys and the actor, reads the record, and begins a change (`changes`), signs it (`sign`:
+the policy allows it) and commits it (`commit`). A record with a schema has a subclass of this: see `typed`. All records
+of a store share one `StoreContext`.
 
 Design: sections 4, 6.
 """
@@ -37,14 +37,14 @@ RECORDS = 10_000
 
 
 class Ephemeral:
-    """A dict for each record, for the records used last."""
+    """A dict for each of the records used last."""
 
     def __init__(self) -> None:
         self._mutex = Mutex()
         self._values: dict[str, dict[str, Any]] = {}
 
     def of(self, text: str) -> dict[str, Any]:
-        """The dict of a record; the same one for all who ask."""
+        """The dict of a record; every caller gets the same one."""
         with self._mutex:
             values = self._values.pop(text, None)
             self._values[text] = values = {} if values is None else values
@@ -53,13 +53,13 @@ class Ephemeral:
         return values
 
     def drop(self, text: str) -> None:
-        """Forget one record's."""
+        """Drop one record's dict."""
         with self._mutex:
             self._values.pop(text, None)
 
     def forget(self) -> None:
-        """In a forked child: what the parent kept is the parent's."""
-        self._mutex = Mutex()  # perhaps held by a thread that is not here
+        """Start empty in a forked child: the dicts belong to the parent."""
+        self._mutex = Mutex()  # the old one may be held by a thread that exists only in the parent
         for values in self._values.values():
             values.clear()
         self._values = {}
@@ -67,9 +67,9 @@ class Ephemeral:
 
 @dataclass(slots=True, kw_only=True)
 class StoreContext:
-    """What a record needs of its store.
+    """The part of a store that its records need.
 
-    `tiers()` are those of the process. `face_of` makes of a session or turn one of the blocking face.
+    `tiers()` are those of the process. `face_of` turns a session or turn into its counterpart in the blocking API.
     `deleting` is awaited before this replica deletes a record.
     """
 
@@ -85,7 +85,7 @@ class StoreContext:
     clean_messages: CleanMessage | None = None
 
     def dressed(self, twin: Any) -> Any:
-        """What user code is given in place of a session or turn of ours: one of its caller's face."""
+        """The object that user code gets for a session or turn of ours: one of its caller's API."""
         return twin if self.tiers().port.suspends else self.face_of(twin)
 
     def allow(
@@ -98,13 +98,13 @@ class StoreContext:
         scope: str | None = None,
         prefix: str | None = None,
     ) -> None:
-        """Ask the store's policy, if it has one, about what is done by no handle. Raises AccessDenied."""
+        """Ask the store's policy, if it has one, about an action without a handle. Raises AccessDenied."""
         if self.guard is not None:
             self.guard.ask(action, ref, field, actor=ambient.actor(), user=user, scope=scope, prefix=prefix)
 
 
 Note = Callable[[CachedRecord, Changes], None]
-"""Puts something beside it into a change of the store's own, which is then made for the very version of that entry."""
+"""Adds to one of the store's own changes, which is then made only at the version of that entry."""
 
 
 class RecordContext:
@@ -125,13 +125,13 @@ class RecordContext:
         self.ref = ref
         self.keys = store.keys.of(ref)
         self.text = ref.text
-        self.codec = store.codec_of(ref.text)  # how the record's values are stored
+        self.codec = store.codec_of(ref.text)  # encodes the record's values
         self.owner = "" if user is None else escape(Ref("user", user).id)
         self.actor = ambient.noted(actor)
         self.lifetime = lifetime
-        # The id was generated here and nobody else knows it, so the first write need not ask SQL.
+        # The id was generated here and is not known elsewhere, so the first write need not ask SQL.
         self.unused = fresh
-        # Given the error, the field's name and the default, it returns what stands for a field that cannot be read.
+        # Given the error, the field's name and the default, it returns a value for a field that cannot be read.
         self.unreadable: Callable[[CorruptState, str, Any], Any] | None = None
         chosen = sanitizer(options, store.clean, store.clean_messages)
         self.prepare = chosen.field if chosen else None
@@ -146,7 +146,7 @@ class RecordContext:
         """The server's time."""
         return self.tiers.clock.now()
 
-    # What may be done
+    # Permissions
 
     def allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
         """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
@@ -156,22 +156,22 @@ class RecordContext:
                 self.store.guard.ask(action, ref or self.ref, each, actor=actor, user=self.owner)
 
     def allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
-        """Ask the store's policy for all that a change does."""
+        """Ask the store's policy for everything that a change does."""
         if self.store.guard is not None:
             if draft.expected_items or any(step == b"n" for step, _, _ in draft.steps):
-                self.allow("read", ITEMS, ref=ref)  # who learns that it is not so has read it
+                self.allow("read", ITEMS, ref=ref)  # a refusal would reveal the item
             for action, each in written(draft.steps):
                 self.allow(action, each, ref=ref)
 
     # Reading
 
     def shortcut(self) -> Callable[[str], Any]:
-        """How the blocking face may look into hot: not at all where a policy has to be asked first."""
+        """How the blocking API may read hot directly: not at all where a policy has to be asked first."""
         return self.peek if self.store.guard is None else lambda key: MISSING
 
     def peek(self, key: str) -> Any:
         """The field if hot knows it, else MISSING. No I/O."""
-        hot = self.store.tiers().hot  # not by the property: each hot read comes here
+        hot = self.store.tiers().hot  # not by the property: every hot read passes here
         entry = hot.entries.get(self.text)
         if entry is None or hot.clock() >= entry.freshness.good_until:
             return MISSING
@@ -185,11 +185,11 @@ class RecordContext:
             try:
                 return entry.value(key, MISSING)
             except CorruptState:
-                return MISSING  # met again below
+                return MISSING  # the full read raises it again
         return value
 
     async def read(self, fresh: bool = False, field: str | None = None) -> CachedRecord:
-        """Read the record, if the policy allows to read this field; None: the whole record."""
+        """Read the record if the policy allows this field to be read; None: the whole record."""
         self.allow("read", field)
         return await read_path.read(self.tiers, self.keys, fresh=fresh)
 
@@ -213,7 +213,7 @@ class RecordContext:
         return fields
 
     def _each(self, entry: CachedRecord) -> dict[str, Any]:
-        """Every field of the user's, those that cannot be read as `unreadable` has them."""
+        """All of the user's fields; `unreadable` gives the values of those that cannot be read."""
         names = [codec.decode_key(name) for name in entry.fields if name[:1] != b"#"]
         return {name: self.value(entry, name, None) for name in names}
 
@@ -254,11 +254,11 @@ class RecordContext:
         return draft
 
     def expected_value(self, key: str, value: Any) -> Any:
-        """What a field is to hold, or Presence, in its stored form."""
+        """The expected content of a field in its stored form, or Presence."""
         return value
 
     async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        """Replace a field by what `change` makes of it, atomically; its stored bytes, and the commit."""
+        """Replace a field by the result of `change`, atomically; its stored bytes, and the commit."""
         name = codec.encode_key(key)
         form = self.codec
         self.allow("write", key)

@@ -1,7 +1,7 @@
 """A record's past: its changes, its versions, its checkpoints. Law: it is read from SQL and never rewritten.
 
-For pages that show it to people there is also an outline of each change, without what was said, and an overview of a
-version, which leaves out what is too large.
+For pages that show it to people there is also an outline of each change, without contents, and an overview of a
+version, which leaves out values that are too large.
 
 Design: sections 9, 11, 28.
 """
@@ -34,7 +34,7 @@ from distributed_state.values.results import Change, ChangeOutline, Checkpoint, 
 from distributed_state.values.search import split_tag, tags_in
 
 _TOGETHER = 200  # changes that are read at once where their bytes are limited
-_PAGE = 2**18  # bytes of them, but for one that is larger
+_PAGE = 2**18  # bytes of them; a larger change is a page of its own
 _ALL = messages.Page(after=0)
 
 
@@ -49,7 +49,7 @@ async def history(
 ) -> list[Change]:
     """The changes between two versions (exclusive), oldest first; those of a branch, if one is given.
 
-    Raises TooLarge if they are more than `most` bytes as they are stored; no more than about those are read then.
+    Raises TooLarge if their stored form exceeds `most` bytes; reading then stops near that limit.
     """
     context.allow("read", None)
     for name, value in ("after", after), ("before", before), ("limit", limit):
@@ -90,7 +90,7 @@ async def _rows(
 
 
 def _shown(changes: Sequence[Change]) -> dict[str, None]:
-    """What these changes show the contents of, as a policy is asked for it."""
+    """The fields whose contents these changes show, for the policy."""
     names = dict.fromkeys(name for change in changes for name in (*change.set, *change.deleted))
     if any(change.appended for change in changes):
         names[MESSAGES] = None
@@ -104,7 +104,7 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
 
 
 def replica_of(entry: JournalEntry) -> str:
-    """The replica that wrote a change: the id of the commit begins with it (`warm/client.py`)."""
+    """The replica that wrote a change: the commit's id begins with it (`warm/client.py`)."""
     return entry.event.partition(".")[0]
 
 
@@ -114,7 +114,7 @@ def _item_key(name: bytes) -> tuple[str, str]:
 
 
 def as_change(record_codec: Codec, entry: JournalEntry) -> Change:
-    """What a journal entry says, decoded."""
+    """A journal entry, decoded."""
     fields: dict[str, Any] = {}
     deleted, appended = list[str](), list[Message]()
     tags: dict[bytes, list[tuple[str, str]]] = {b"s": [], b"d": []}
@@ -165,9 +165,9 @@ async def at(
     last: int | None = None,
     most: int | None = None,
 ) -> Snapshot:
-    """The record as it was at a version, or on a branch, phase and messages included: all, or the `last`.
+    """The record at a version or on a branch, including its phase and messages: all, or the `last`.
 
-    Raises TooLarge if it is more than `most` bytes as it is stored; no more than about those are read then.
+    Raises TooLarge if its stored form exceeds `most` bytes; reading then stops near that limit.
     """
     context.allow("read", None)
     tiers = context.tiers
@@ -202,7 +202,7 @@ async def at(
 
 
 async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
-    """What a record held at a version. Raises NotFound if it has no such version, or that was purged."""
+    """The record's content at a version. Raises NotFound if the version does not exist, or was purged."""
     if type(version) is not int or version < 1:
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     if version >= 2**63:
@@ -217,7 +217,7 @@ async def checkpoints(context: RecordContext, page: messages.Page) -> list[Check
 
 
 async def named(tiers: Tiers, names: RecordKeys, page: messages.Page = _ALL) -> list[Checkpoint]:
-    """The checkpoints, whoever asks."""
+    """The checkpoints, without asking the policy."""
     page.checked()
     given = page.after or 0, page.before, page.limit, page.order
     rows = await read_path.archived(tiers, names, partial(tiers.cold.checkpoints, names.ref.text, *given))
@@ -226,15 +226,15 @@ async def named(tiers: Tiers, names: RecordKeys, page: messages.Page = _ALL) -> 
 
 _OUTLINED = 10  # changes that are read at once: each may have fields of megabytes
 _NAMES = 20
-_FEWER = (10, 3, 1)  # messages, where more of them are too large
+_FEWER = (10, 3, 1)  # messages to try next when more are too large
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A record at a version, as far as it fits: `entry` has the fields that do, `left_out` the sizes of the others.
+    """A record at a version, as far as it fits: `entry` has the fields that fit, `left_out` the sizes of the others.
 
-    `newest` is the record's present version. `shown` are messages, the last of those asked for; `earlier`: there are
-    more before them. `too_large` is the number of the message that alone is too large, if that is the last of them.
+    `newest` is the record's present version. `shown` are the last of the requested messages; `earlier`: there are
+    more before them. If the last of them alone is too large, `too_large` is its number.
     """
 
     entry: CachedRecord
@@ -248,9 +248,9 @@ class Overview:
 async def overview(
     context: RecordContext, version: int | None, page: messages.Page, *, fields: int, said: int
 ) -> Overview:
-    """The record at a version, None: as it is, with at most so many bytes of fields and of what was said.
+    """The record at a version, None: at present, with at most this many bytes of fields and of messages.
 
-    Of the fields the shortest come first. Raises NotFound if it has no such version.
+    The shortest fields come first. Raises NotFound if the version does not exist.
     """
     context.allow("read", None)
     context.allow("read", MESSAGES, MOVES, TAGS)
@@ -283,13 +283,13 @@ async def _messages(
 
 
 async def fields_at(context: RecordContext, version: int) -> CachedRecord:
-    """The fields of a record as they were at a version. Raises NotFound if it has no such version."""
+    """The fields of a record as they were at a version. Raises NotFound if the version does not exist."""
     state = await state_at(context.tiers, context.keys, version)
     return CachedRecord(context.tiers.codec_of(context.text), state.epoch, state.version, state.fields, {})
 
 
 def _fitting(fields: dict[bytes, bytes], most: int) -> tuple[dict[bytes, bytes], dict[str, int]]:
-    """The fields that fit into so many bytes, the shortest first, with those of our own; the sizes of the others."""
+    """The fields that fit into this many bytes, the shortest first, with our own; the sizes of the others."""
     kept, left = {}, {}
     for name, value in sorted(fields.items(), key=lambda field: len(field[1])):
         if name[:1] == b"#":
@@ -306,7 +306,7 @@ def _fitting(fields: dict[bytes, bytes], most: int) -> tuple[dict[bytes, bytes],
 async def timeline(context: RecordContext, before: int | None, limit: int, *, most: int) -> list[ChangeOutline]:
     """The changes below a version, None: the last ones, the newest first.
 
-    They are fewer than `limit` where more than `most` bytes would have to be read, and one at least if there is one.
+    Returns fewer than `limit` where more than `most` bytes would have to be read, but at least one if there is one.
     """
     context.allow("read", None)
     read = partial(_outlines_of, context.tiers.cold, context.text, before, limit, most)

@@ -1,6 +1,6 @@
 """The items of a record: many keyed values beside its fields. Law: a method is one read or one commit.
 
-They are in no snapshot of the record and not in hot, so a record of ten thousand items is read like one of none.
+They are neither in snapshots of the record nor in hot, so ten thousand items do not slow down reads of the record.
 
 Design: section 9.
 """
@@ -48,9 +48,9 @@ class AsyncItems:
         print([item.key for item in page.items])
 
     A key is text of at most 1,024 bytes, a value any JSON value, or `bytes`. Keys are in the order of their bytes. The
-    newest items are in Redis, all are in SQL; none is part of what `get_all` reads. Each change is a commit of the
-    record: it has a version, is in the history, and rollback and fork take items along, by reference. With `version`
-    a read gives what was so at that version of the record.
+    newest items are in Redis, all are in SQL; `get_all` reads none of them. Each change is a commit of the record: it
+    has a version and is in the history; rollback and fork include items, by reference. With `version` a read returns
+    the items as they were at that version of the record.
     """
 
     def __init__(self, context: RecordContext, collection: str) -> None:
@@ -66,21 +66,21 @@ class AsyncItems:
     # Reading
 
     async def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
-        """Read an item's value, or `default` if there is none. One round trip if Redis knows, SQL else."""
+        """Read an item's value, or `default` if there is none. One round trip if Redis has it, else SQL is read."""
         item = await self.find(key, version=version)
         return default if item is None else item.value
 
     async def find(self, key: str, *, version: int | None = None) -> Item | None:
-        """Read an item with its version, None if there is none. What it returns can be given as `equals`."""
+        """Read an item with its version, None if there is none. The result can be passed as `equals`."""
         found = await self.find_many([key], version=version)
         return found.get(key)
 
     async def get_many(self, keys: Iterable[str], *, version: int | None = None) -> dict[str, Any]:
-        """Read the values of several items in one exchange, 1,000 at most; those that are not there are left out."""
+        """Read the values of several items in one exchange, 1,000 at most; items that do not exist are left out."""
         return {key: item.value for key, item in (await self.find_many(keys, version=version)).items()}
 
     async def find_many(self, keys: Iterable[str], *, version: int | None = None) -> dict[str, Item]:
-        """The same with their versions."""
+        """Read several items with their versions, like `get_many`."""
         if isinstance(keys, str):
             raise InvalidValue(f"give several keys, as [{keys!r:.80}]")
         names = {self._name + b"\0" + encode_item_key(key): key for key in keys}
@@ -90,7 +90,7 @@ class AsyncItems:
         return {names[name]: item for name, item in found.items()}
 
     async def exists(self, key: str, *, version: int | None = None) -> bool:
-        """Tell whether there is such an item."""
+        """Return whether such an item exists."""
         return await self.find(key, version=version) is not None
 
     async def list(
@@ -112,9 +112,9 @@ class AsyncItems:
             while page.next is not None:
                 page = await notes.list(limit=100, after=page.next)
 
-        Those whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest first, or
-        with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than leaving
-        out what only SQL has.
+        Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
+        first, or with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than
+        omitting items that only SQL has.
         """
         if type(limit) is not int or not 1 <= limit <= MOST_ITEMS:
             raise InvalidValue(f"limit is an int from 1 to {MOST_ITEMS}, not {limit!r:.80}")
@@ -149,10 +149,10 @@ class AsyncItems:
     ) -> int:
         """Put an item and return the record's new version. One round trip.
 
-        With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one. `equals` is a
-        value that it must have, or what `find` returned: an `Item` that must be still there, None if there must be
-        none still; that costs no further look. What must be so of an item that only SQL knows costs a look there, and
-        one more round trip.
+        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
+        `equals` is the expected value, or the result of `find`: an `Item` that must be unchanged, or None if the item
+        must still be absent; a result of `find` needs no further read. A condition on an item that only SQL has costs
+        a read of SQL and one extra round trip.
         """
         item = PutItem(
             collection=self._collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals
@@ -164,14 +164,14 @@ class AsyncItems:
     ) -> int:
         """Put several items in one commit, 1,000 at most, and return the record's new version.
 
-        With `if_absent` Conflict, and nothing is written, if there is any of them.
+        With `if_absent`, raises Conflict and writes nothing if any of them exists.
         """
         where = self._collection
         items = [PutItem(collection=where, key=key, value=value, if_absent=if_absent) for key, value in _pairs(values)]
         return await self._change(items, "put", durability)
 
     async def put_missing(self, values: Mapping[str, Any], *, durability: str | None = None) -> frozenset[str]:
-        """Put those of the items that are not there, in one commit, and return their keys. The others stay as they are.
+        """Put those of the items that do not exist, in one commit, and return their keys. The others stay as they are.
 
         Example::
 
@@ -189,9 +189,9 @@ class AsyncItems:
     async def delete(
         self, *keys: str, if_present: bool = False, equals: Any = ANY, durability: str | None = None
     ) -> int:
-        """Delete items in one commit and return the record's new version. One that is not there is no error.
+        """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present` Conflict, and nothing is written, if any is not there; `equals` as in `put`.
+        With `if_present`, raises Conflict and writes nothing if any does not exist; `equals` as in `put`.
         """
         where = self._collection
         items = [DeleteItem(collection=where, key=key, if_present=if_present, equals=equals) for key in keys]
@@ -213,14 +213,14 @@ def _pairs(values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def checked(version: int) -> int:
-    """A version of a record, as it was given."""
+    """A version of a record that a caller gave, checked."""
     if type(version) is not int or not 1 <= version < 2**63:
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     return version
 
 
 async def read(context: RecordContext, names: list[bytes], version: int | None = None) -> dict[bytes, Item]:
-    """Items by collection, NUL and key, those that there are."""
+    """Items by collection, NUL and key; missing ones are left out."""
     context.allow("read", ITEMS)
     tiers, keys = context.tiers, context.keys
     if not names:
@@ -233,7 +233,7 @@ async def read(context: RecordContext, names: list[bytes], version: int | None =
 
 
 def opened(record_codec: Codec, name: bytes, row: ItemRow, epoch: str) -> Item:
-    """An item from what is stored. Raises CorruptState and DecryptionFailed."""
+    """An item from its stored form. Raises CorruptState and DecryptionFailed."""
     value = record_codec.written_to(row.source).decode(row.frame, codec.item_name(name))
     origin = "" if row.source == record_codec.record else row.source
     collection, _, key = name.partition(b"\0")
@@ -248,7 +248,7 @@ def _text(key: bytes) -> str:
 
 
 async def add(context: RecordContext, changes: Changes, items: Iterable[PutItem | DeleteItem]) -> None:
-    """Add items to a change. What is expected by its value is looked up first: then it must be still there."""
+    """Add items to a change. An item expected by value is read first, and must then be unchanged at the commit."""
     items = list(items)
     for item in items:
         if not isinstance(item, PutItem | DeleteItem):

@@ -2,9 +2,9 @@
 
 Law: a deleted record leaves a tombstone, which a later commit may revive; an erased one also loses its history.
 
-Of many replicas that create a record or set its defaults, one does it, and nothing that was set is overwritten. An
-erasure is first noted in SQL, so that any worker can finish what a crash interrupted. A fork notes itself in Redis
-before it reads its source, and an erasure waits for it: otherwise the fork would bring the erased text back.
+If many replicas create a record or set its defaults, one of them succeeds, and existing values are not overwritten. An
+erasure is first noted in SQL, so that any worker can finish an interrupted one. A fork notes itself in Redis before it
+reads its source, and an erasure waits for it: otherwise the fork would bring the erased text back.
 
 Design: sections 4, 15.
 """
@@ -45,12 +45,12 @@ def creation(context: RecordContext, changes: Changes, is_clear: bool) -> Draft:
     if is_clear:
         changes.emit("conversation.created", {"is_clear": True})
     changes.undelete()
-    changes.reserved(OWNER, context.owner.encode() or None)  # not the owner that it had before it was deleted
+    changes.reserved(OWNER, context.owner.encode() or None)  # not its owner before the deletion
     return changes.draft("create", deleted="create")
 
 
 async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1") -> bool:
-    """Set the fields that are not there yet, once for each whose defaults they are; True if this call did it."""
+    """Set the missing fields, once for each `whose`, the owner of the defaults; True if this call did it."""
     mark = escape(whose).encode()
     values: Mapping[str, Any] | None = None
     entry = await context.read()
@@ -100,9 +100,9 @@ async def delete(
     *,
     check: Callable[[int, bool], None] | None = None,
 ) -> int:
-    """Delete a record that is there; the version of its tombstone. `hooks` are awaited if it was not deleted yet.
+    """Delete a live record; the version of its tombstone. `hooks` are awaited if it was not deleted yet.
 
-    `check` refuses a version, or one that is deleted; what it lets pass is deleted at that very version.
+    `check` refuses a version, or a deleted record; the deletion then applies only at the version that it accepted.
     """
     entry = await read_path.read(tiers, names, fresh=True)
     if entry.version == 0:
@@ -126,11 +126,11 @@ _ROUNDS = 20
 
 
 async def forget(tiers: Tiers, owner: str) -> int:
-    """Erase all that a user owns and all that was forked from it; how many records that were."""
+    """Erase all records that a user owns and all that were forked from them; returns how many."""
     found: set[str] = set()
     made: set[str] = set()
     for _ in range(_ROUNDS):
-        # Whatever was acknowledged before this look is found by it.
+        # The lookup below then finds all commits that are acknowledged by now.
         await tiers.archiver.drain()
         await tiers.archiver.insist()
         noted = {each.record: each for each in await tiers.port.sql(tiers.cold.request_owned, owner, ambient.actor())}
@@ -146,9 +146,9 @@ async def forget(tiers: Tiers, owner: str) -> int:
 async def erase(
     tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref], Awaitable[None]]], *, actor: str = ""
 ) -> bool:
-    """Erase one record; False if there was nothing of it. `hooks` are awaited if it is there and not deleted.
+    """Erase one record; False if nothing of it existed. `hooks` are awaited if it is not deleted yet.
 
-    `actor` is that of the handle, escaped: its tombstone says so, whichever replica carries this through.
+    `actor` is that of the handle, escaped: the tombstone names it, whichever replica finishes the erasure.
     """
     text = names.ref.text
     found = False
@@ -156,7 +156,7 @@ async def erase(
     if entry.version and not entry.deleted:
         for hook in tuple(hooks):
             await hook(names.ref)
-    # Of the other partitions too: a fork that was made before this was asked for is erased as well.
+    # In all partitions: a fork that was made before this erasure was requested is erased as well.
     await tiers.archiver.drain()
     await tiers.archiver.insist()
     noted = await tiers.port.sql(tiers.cold.request, text, actor or ambient.actor())
@@ -166,16 +166,16 @@ async def erase(
             return found
         found = True
         made |= await finish(tiers, noted)
-        # A rollback or a fork that had read what it brings back is noted when it is archived.
+        # A rollback or a fork that had already read this record's content is noted when it is archived.
         await tiers.archiver.drain({tiers.keys.partition_of(each) for each in made})
         noted = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made)))
     raise Conflict(f"{text[:200]}: is erased, and brought back all the time: end that and repeat it")
 
 
 async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
-    """Carry these erasures through from wherever they were left; the forks that were being made meanwhile.
+    """Continue these erasures from their last finished step; returns the forks that were being made meanwhile.
 
-    Raises the first error when all were tried.
+    Raises the first error after trying all.
     """
     errors: list[StateError] = []
     made: set[str] = set()
@@ -193,7 +193,7 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
             for worker in tuple(tiers.workers):
                 await worker.erased()
             await _clean(tiers, {tiers.keys.of(Ref.parse(text)): version for text, version in done.items()})
-            # The note goes last: a fork that has not found it by then is archived by then, and noted as late.
+            # The note goes last: a fork that does not find it is archived by now, and noted as late.
             made |= await forks_ended(tiers, sources)
             await tiers.archiver.drain(sorted({tiers.keys.partition_of(each) for each in made}))
             await tiers.port.sql(tiers.cold.complete, done)
@@ -203,12 +203,12 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
 
 
 async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]) -> list[str]:
-    """Put tombstones on these records and archive them; those for which that was possible."""
+    """Put tombstones on these records and archive them; returns the records for which that succeeded."""
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
         changes = tombstone(tiers.settings, tiers.codec_of(each.record), actor=each.actor)
-        # One that is deleted already gets another: replicas that are away learn of the end by it.
+        # A deleted record gets another tombstone: it notifies replicas that are disconnected now.
         writes.append((names, changes.draft(FORGET if each.forks else ERASE, deleted="revive")))
     buried: set[int] = set()
     texts = []
@@ -223,7 +223,7 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
 
 
 async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
-    """Leave nothing in Redis, or in this process, of what SQL has erased up to these versions."""
+    """Remove from Redis, and from this process, all that SQL has erased up to these versions."""
     partitions = sorted({names.partition for names in done})
     patiently = tiers.warm.patiently
     last = {names.text: version for names, version in done.items()}
@@ -248,7 +248,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
 
 
 def _is_about(last: Mapping[bytes, int], head: bytes) -> bool:
-    """Whether an event is about one of these, but for their end, which every replica has to hear, and a new life."""
+    """Whether an event is about one of these; not their deletion, which every replica must receive, nor a revival."""
     _, type, subject, _, version, _ = head.split(b"\n")
     if subject not in last or int(version) > last[subject]:
         return False
@@ -256,12 +256,12 @@ def _is_about(last: Mapping[bytes, int], head: bytes) -> bool:
 
 
 def _fork_seconds(settings: Settings) -> float:
-    """For how long a fork is waited for: as long to read its source as to be committed, however often that is tried."""
+    """For how long a fork is waited for: reading its source and its commit may each take all their retries."""
     return 2 * (settings.retry_for + settings.timeout)
 
 
 class ForkUnderWay:
-    """Inside `async with` the target may be made from the source. `over`: whoever erases that did not wait for it."""
+    """Inside `async with` the target may be made from the source. `over`: erasures then no longer wait for the fork."""
 
     def __init__(self, tiers: Tiers, source: RecordKeys, target: RecordKeys) -> None:
         self._tiers = tiers
@@ -286,20 +286,20 @@ class ForkUnderWay:
             log.info("the note of a fork of %s ends by itself: %s", self._source.ref.text[:200], error)
 
     def require_time(self) -> None:
-        """Raise WarmUnavailable unless it may still be committed."""
+        """Raise WarmUnavailable unless the fork may still be committed."""
         took = self._tiers.port.monotonic() - self._began
         if took > _fork_seconds(self._tiers.settings) / 2:
             raise WarmUnavailable(f"reading what is to be forked took {took:.0f} s; nothing was written")
 
 
 async def forks_made(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
-    """The records that are being made now of these, or were until a process died."""
+    """The records that are being forked from these, or were until a process died."""
     answers = await tiers.warm.commands([(b"HKEYS", each.forks) for each in sources])
     return {name.decode() for names in answers for name in names}
 
 
 async def forks_ended(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
-    """Wait until no fork is being made that may have read one of these before; the records that they made."""
+    """Wait for forks that may have read one of these before; returns the records that they made."""
     found: set[str] = set()
     asked = list(sources)
     pause = _PAUSE

@@ -1,7 +1,7 @@
-"""The messages that a record shows, a page of them or all. Law: what is asked for is found whole, or it is an error.
+"""The messages that a record shows, a page of them or all. Law: a read returns every requested message or raises.
 
-They are in runs: numbers from one record, its own or the one that it was forked from. Hot and Redis keep recent ones,
-SQL keeps all that are archived.
+Messages are in runs: numbers from one record, its own or the one that it was forked from. Hot and Redis keep recent
+messages, SQL keeps all that are archived.
 
 Design: section 11.
 """
@@ -33,7 +33,7 @@ _TOGETHER = 32  # messages that are read at once where their bytes are limited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which messages are asked for: between two numbers (exclusive), of these the last, or the first in this order."""
+    """A choice of messages: between two numbers (exclusive), the last of these, or the first in this order."""
 
     last: int | None = None
     limit: int | None = None
@@ -42,7 +42,7 @@ class Page:
     order: str = "asc"
 
     def checked(self) -> Page:
-        """Raise InvalidValue if it cannot be, or is more than a database counts. Inside of us -1 is in order."""
+        """Raise InvalidValue if it is invalid, or exceeds a database's integers. Our own code may pass -1."""
         for name in ("last", "limit", "before", "after"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value < 2**63):
@@ -63,21 +63,21 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The messages that a record shows in these runs, as they are stored, each under its number."""
+    """The messages that a record shows in these runs, in their stored form, each under its number."""
 
     entry: CachedRecord
     runs: list[Segment]
     stored: Mapping[int, bytes]
 
     def messages(self) -> list[Message]:
-        """Each is read when somebody looks at it: CorruptState and DecryptionFailed are raised then."""
+        """The messages, decoded when accessed: CorruptState and DecryptionFailed are raised then."""
         found: list[Message] = []
         for read, numbers in self._reading():
             found += Message.unread(read, [*map(self.stored.__getitem__, numbers)], numbers)
         return found
 
     def raw(self) -> list[dict[str, Any]]:
-        """What was said in each, and beside it what is known of it. Raises CorruptState and DecryptionFailed."""
+        """The content of each message, and its metadata beside it. Raises CorruptState and DecryptionFailed."""
         found = []
         for read, numbers in self._reading():
             for number in numbers:
@@ -96,7 +96,7 @@ class Shown:
 async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool, most: int | None = None) -> Shown:
     """The messages of a page, oldest first, and the version of the record that shows them.
 
-    Raises TooLarge if they are more than `most` bytes as they are stored; no more than about those are read then.
+    Raises TooLarge if their stored form exceeds `most` bytes; reading then stops near that limit.
     """
     entry = await read_path.read(tiers, names, fresh=fresh)
     while True:
@@ -106,7 +106,7 @@ async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool, mo
             runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
             if whole or holds(entry.messages, runs):
                 break
-            # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
+            # Hot keeps only recent messages; Redis holds all that may not be in SQL yet.
             entry = await read_path.load_whole(tiers, names, entry)
         try:
             return await shown_in(tiers, names, entry, runs, most)
@@ -117,7 +117,7 @@ async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool, mo
             entry = await read_path.read(tiers, names, fresh=True)
             if type(error) is not StateError or (seen.epoch, seen.version) == (entry.epoch, entry.version):
                 raise
-            # It was erased, or purged, since that look at it.
+            # The record was erased or purged since it was read above.
 
 
 async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) -> Message:
@@ -131,7 +131,7 @@ async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) 
 
 
 async def last_of(tiers: Tiers, names: RecordKeys, entry: CachedRecord, last: int | None) -> list[Message]:
-    """The last messages, or all, that a record shows as it was read; those that the entry lacks are read."""
+    """The last messages, or all, of a record that was read; messages that the entry lacks are read now."""
     if entry.deleted:
         return []
     page = Page(last=last)
@@ -145,10 +145,10 @@ async def last_of(tiers: Tiers, names: RecordKeys, entry: CachedRecord, last: in
 async def shown_in(
     tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None = None
 ) -> Shown:
-    """What is stored of these runs, every message of them. Raises TooLarge if that is more than `most` bytes."""
+    """The stored form of every message in these runs. Raises TooLarge if that is more than `most` bytes."""
     known = await _found(tiers, names, entry, runs, most)
     if not holds(known, runs):
-        # A fork gets its own of what is not kept where it was written any more when it is archived.
+        # When a fork is archived, it gets copies of messages that their own record no longer has.
         await read_path.reach(tiers, names)
         known = await _found(tiers, names, entry, runs, most)
     lacking = [number for run in runs for number in lacked(known, run)]
@@ -160,7 +160,7 @@ async def shown_in(
 async def _found(
     tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None
 ) -> Mapping[int, bytes]:
-    """As `find`. Raises TooLarge if it is more than `most` bytes, read a few at a time, the last first."""
+    """Like `find`. Raises TooLarge if it is more than `most` bytes; reads a few at a time, the last first."""
     if most is None:
         return await find(tiers, names, entry, runs)
     found: dict[int, bytes] = {}
@@ -178,17 +178,17 @@ async def _found(
 
 
 def holds(known: Mapping[int, bytes], runs: list[Segment]) -> bool:
-    """Whether every message of these runs is among those."""
+    """Whether `known` has every message of these runs."""
     return all(all(map(known.__contains__, range(run.start, run.stop))) for run in runs)
 
 
 def lacked(known: Mapping[int, bytes], run: Segment) -> list[int]:
-    """The numbers of a run that are not among those."""
+    """The numbers of a run that `known` lacks."""
     return [*filterfalse(known.__contains__, range(run.start, run.stop))]
 
 
 async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> Mapping[int, bytes]:
-    """What is stored of these runs by number: all that the entry has, and from SQL what it lacks and SQL has."""
+    """The stored messages of these runs by number: all that the entry has, and from SQL the others."""
     missing = []
     for run in runs:
         lacking = lacked(entry.messages, run)
@@ -209,7 +209,7 @@ async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[
 
 
 async def cleanup(context: RecordContext, days: float) -> int:
-    """Hide what was committed more than so many days ago; how many messages."""
+    """Hide messages that were committed more than this many days ago; returns how many."""
     if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days < 1e6:
         raise InvalidValue(f"days is a number from 0 on, not {days!r:.80}")
     context.allow("write", MESSAGES)
@@ -240,5 +240,5 @@ async def plan_cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before
         return None, 0
     for name, value in message_ranges.shown(kept, present.fields).items():
         changes.reserved(name, value)
-    changes.reserved(SUMMARY, None)  # it holds what they said
+    changes.reserved(SUMMARY, None)  # it summarizes those messages
     return changes.draft("cleanup", expected=present.version, epoch=present.epoch), hidden

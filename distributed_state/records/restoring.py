@@ -1,10 +1,10 @@
-"""Makes a record what it was, or another one what this was. Law: history is not rewritten; each is one commit.
+"""Restores a record's earlier state, or starts a fork from it. Law: history is not rewritten; each is one commit.
 
-States form a path. A rollback is no step of it: each says which version's state it is, and the next step back goes on
-from that one. Answered requests are not part of a state: a rollback leaves them as they are.
+States form a path. A rollback is not a step on it: it notes the version whose state it restored, and the next step back
+continues from there. Answered requests are not part of a state: a rollback leaves them as they are.
 
-A fork shares messages by reference: none is copied, but those that are a branch's own. It has the answers to requests
-that the state which it starts from had, and remembers none that came later.
+A fork shares messages by reference: only a branch's own messages are copied. It has the answers to requests that were
+answered in the state which it starts from, and none that came later.
 
 A state as one dict (`export_state`) is checked whole before any of it is restored.
 
@@ -56,7 +56,7 @@ from distributed_state.warm.answers import Draft
 async def rollback(
     context: RecordContext, steps: int | None, label: str | None, version: int | None, *, note: Note | None = None
 ) -> int:
-    """Make the record what it was; the new version."""
+    """Restore an earlier state of the record; the new version."""
     context.allow("write", None)
 
     async def once() -> int:
@@ -75,7 +75,7 @@ async def plan(
     version: int | None,
     note: Note | None = None,
 ) -> Draft:
-    """The change that makes the record what it was; it holds only for the version that it was made for."""
+    """The change that restores an earlier state; it applies only at the version that it was made for."""
     if sum(each is not None for each in (steps, label, version)) != 1:
         raise InvalidValue("rollback takes exactly one of steps, label and version")
     present = await read_path.read(tiers, names, fresh=True)
@@ -98,8 +98,8 @@ async def plan(
     _restore(changes, present, target)
     if ITEMS in present.fields and await _items_differ(tiers, names, present, target):
         changes.layer(version if ITEMS in target.fields else 0)
-    changes.reserved(RESTORED, b"%d" % version)  # from there the next step back goes on
-    changes.undelete()  # and a change even where nothing differs
+    changes.reserved(RESTORED, b"%d" % version)  # the next step back continues from there
+    changes.undelete()  # and forces a commit even if nothing differs
     changes.emit("session.rollback", {"version": version})
     if note is not None:
         note(present, changes)
@@ -107,14 +107,14 @@ async def plan(
 
 
 async def _items_differ(tiers: Tiers, names: RecordKeys, present: CachedRecord, target: State) -> bool:
-    """Whether items may be others now than they were: where they are not, the newest stay in Redis."""
+    """Whether items may have changed since; if not, the newest stay in Redis."""
     if present.fields[ITEMS] != target.fields.get(ITEMS):
         return True
     return await tiers.port.sql(tiers.cold.items_changed_since, names.ref.text, target.version)
 
 
 def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
-    """Only what differs. Messages come back by reference: their numbers are never used twice."""
+    """Add only the differences. Messages come back by reference: their numbers are never used twice."""
     form = present.codec
     text = present.codec.record
     past = message_ranges.segments(text, target.fields)
@@ -125,7 +125,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
         changes.wipe()
         changes.reserved(SEGMENTS, runs)
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
-    # A request that was answered stays answered: forgotten, it would be applied again when its caller repeats it.
+    # An answered request stays answered: otherwise it would be applied again when its caller repeats it.
     handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
     # Expired fields go too: if the target has none that expire, `#timed` goes, and without it they would reappear.
     for name in sorted(present.all_stored.keys() - target.fields.keys() - handled):
@@ -136,7 +136,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
 
 
 def carried(form: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
-    """A stored field as another record, or this one at another version, stores it."""
+    """A stored field in the stored form of another record, or of this one at another version."""
     return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
 
 
@@ -149,7 +149,7 @@ async def export_state(context: RecordContext, *, messages: bool) -> dict[str, A
     entry = await context.read(fresh=True)
     if not messages:
         return export(entry, context.fields(entry), None)
-    # One look at the record for both: a later one might show another conversation.
+    # One read of the record for both: a later read might show another conversation.
     entry = await read_path.load_whole(context.tiers, context.keys, entry)
     runs = message_ranges.segments(context.text, entry.fields)
     shown = (await shown_messages.shown_in(context.tiers, context.keys, entry, runs)).messages()
@@ -168,7 +168,7 @@ async def restore_state(context: RecordContext, state: Mapping[str, Any]) -> int
 
 
 def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] | None) -> dict[str, Any]:
-    """Fields, bytes in base64, phase, deadlines, all but the first if there are any, messages if given: JSON only."""
+    """Fields, bytes in base64, phase, deadlines, messages if given; empty parts except `fields` are left out."""
     phase = entry.fields.get(PHASE)
     state: dict[str, Any] = {
         **as_text.apart(fields),
@@ -178,7 +178,7 @@ def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] 
         ends = {name: field_ttl.split(data)[0] for name, data in entry.fields.items() if field_ttl.marked(data)}
         state["expires"] = {codec.decode_key(name): deadline for name, deadline in ends.items()}
     if messages is not None:
-        # With the times of their commits, which are not to be that of the one that restores them.
+        # With the times of their commits, so that a restore does not date them anew.
         dated = ({"timestamp": each.timestamp} if each.timestamp is not None else {} for each in messages)
         state["messages"] = [each.to_dict() | time for each, time in zip(messages, dated, strict=True)]
     return state
@@ -242,7 +242,7 @@ async def fork(
 ) -> int:
     """Start another record from this one's state, or that of one of its branches; the new record's version.
 
-    `note` puts something beside it into the new record's first commit.
+    `note` adds to the new record's first commit.
     """
     tiers = context.tiers
     target = context.store.keys.of(Ref(context.ref.scope, new_id))
@@ -258,7 +258,7 @@ async def fork(
         under_way.require_time()
         done = await write_path.commit(tiers, target, draft)
     if under_way.over:
-        # An erasure of its source may have stopped waiting for this fork. SQL has a note of that.
+        # An erasure of its source may have stopped waiting for this fork; SQL then has a note of it.
         await read_path.reach(tiers, target)
         if noted := await tiers.port.sql(partial(tiers.cold.pending, names=[target.ref.text])):
             await lifecycle.finish(tiers, noted)
@@ -274,9 +274,9 @@ async def plan_fork(
     version: int | None,
     branch: str | None = None,
 ) -> Draft:
-    """The first change of a record that starts as this one was. Messages are shared; a branch's own are copied.
+    """The first change of a record that starts with this one's state. Messages are shared; a branch's own are copied.
 
-    What is in `changes` already is not overwritten by what is copied.
+    Copies do not overwrite anything that is in `changes` already.
     """
     source = names.ref.text
     form = tiers.codec_of(source)
@@ -297,8 +297,8 @@ async def plan_fork(
         items = await _copy_items(tiers, names, to, changes, branch, found)
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}", version=state.version)
-    # Archived above, so that a fork of something that is being erased is noted there by now, and ends with it: else
-    # forks of forks would be made as fast as they are erased.
+    # The source is archived by now, so a fork of a record that is being erased is noted in SQL, and is erased with it.
+    # Otherwise forks of forks could be made as fast as they are erased.
     if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
     fields = state.fields
@@ -309,7 +309,7 @@ async def plan_fork(
             data = _answer(form, to, name, value, state.version) if answer else carried(form, to, name, value)
             changes.reserved(name, data)
     if ITEMS in fields:
-        # Since its first version it shows those of its source, which are noted by what it was made from.
+        # From its first version on it shows its source's items; the note of its origin names the source.
         changes.reserved(ITEMS, b"1" if items else b"1 0")
         begun = items or begun
     changes.reserved(PARENT, f"{source}@{begun}".encode())
@@ -318,16 +318,16 @@ async def plan_fork(
         message_ranges.refuse_many(source, data)
         changes.reserved(SEGMENTS, data)
         changes.reserved(START, b"%d" % following)
-    # Not even a deleted record may be there: its own message numbers would stand between the shared ones. Its owner is
-    # among the fields that are copied.
+    # Not even a deleted record may exist there: its own message numbers would stand between the shared ones. The owner
+    # is among the fields that are copied.
     return changes.draft("fork", expected=0)._replace(owner="")
 
 
 def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> bytes:
-    """The answer to a request as a fork of this version keeps it: older than every answer of the fork's own.
+    """The answer to a request as a fork of this version keeps it: older than all answers of the fork's own.
 
-    Its first number is the version before it. Left as it is, it would seem younger than the fork's own answers, and
-    those would be forgotten first.
+    Its first number becomes the version before that one. Otherwise it would seem younger than the fork's own answers,
+    and those would be dropped first.
     """
     key = codec.decode_key(name)
     before, *rest = form.decode(value, key)
@@ -337,7 +337,7 @@ def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> 
 async def _copy_items(
     tiers: Tiers, names: RecordKeys, to: Codec, changes: Changes, branch: str, found: BranchState
 ) -> int:
-    """Put what a branch put itself; the version of its record whose items lie below, 0: of none."""
+    """Copy items that the branch itself changed; the version of the record whose items it inherits, 0: none."""
     form = tiers.codec_of(names.ref.text)
     below, own = await branches.items_of(tiers, names, branch, found)
     for name, frame in own.items():
@@ -353,7 +353,7 @@ async def _past(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
 
 
 def _copied(draft: Draft) -> list[str]:
-    """What a fork hands on of the record that it is made from, as a policy is asked for it."""
+    """The fields that a fork copies from its source, for the policy."""
     names = [field for _, field in written(draft.steps) if field is not None]
     shown = any(name == SEGMENTS for _, name, _ in draft.steps)
     layered = any(name == ITEMS for _, name, _ in draft.steps)

@@ -1,4 +1,4 @@
-"""What a value goes through before it is stored, where the caller chose so. Law: nothing is made fit silently.
+"""The steps that prepare a value for storing, as the caller chose. Law: a value is never converted silently.
 
 In this order: `on_invalid="stringify"`, the handle's hook, the store's hook. Then it must be a JSON value, or bytes.
 
@@ -22,7 +22,7 @@ _DEEPEST = 200
 
 
 class Sanitizing(TypedDict, total=False):
-    """The options of a handle that have to do with what it stores."""
+    """The options of a handle that concern stored values."""
 
     on_invalid: OnInvalid
     clean: Clean | None
@@ -30,13 +30,13 @@ class Sanitizing(TypedDict, total=False):
 
 
 class Options(Sanitizing, total=False):
-    """What may be said of any handle."""
+    """The options of any handle."""
 
     actor: str
 
 
 class ContextOptions(Options, total=False):
-    """What a context takes: the owner, whether the id was generated here, the idle time and the end in ms."""
+    """The options of a context: the owner, whether the id was generated here, the idle time and the end in ms."""
 
     user: str | None
     fresh: bool
@@ -44,7 +44,7 @@ class ContextOptions(Options, total=False):
 
 
 class SessionOptions(Options, total=False):
-    """What may be said of the handle of a session."""
+    """The options of a session's handle."""
 
     idle: float | None
     lifetime: float | None
@@ -85,7 +85,7 @@ class Sanitizer:
 
 
 def sanitizer(options: Sanitizing, clean: Clean | None, clean_messages: CleanMessage | None) -> Sanitizer | None:
-    """What a handle's options and its store's hooks come to; None if nothing was chosen."""
+    """A sanitizer for a handle's options and its store's hooks; None if nothing was chosen."""
     if not options and clean is None and clean_messages is None:
         return None
     fields = [hook for hook in (options.get("clean"), clean) if hook is not None]
@@ -109,9 +109,9 @@ def _call(hook: Callable[..., Any], place: str, *given: Any) -> Any:
 
 
 def stringified(value: Any, place: str) -> Any:
-    """The same with `str()` of what JSON cannot hold, at any depth; tuples become lists.
+    """The same value with `str()` of everything that JSON cannot hold, at any depth; tuples become lists.
 
-    Raises InvalidValue for what contains itself, is nested too deep, or has two keys with one text.
+    Raises InvalidValue for a value that contains itself, is nested too deep, or has two keys with the same text.
     """
     return _stringified(value, place, ())
 

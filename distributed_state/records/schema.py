@@ -1,7 +1,7 @@
-"""What a record's fields must be, as a pydantic model with a version. Law: what is written has been read back first.
+"""A record's schema: a pydantic model with a version. Law: a value is written only after it was read back and checked.
 
-Older records are brought up by upcasters, one version at a time; a newer one is refused. While workers of an older
-version run, a schema may go on writing that (`write_version`): downcasters bring what is to be written back to it.
+Older records are upcast, one version at a time; a newer one is refused. While workers of an older version run, a schema
+may continue to write that version (`write_version`): downcasters convert values back to it before they are written.
 
 Design: section 17.
 """
@@ -25,7 +25,7 @@ from distributed_state.values.model import SCHEMA
 
 
 class View(CachedRecord):
-    """A record as another version of its schema than the stored one sees it."""
+    """A record in another version of its schema than the stored one."""
 
     __slots__ = ("stored",)
 
@@ -50,7 +50,7 @@ def stored_name(model: type[BaseModel], name: str) -> str:
 
 
 def fields_of(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, bool]:
-    """The schemas of a model's fields, what they refer to, its config, and whether it validates fields together."""
+    """The schemas of a model's fields, their definitions, its config, and whether it validates fields together."""
     core: Any = model.__pydantic_core_schema__
     definitions: list[Any] = []
     config = None
@@ -70,26 +70,26 @@ def fields_of(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, b
 
 
 def from_json(read: Callable[[bytes], Any], take: Callable[[Any], Any], stored: Any) -> Any:
-    """Validate what is stored, as JSON: only there a strict model takes a date from text."""
+    """Validate the stored JSON: only in JSON mode a strict model takes a date from text."""
     if isinstance(stored, dict) and any(isinstance(value, bytes) for value in stored.values()):
-        return take(stored)  # a handle without a model wrote those
+        return take(stored)  # bytes were written by a handle without a model
     try:
         return read(codec.encode(stored))
     except ValidationError as error:
         if error.errors(include_url=False)[0]["type"] != "json_invalid":
             raise
-    return take(stored)  # lone surrogates: JSON to us, not to pydantic's parser
+    return take(stored)  # lone surrogates: valid JSON to us, but not to pydantic's parser
 
 
 def check_same(key: str, given: Any, back: Any) -> None:
-    """What a model hides or loses on the way to JSON must not be lost for good."""
+    """Refuse a value that the model hides or loses on the way to JSON: it would be lost for good."""
     if given != back:
         kind = type(given).__name__
         raise InvalidValue(f"{key}: this {kind} is not the same any more when the model has written it as JSON")
 
 
 def complaint_of(error: ValidationError, place: tuple[str, ...] = ()) -> tuple[str, str]:
-    """The first field at fault, and what to say."""
+    """The first invalid field, and the complaint about it."""
     errors = error.errors(include_url=False)
     more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
     first: Any = errors[0] | {"loc": (*place, *errors[0]["loc"])}
@@ -98,7 +98,7 @@ def complaint_of(error: ValidationError, place: tuple[str, ...] = ()) -> tuple[s
 
 def sentence(error: Any) -> str:
     """One of pydantic's complaints in words."""
-    # The type, not the value: what is stored here may be a secret, and errors are logged.
+    # The type, not the value: the stored value may be a secret, and errors are logged.
     place = ".".join(map(str, error["loc"]))
     given = "" if error["type"] == "missing" else f" (given a {type(error['input']).__name__})"
     return f"{place}{': ' if place else ''}{error['msg']}{given}"
@@ -109,18 +109,18 @@ Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Schema(Generic[M]):
-    """A pydantic model of a record's fields, with a version and what brings older records up to it.
+    """A pydantic model of a record's fields, with a version and upcasters for older records.
 
     `Schema(TripState, version=3, upcasters={1: v1_to_v2, 2: v2_to_v3})`. An upcaster takes the fields of its version as
-    a dict of JSON values and returns those of the next; it may be called again for the same record, so it has no effect
-    but its result. A plain model is version 1. A record that never met a schema counts as version 1.
+    a dict of JSON values and returns those of the next; it may be called again for the same record, so it must not have
+    side effects. A plain model is version 1. A record that was never written with a schema counts as version 1.
 
-    For a release beside workers that know only version 2, `write_version=2` and `downcasters={2: v3_to_v2}`, the way
-    back of each upcaster: this worker reads both and writes the older, so they read all that it writes. Each of its
-    writes then holds for the version of the record that it saw, and is repeated until nobody was faster; a value that
-    does not come back from version 2 as it was is refused with InvalidValue, one at which a downcaster raises with
-    SchemaMismatch. When the last old worker has ended, a second release without `write_version` begins to write
-    version 3.
+    For a release beside workers that know only version 2, pass `write_version=2` and `downcasters={2: v3_to_v2}`, the
+    inverse of each upcaster: this worker reads both versions and writes the older one, which the others can read. Each
+    of its writes then applies only at the version of the record that it saw, and is retried on a conflict. A value that
+    does not survive the conversion to version 2 and back is refused with InvalidValue; if a downcaster raises, the
+    write raises SchemaMismatch. When the last old worker has ended, a second release without `write_version` begins to
+    write version 3.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Schema(Generic[M]):
         """The value as it is stored, if the field may hold it; else InvalidValue."""
         name = self._alone(key)
         if name is None:
-            if isinstance(value, bytes):  # pydantic would write it as text, and the next edit() with it
+            if isinstance(value, bytes):  # pydantic would convert it to text, and the next edit() would write that
                 raise InvalidValue(f"{key!r:.80}: bytes are for records without a model, which is written as JSON")
             return value
         if key not in self._validators:
@@ -197,7 +197,7 @@ class Schema(Generic[M]):
         return stored
 
     def countable(self, key: str) -> bool:
-        """Whether any whole number will do and counting begins at 0, so that the server may add unseen."""
+        """Whether any whole number is valid and counting begins at 0, so that the server may add without a read."""
         name = self._alone(key)
         if name is None:
             return True
@@ -206,20 +206,20 @@ class Schema(Generic[M]):
         return bool(zero) and core["schema"].keys() <= {"type", "metadata"} and core["schema"]["type"] == "int"
 
     def default(self, key: str, otherwise: Any) -> Any:
-        """What an absent field counts as, in its stored form."""
+        """The value of an absent field, in its stored form."""
         name = self._alone(key)
         if name is None or self.model.model_fields[name].is_required():
             return otherwise
         return self.prepare(key, self.model.model_fields[name].get_default(call_default_factory=True))
 
     def deletable(self, key: str) -> None:
-        """Refuse with InvalidValue to delete a field that the model cannot do without."""
+        """Raise InvalidValue if the model requires the field, so that it cannot be deleted."""
         name = self._alone(key) if key in self._names else None
         if name is not None and self.model.model_fields[name].is_required():
             raise InvalidValue(f"{key!r}: {self.model.__name__} requires it, it cannot be deleted")
 
     def _alone(self, key: str) -> str | None:
-        """The attribute of a field that is changed without the others; None for one that the model lets pass."""
+        """The attribute of a field that is changed alone; None for an extra field that the model allows."""
         codec.encode_key(key)
         name = self._names.get(key)
         if name is None and not self._open:
@@ -232,7 +232,7 @@ class Schema(Generic[M]):
     # All fields
 
     def read(self, text: str, entry: CachedRecord) -> M:
-        """The validated model. Raises CorruptState, or NotFound if there is nothing yet and defaults do not do."""
+        """The validated model. Raises CorruptState, or NotFound if nothing is stored and a field has no default."""
         fields = {} if entry.deleted else entry.all()
         try:
             return self.parse(fields)
@@ -244,7 +244,7 @@ class Schema(Generic[M]):
             raise _corrupt(text, self, field, complaint, entry) from None
 
     def check(self, text: str, entry: CachedRecord, fields: Mapping[str, Any], keys: Collection[str]) -> None:
-        """Raise CorruptState if one of these fields is stored as what it cannot be."""
+        """Raise CorruptState if the stored value of one of these fields is invalid."""
         try:
             self.parse(fields)
         except ValidationError as error:
@@ -253,7 +253,7 @@ class Schema(Generic[M]):
                     raise _corrupt(text, self, str(each["loc"][0]), sentence(each), entry) from None
 
     def settle(self, values: M | Mapping[str, Any]) -> dict[str, Any]:
-        """All fields as they are stored, of a model or of values for one. Raises InvalidValue."""
+        """All fields in their stored form, from a model or from values for one. Raises InvalidValue."""
         if isinstance(values, self.model):
             given = {key: values.__dict__[name] for key, name in self._names.items() if name in values.__dict__}
             values = {**(values.__pydantic_extra__ or {}), **given}
@@ -265,7 +265,7 @@ class Schema(Generic[M]):
         try:
             model = self.model.model_validate(dict(values))
             fields = self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
-            back = self.parse(fields)  # nested models that were changed in place are only checked here
+            back = self.parse(fields)  # changes in place of nested models are checked only here
         except ValidationError as error:
             raise InvalidValue(complaint_of(error)[1]) from None
         for key in fields:
@@ -278,7 +278,7 @@ class Schema(Generic[M]):
         return self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
 
     def parse(self, fields: Mapping[str, Any]) -> M:
-        """The model that these stored fields are. Raises pydantic's ValidationError."""
+        """The model with these stored fields. Raises pydantic's ValidationError."""
         model: M = from_json(self.model.model_validate_json, self.model.model_validate, fields)
         return model
 
@@ -291,7 +291,7 @@ class Schema(Generic[M]):
     # Versions
 
     def version_of(self, text: str, stamp: bytes | None) -> int:
-        """The version that a record was written under. Raises SchemaMismatch if it is newer than this one."""
+        """The version that a record was written in. Raises SchemaMismatch if it is newer than this one."""
         if stamp is not None and not (stamp.isdigit() and stamp != b"0"):
             raise CorruptState(f"{text[:200]}: #schema holds no version", field="#schema", data=stamp)
         version = 1 if stamp is None else int(stamp)
@@ -301,7 +301,7 @@ class Schema(Generic[M]):
         return version
 
     def view(self, text: str, entry: CachedRecord) -> CachedRecord:
-        """The record as this version sees it; the same entry if that is how it is stored."""
+        """The record in this version; the same entry if it is stored in it."""
         stamp = entry.fields.get(SCHEMA)
         if entry.deleted or stamp == self._newest:
             return entry
@@ -317,11 +317,11 @@ class Schema(Generic[M]):
         return View(entry, fields)
 
     def behind(self, text: str, entry: CachedRecord) -> bool:
-        """Whether the record is stored in another version than this writes. Raises SchemaMismatch if it is newer."""
+        """Whether the record is stored in another version than this schema writes. SchemaMismatch if it is newer."""
         return self.version_of(text, entry.fields.get(SCHEMA)) != self.write_version and holds_fields(entry)
 
     def lowered(self, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """These fields in the version that is written. Raises InvalidValue if that cannot hold them."""
+        """These fields in the written version. Raises InvalidValue if that cannot hold them."""
         if self.write_version == self.version:
             return dict(fields)
         lower = copy.deepcopy(dict(fields))
@@ -331,7 +331,7 @@ class Schema(Generic[M]):
         back = dict(self._upcast(text, copy.deepcopy(lower), self.write_version))
         wanted = dict(fields)
         found = back
-        with suppress(ValidationError):  # not whole yet: then as it is stored
+        with suppress(ValidationError):  # incomplete so far: keep the stored form
             wanted = self.dump(self.parse(fields))
             found = self.dump(self.parse(back))
         for key in [*wanted, *found]:

@@ -1,11 +1,11 @@
-"""Changes that depend on what a record is: preconditions, a workspace, transactions, optimistic retries, and batches.
+"""Changes that depend on a record's state: preconditions, a workspace, transactions, optimistic retries, and batches.
 
-Law: the server decides at the moment of the change. A workspace holds only for the version that it saw; a commit
+Law: the server decides at the moment of the change. A workspace is valid only for the version that it saw; a commit
 against another version is refused and may be retried.
 
-Preconditions are compared as stored bytes, so that the server decodes no value: the client sends those that it takes
-for the value that is expected, and if the server has others of the same value (in another order, encrypted another
-time, with a deadline), it learns them from the refusal and sends the change again.
+Preconditions are compared as stored bytes, so that the server decodes no value. The client sends the bytes that it
+expects; if the server has other bytes of the same value (in another order, encrypted at another time, with a deadline),
+the refusal contains them, and the client sends the change again.
 
 Design: section 4.
 """
@@ -30,15 +30,15 @@ from distributed_state.values.levels import level_of
 from distributed_state.values.model import ABSENT, PHASE, PRESENT, Message, Presence, Ref
 from distributed_state.warm.answers import Committed, Draft, unmet
 
-_MOST = 1000  # Lua takes so many arguments, and some more
+_MOST = 1000  # Lua's limit on arguments is a little higher
 _WORDS = {ABSENT: b"!", PRESENT: b"+"}
-_RECORD = b"#v"  # every record that is there has a version
+_RECORD = b"#v"  # every existing record has a version
 
 
 def preconditions(
     context: RecordContext, expect: Mapping[str, Any] | None, exists: bool | None = None
 ) -> Preconditions | None:
-    """What was asked for, checked; None if nothing was. Raises AccessDenied: who learns what is there has read it."""
+    """The requested preconditions, checked; None if there are none. Raises AccessDenied: a refusal reveals values."""
     if exists is not None and not isinstance(exists, bool):
         raise InvalidValue(f"expect_exists is True, False or None, not {exists!r:.80}")
     if expect is not None and not isinstance(expect, Mapping):
@@ -57,8 +57,8 @@ class Preconditions:
 
     def __init__(self, context: RecordContext, wanted: Mapping[str, Any], exists: bool | None) -> None:
         self._context = context
-        self._words: dict[bytes, bytes] = {}  # for each field what the script is sent
-        self._values: dict[bytes, tuple[str, Any]] = {}  # of those that must hold a value
+        self._words: dict[bytes, bytes] = {}  # by field: the word that is sent to the script
+        self._values: dict[bytes, tuple[str, Any]] = {}  # of fields that must hold a value
         if exists is not None:
             self._words[_RECORD] = _WORDS[PRESENT if exists else ABSENT]
         known = context.tiers.hot.entries.get(context.text)
@@ -95,7 +95,7 @@ class Preconditions:
                     raise
 
     def learn(self, conflict: Conflict) -> bool:
-        """Take over from a refusal how equal values are stored; whether it is worth to ask once more."""
+        """Learn from a refusal how equal values are stored; whether a retry makes sense."""
         learned = False
         for (name, word), raw in zip(list(self._words.items()), conflict.preconditions, strict=False):
             if name not in self._values or raw == word[1:]:
@@ -107,7 +107,7 @@ class Preconditions:
         return learned
 
     def check(self, entry: CachedRecord) -> None:
-        """Raise Conflict unless they hold for a record that was read, and that nobody else changes."""
+        """Raise Conflict unless they hold for a record that was read and that others cannot change now."""
         for name, word in self._words.items():
             found = entry.fields.get(name)
             if name == _RECORD:
@@ -129,7 +129,7 @@ class Preconditions:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON: numbers by their value, objects in any order; true is no number."""
+    """Whether two values are the same JSON: numbers by their value, objects in any order; true is not a number."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict):
@@ -139,12 +139,12 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-GONE: Any = object()  # stands for a field that is not there
+GONE: Any = object()  # stands for an absent field
 _MISSING: Any = object()
 
 
 class Workspace(MutableMapping[str, Any]):
-    """The fields of `entry` as a dict, and in `changes` what became of them.
+    """The fields of `entry` as a dict; `changes` collects the changes to them.
 
     As in a dict, changing a list or object that was read or set here changes the field.
     """
@@ -153,8 +153,8 @@ class Workspace(MutableMapping[str, Any]):
         self.entry = entry
         self.changes = changes
         self.allow = allow
-        self._now: dict[str, Any] = {}  # what the caller was given or gave, GONE if deleted
-        self.closed = ""  # why nothing can be changed any more
+        self._now: dict[str, Any] = {}  # values that the caller read or set, GONE if deleted
+        self.closed = ""  # why the workspace can no longer be changed
 
     @property
     def phase(self) -> str | None:
@@ -185,7 +185,7 @@ class Workspace(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         stored = [codec.decode_key(name) for name in self.entry.fields if name[:1] != b"#"]
         stored = [] if self.entry.deleted else stored
-        self.allow("read", None, *stored)  # whoever lists or counts the names reads the record as a whole
+        self.allow("read", None, *stored)  # listing or counting the names reads the record as a whole
         keys = dict.fromkeys([*stored, *self._now])
         yield from (key for key in keys if self._now.get(key) is not GONE)
 
@@ -193,14 +193,14 @@ class Workspace(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def differences(self) -> Iterator[tuple[str, Any, Any]]:
-        """What this view changes: field, value before, value now; GONE for none."""
+        """The changes of this view: field, value before, value now; GONE if absent."""
         for key, value in self._now.items():
             before = GONE if self.entry.deleted else self.entry.value(key, GONE)
             if GONE in (before, value) or codec.encode_value(value, key) != codec.encode_value(before, key):
                 yield key, before, value
 
     def end(self) -> Changes | None:
-        """End the transaction: its changes, None if there are none."""
+        """End the transaction: its changes, None if nothing changed."""
         for key, value in self._now.items():
             if isinstance(value, (dict, list)):
                 self._notice(key, value)
@@ -208,14 +208,14 @@ class Workspace(MutableMapping[str, Any]):
         return self.changes or None
 
     def draft(self, kind: str = "transaction", *, durability: str | None = None) -> Draft | None:
-        """End the transaction: its change of the version that it shows, None if there is none."""
+        """End the transaction: its change of the version that it shows, None if nothing changed."""
         changes, entry = self.end(), self.entry
         if changes is None:
             return None
         return changes.draft(kind, expected=entry.version, epoch=entry.epoch, durability=durability)
 
     def rebased(self, newest: CachedRecord, policies: Mapping[str, merge.Merge]) -> Draft | None:
-        """The change of an ended transaction, merged with what others did since; None if that cannot be expressed."""
+        """The change of an ended transaction, merged with later changes by others; None if no merge is possible."""
         base = self.entry
         if newest.epoch != base.epoch or newest.deleted or base.deleted:
             return None
@@ -228,7 +228,7 @@ class Workspace(MutableMapping[str, Any]):
         return changes.draft("transaction", expected=newest.version, epoch=newest.epoch)
 
     def _notice(self, key: str, value: Any) -> None:
-        """A list or object that may have been changed in place; its deadline stays, unless it was set again."""
+        """Record a list or object that may have been changed in place; its deadline stays, unless it was set again."""
         name = codec.encode_key(key)
         form = self.entry.codec
         given = self.changes.fields.get(name)
@@ -241,14 +241,14 @@ class Workspace(MutableMapping[str, Any]):
         self.changes.set(key, value, until=field_ttl.NEVER if given else self.entry.deadline(name))
 
     def open(self) -> Changes:
-        """What is to be changed goes in here. Raises InvalidValue when it is over."""
+        """The changes, to add to. Raises InvalidValue after the end."""
         if self.closed:
             raise InvalidValue(self.closed)
         return self.changes
 
 
 class Transaction(MutableMapping[str, Any]):
-    """The record's fields as a dict. What is changed here is one commit at the end, or nothing.
+    """The record's fields as a dict. All changes are one commit at the end, or nothing.
 
     As in a dict, changing a list or object that was read or set here changes the field.
     """
@@ -277,10 +277,10 @@ class Transaction(MutableMapping[str, Any]):
         equals: Any = ANY,
         keep: bool = False,
     ) -> None:
-        """Put an item of the record at the end, with what changes beside it.
+        """Put an item of the record at the end, in the same commit.
 
-        `if_absent` and `if_present` are as in `record.items(collection).put`; `equals` takes what `find` returned, and
-        no value: nothing is looked up for it here. `keep` leaves one that is there then as it is.
+        `if_absent` and `if_present` are as in `record.items(collection).put`; `equals` takes a result of `find`, but
+        not a value: no item is read here. `keep` leaves an existing item as it is.
         """
         changes = self._workspace.open()
         changes.put_item(
@@ -288,7 +288,7 @@ class Transaction(MutableMapping[str, Any]):
         )  # fmt: skip
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
-        """Delete an item of the record at the end; one that is not there is no error, unless it must be."""
+        """Delete an item of the record at the end; a missing item is not an error, unless `if_present` or `equals`."""
         self._workspace.open().delete_item(collection, key, if_present=if_present, equals=equals)
 
     def __getitem__(self, key: str) -> Any:
@@ -316,7 +316,7 @@ class Transaction(MutableMapping[str, Any]):
         self._workspace.open().tag(key, *texts)
 
     def untag(self, key: str, *texts: str) -> None:
-        """Take tags away with this commit."""
+        """Remove tags with this commit."""
         self._workspace.open().untag(key, *texts)
 
     def move_to(self, phase: str | None) -> None:
@@ -325,7 +325,7 @@ class Transaction(MutableMapping[str, Any]):
 
 
 async def newest(context: RecordContext) -> Workspace:
-    """A workspace on the record as the server has it now."""
+    """A workspace on the server's present state of the record."""
     return Workspace(await context.read(True, VERSION), context.changes(), context.allow)
 
 
@@ -353,7 +353,7 @@ T = TypeVar("T")
 
 
 class OptimisticRetry(Generic[T]):
-    """One `apply`, as often as it takes: a change that met a conflict is merged if it may be, else run again."""
+    """One `apply` with its attempts: after a conflict the change is merged if possible, else run again."""
 
     def __init__(
         self,
@@ -415,8 +415,8 @@ class AsyncBatch:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
 
         They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag`, `clear`, and
-        `put_item(collection, key, value)` and `delete_item(collection, key)`. Raises InvalidValue for what is no
-        record. `expect` and `expect_exists` are as in `write`: where they do not hold, that record is not changed, and
+        `put_item(collection, key, value)` and `delete_item(collection, key)`. Raises InvalidValue if `handle` is not a
+        record. `expect` and `expect_exists` are as in `write`: if they do not hold, that record is not changed, and
         the block ends with Conflict.
         """
         context = context_of(handle, "a batch")
@@ -464,7 +464,7 @@ class AsyncBatch:
     async def _again(
         self, context: RecordContext, draft: Draft, refused: Conflict, guarded: bool
     ) -> Committed | StateError:
-        """What becomes of a refused change: it is sent alone where it was not refused for certain."""
+        """Handle a refused change: it is sent alone unless the refusal is final."""
         given = self._given.get(context.ref)
         if given is None:
             return await _outcome(context.send(draft)) if guarded else refused

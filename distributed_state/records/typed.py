@@ -68,7 +68,7 @@ _UNWRITTEN = CachedRecord(Codec("", ""), "", 0, {}, {})
 
 
 class TypedContext(RecordContext, Generic[M]):
-    """A record, its store, who acts, and the schema that its fields are of."""
+    """A record, its store, the actor, and the schema of its fields."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class TypedContext(RecordContext, Generic[M]):
     # Reading
 
     def peek(self, key: str) -> Any:
-        """Nothing: what is read here is checked first."""
-        return MISSING  # what is read here is checked first
+        """Always MISSING: values must be validated first."""
+        return MISSING
 
     async def read(self, fresh: bool = False, field: str | None = None) -> CachedRecord:
-        """The record as the schema shows it. Raises SchemaMismatch if it is newer."""
+        """The record as the schema shows it. Raises SchemaMismatch if the record is newer."""
         return self.schema.view(self.text, await super().read(fresh, field))
 
     def value(self, entry: CachedRecord, key: str, default: Any) -> Any:
@@ -114,14 +114,14 @@ class TypedContext(RecordContext, Generic[M]):
     # Changing
 
     def changes(self) -> TypedChanges:
-        """A change whose steps the schema checks."""
+        """A change whose operations the schema checks."""
         return TypedChanges(
             self.store.settings, self.codec, self.schema, self.prepare, self.prepare_message, self.now,
             owner=self.owner, actor=self.actor, lifetime=self.lifetime,
         )  # fmt: skip
 
     def differences(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
-        """What differs between two sets of fields, which were checked as a whole."""
+        """The differences between two sets of fields that were validated as a whole."""
         changes = super().changes()
         changes.whole()
         for key, value in fields.items():
@@ -136,13 +136,13 @@ class TypedContext(RecordContext, Generic[M]):
         return super().server_adds(key) and self.schema.countable(key)
 
     def expected_value(self, key: str, value: Any) -> Any:
-        """What a field is to hold, as the model stores it."""
+        """The expected content of a field, as the model stores it."""
         if self.schema.write_version < self.schema.version:
             raise InvalidValue(f"{key!r:.80}: nothing is expected of single fields while an older version is written")
         return value if isinstance(value, Presence) else self.schema.prepare(key, value)
 
     async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        """Replace one field by what `change` makes of it, repeated until nobody was faster."""
+        """Replace one field by the result of `change`, retried on conflicts."""
         name = codec.encode_key(key)
         empty = self.schema.default(key, empty)
         fresh = False
@@ -167,7 +167,7 @@ class TypedContext(RecordContext, Generic[M]):
     # The guard
 
     async def send(self, draft: Draft) -> Committed:
-        """Commit the change, upcast before if the record is older. Raises Conflict, SchemaMismatch."""
+        """Commit the change, after an upcast if the record is older. Raises Conflict, SchemaMismatch."""
         known = self._known(draft)
         lowers = self._lowers(draft)
         for lost in range(_ROUNDS):
@@ -188,18 +188,18 @@ class TypedContext(RecordContext, Generic[M]):
                     known = _UNWRITTEN
                     draft = draft._replace(creation=self.tiers.known_ids.get(self.text) or draft.creation)
                     continue
-            if lowers:  # plain writes that meet at one record give way to one another
+            if lowers:  # concurrent plain writes to one record back off before they retry
                 await self.tiers.port.sleep(chance.source.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))
             known = await read_path.read(self.tiers, self.keys, fresh=True)
         raise Conflict(f"{self.text[:200]}: its schema version changes faster than it can be written")
 
     def batched(self, draft: Draft) -> Draft:
-        """The change as it goes into a batch, refused where it has to be made on the whole record."""
+        """The change for a batch, or one that is refused if it needs the whole record."""
         known = self._known(draft)
         if self._lowers(draft):
-            # Refused for certain: it has to be made on the whole record first, which `send` then does.
+            # This expectation never holds: the change needs the whole record first, which `send` then reads.
             return draft._replace(expectations=(*draft.expectations, (SCHEMA, b"")))
-        # Whatever is wrong with this record must not keep the batch from the others: the server says so later.
+        # An error of this record must not stop the batch for the others: the server reports it later.
         return self._guarded(draft, known if known is not None and not known.version else None)
 
     async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
@@ -214,22 +214,22 @@ class TypedContext(RecordContext, Generic[M]):
         entry = entry.stored if isinstance(entry, View) else entry
         if self._lowers(draft):
             draft = self._lowered(draft, entry)[0]._replace(expected=draft.expected)
-        # No expectation: the turn's lease keeps others out, and what its own task writes beside it is no conflict.
+        # No expectation: the turn's lease excludes others, and other writes of its own task are not conflicts.
         if entry.fields.get(SCHEMA) != self.schema.stamp:
             return self._stamped(draft)
         return draft
 
     def _known(self, draft: Draft) -> CachedRecord | None:
-        """What this process takes the record for. The server checks it."""
+        """This process's copy of the record. The server checks it."""
         return _UNWRITTEN if draft.creation == "*" else self.tiers.hot.entries.get(self.text)
 
     def _lowers(self, draft: Draft) -> bool:
-        """Whether this changes fields, and has to be brought down to the version that is written."""
+        """Whether this changes fields, which must be converted down to the written version."""
         fields = any(step == b"c" or (step in (b"s", b"d", b"i") and name[:1] != b"#") for step, name, _ in draft.steps)
         return fields and self.schema.write_version < self.schema.version and draft.deleted != "revive"
 
     async def _seen_by(self, draft: Draft) -> CachedRecord:
-        """The record that a change is to be made on. Raises Conflict if it is not at the version that was expected."""
+        """The record that a change is made on. Raises Conflict if it is not at the expected version."""
         entry = await read_path.read(self.tiers, self.keys, fresh=draft.expected is not None)
         if draft.expected not in (None, entry.version):
             text = f"{self.text[:200]}: expected version {draft.expected}, found version {entry.version}"
@@ -237,7 +237,7 @@ class TypedContext(RecordContext, Generic[M]):
         return entry
 
     def _lowered(self, draft: Draft, known: CachedRecord) -> tuple[Draft, tuple[int, ...]]:
-        """The change as the version that is written has it, and what its increments come to; it holds for `known`."""
+        """The change in the written version, and the sums of its increments; it applies only to `known`."""
         form = self.codec
         view = self.schema.view(self.text, known)
         stored, fields = ({}, {}) if known.deleted else (known.all(), view.all())
@@ -280,14 +280,14 @@ class TypedContext(RecordContext, Generic[M]):
         return lowered, tuple(sums)
 
     def _guarded(self, draft: Draft, known: CachedRecord | None) -> Draft:
-        """The change under the condition that the record's schema is as known; unknown: the present one."""
+        """The change on the condition that the record's schema is as known; if unknown, the present one."""
         stored = self.schema.stamp if known is None else known.fields.get(SCHEMA)
         attempt = draft._replace(expectations=(*draft.expectations, (SCHEMA, stored)))
         if known is not None:
             self.schema.version_of(self.text, stored)
             if stored != self.schema.stamp and draft.deleted != "revive":
                 attempt = self._stamped(attempt)
-                # There are no fields yet. If an older worker writes some first, they are to be upcast.
+                # There are no fields yet. If an older worker writes some first, they must be upcast.
                 if self.schema.version > 1 and draft.expected is None:
                     attempt = attempt._replace(expected=known.version)
         return attempt
@@ -296,9 +296,9 @@ class TypedContext(RecordContext, Generic[M]):
         return draft._replace(steps=(*draft.steps, (b"s", SCHEMA, self.schema.stamp)))
 
     def _ours(self, draft: Draft, attempt: Draft, conflict: Conflict) -> bool:
-        """Whether a commit was refused for the schema's sake. Raises SchemaMismatch if the record is newer."""
+        """Whether a commit was refused because of the schema. Raises SchemaMismatch if the record is newer."""
         if not conflict.version and attempt.epoch != draft.epoch:
-            return True  # another epoch than the one that it was brought down for
+            return True  # the epoch differs from the one that it was converted for
         if len(conflict.found) != len(attempt.expectations):
             return False
         self.schema.version_of(self.text, conflict.found[-1])
@@ -308,13 +308,13 @@ class TypedContext(RecordContext, Generic[M]):
         return conflict.found[-1] != attempt.expectations[-1][1] or moved
 
     async def _upcast_for(self, draft: Draft) -> Draft:
-        """Make the stored record one of this version; the change as it is then to be applied."""
+        """Upcast the stored record; the change to apply after that."""
         entry = await read_path.read(self.tiers, self.keys, fresh=True)
         if draft.expected not in (None, entry.version):
             text = f"{self.text[:200]}: expected version {draft.expected}, found version {entry.version}"
             raise Conflict(text, version=entry.version)
         done = await self.upcast()
-        # A commit of ours came between; whoever expected the version before it still may.
+        # A commit of ours came between; a caller that expected the version before it still may.
         return draft._replace(expected=done) if done is not None and draft.expected == done - 1 else draft
 
     async def is_older(self) -> bool:
@@ -323,9 +323,9 @@ class TypedContext(RecordContext, Generic[M]):
         return self._upcasting(stored) is not None
 
     async def upcast(self) -> int | None:
-        """Bring the record to this schema version; its new version, None if there was nothing to do."""
+        """Upcast the record to this schema version; its new version, None if there was nothing to do."""
 
-        # Whoever may write a field of an older record brings it up by that.
+        # The right to write a field of an older record includes the right to upcast it.
         async def once() -> int | None:
             draft = self._upcasting(await read_path.read(self.tiers, self.keys, fresh=True))
             return None if draft is None else (await super(TypedContext, self).send(draft)).version
@@ -333,7 +333,7 @@ class TypedContext(RecordContext, Generic[M]):
         return await write_path.until_no_conflict(self.tiers, once)
 
     def _upcasting(self, entry: CachedRecord) -> Draft | None:
-        """The change that stores a record of an older schema as one of this; it holds for that version alone."""
+        """The change that upcasts a record of an older schema; it applies only at that version."""
         if not self.schema.behind(self.text, entry):
             return None
         view = self.schema.view(self.text, entry)
@@ -360,10 +360,10 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
             model.nights = 3
         assert (await trip.load()).nights == 3
 
-    `load`, `edit` and `modify` speak in models. All other methods are those of a plain record: they give and take JSON
-    values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState,
-    a record of a newer schema SchemaMismatch, when its fields are read and on every write. Messages are of no schema. A
-    handle without schema may do everything.
+    `load`, `edit` and `modify` use models. All other methods are those of a plain record: they take and return JSON
+    values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState;
+    a record of a newer schema raises SchemaMismatch when its fields are read and on every write. Messages do not belong
+    to the schema. A handle without a schema is not restricted.
     """
 
     _context: TypedContext[M]
@@ -373,7 +373,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def load(self, *, fresh: bool = False) -> M:
         """Read all fields as a validated model.
 
-        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has none. Raises
+        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has no default. Raises
         CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
         return self._context.model(await self._context.read(fresh))
@@ -383,7 +383,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts again; its version goes on counting. `is_clear` as in other records.
+        A deleted record starts again; its version continues to count. `is_clear` as in other records.
         """
         fields = self._context.schema.settle({} if values is None else values)
         changes = self._context.differences(fields, {})
@@ -392,13 +392,13 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     def edit(self) -> AsyncEdit[M]:
         """Open the model for changes: `async with session.edit() as trip: trip.days = 3`.
 
-        It is validated as a whole when the block ends, and the fields that changed are one commit; InvalidValue, or
-        Conflict if the record changed meanwhile, and nothing is written. `modify` repeats.
+        It is validated as a whole when the block ends, and the changed fields are one commit. Raises InvalidValue, or
+        Conflict if the record changed meanwhile, and then nothing is written; `modify` retries instead.
         """
         return AsyncEdit(self._context)
 
     async def modify(self, change: Callable[[M], M | None]) -> M:
-        """Run `change(model)` and commit what changed, repeated until nobody was faster; return the model as committed.
+        """Run `change(model)` and commit its changes, retried on conflicts; return the model as committed.
 
         `change` alters the model or returns another one, as it must if the model is frozen. It may run several times.
         """
@@ -416,14 +416,14 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return await write_path.until_no_conflict(self._context.tiers, once)
 
     async def is_older(self) -> bool:
-        """Tell whether `upcast` would change the record. Raises what it would raise."""
+        """Return whether `upcast` would change the record. Raises the same errors."""
         self._context.allow("read", VERSION)
         return await self._context.is_older()
 
     async def upcast(self) -> int | None:
-        """Store the record as its present schema writes it; return the new version, None if it was stored so already.
+        """Store the record in its present schema version; return the new version, None if it was up to date.
 
-        The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
+        The first write does this on its own. Raises SchemaMismatch or CorruptState, and then nothing is written.
         """
         self._context.allow("write", None)
         return await self._context.upcast()
@@ -450,7 +450,7 @@ class AsyncEdit(Generic[M]):
             await self.finish(self._model)
 
     async def finish(self, model: M) -> M:
-        """Commit what makes of the record this model."""
+        """Commit the differences between the record and this model."""
         fields = self._schema.settle(model)
         changes = self._context.differences(fields, self._before)
         if changes:

@@ -63,8 +63,8 @@ class Batch:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
 
         They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag`, `clear`, and
-        `put_item(collection, key, value)` and `delete_item(collection, key)`. Raises InvalidValue for what is no
-        record. `expect` and `expect_exists` are as in `write`: where they do not hold, that record is not changed, and
+        `put_item(collection, key, value)` and `delete_item(collection, key)`. Raises InvalidValue if `handle` is not a
+        record. `expect` and `expect_exists` are as in `write`: if they do not hold, that record is not changed, and
         the block ends with Conflict.
         """
         return self._twin.on(twin_of(handle), expect=expect, expect_exists=expect_exists)

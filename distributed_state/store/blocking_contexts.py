@@ -284,17 +284,17 @@ class Turn(MutableMapping[str, Any]):
         equals: Any = ANY,
         keep: bool = False,
     ) -> None:
-        """Put an item of the record at the end, with what changes beside it.
+        """Put an item of the record at the end, in the same commit.
 
-        `if_absent` and `if_present` are as in `record.items(collection).put`; `equals` takes what `find` returned, and
-        no value: nothing is looked up for it here. `keep` leaves one that is there then as it is.
+        `if_absent` and `if_present` are as in `record.items(collection).put`; `equals` takes a result of `find`, but
+        not a value: no item is read here. `keep` leaves an existing item as it is.
         """
         self._twin.put_item(
             collection, key, value, if_absent=if_absent, if_present=if_present, equals=equals, keep=keep
         )
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
-        """Delete an item of the record at the end; one that is not there is no error, unless it must be."""
+        """Delete an item of the record at the end; a missing item is not an error, unless `if_present` or `equals`."""
         self._twin.delete_item(collection, key, if_present=if_present, equals=equals)
 
     def __getitem__(self, key: str) -> Any:
@@ -317,7 +317,7 @@ class Turn(MutableMapping[str, Any]):
         self._twin.tag(key, *texts)
 
     def untag(self, key: str, *texts: str) -> None:
-        """Take tags away with this commit."""
+        """Remove tags with this commit."""
         self._twin.untag(key, *texts)
 
 

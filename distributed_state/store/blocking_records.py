@@ -42,10 +42,9 @@ class Record:
         user.update("seats", {"train": "window"})
         assert user.get_all() == {"language": "nb", "visits": visits, "seats": {"train": "window"}}
 
-    Keys are text, values any JSON values or `bytes`; what is read is the caller's own. A write is one commit, and
-    returns the record's new version unless it says otherwise. Any method may raise AccessDenied, Deleted on a deleted
-    record if it writes, Locked if it writes while somebody else holds the record, and WarmUnavailable or
-    ColdUnavailable.
+    Keys are text, values any JSON values or `bytes`; values that are read are copies. A write is one commit, and
+    returns the record's new version unless it says otherwise. Any method may raise AccessDenied, WarmUnavailable or
+    ColdUnavailable; writes raise Deleted on a deleted record, and Locked while another owner holds the record.
     """
 
     def __init__(self, twin: AsyncRecord) -> None:
@@ -54,7 +53,7 @@ class Record:
 
     @property
     def ref(self) -> Ref:
-        """What the record is called: its scope and id. It can be a key of a dict, as in `batch.versions`."""
+        """The record's scope and id. It can be a key of a dict, as in `batch.versions`."""
         return self._twin.ref
 
     @property
@@ -64,15 +63,15 @@ class Record:
 
     @property
     def ephemeral(self) -> dict[str, Any]:
-        """A dict of this process alone, shared by all handles of the record; never stored, empty after a fork.
+        """A dict of this process alone, shared by all handles of the record; never stored, empty after an os.fork.
 
-        Kept for the 10,000 records that used it last.
+        The 10,000 most recently used dicts are kept.
         """
         return self._twin.ephemeral
 
     @property
     def unreadable(self) -> Callable[[CorruptState, str, Any], Any] | None:
-        """What stands for a field that cannot be read: given the error, the field's name and the default, it says."""
+        """A function that replaces a field that cannot be read: from the error, the field's name and the default."""
         return self._twin.unreadable
 
     @unreadable.setter
@@ -82,10 +81,9 @@ class Record:
     def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
         """Read one field, or `default` if it is not there.
 
-        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or less if given here (more
-        is refused).
-        `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be read, WarmUnavailable or
-        ColdUnavailable if a server is away.
+        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or a smaller value given
+        here (a larger one is refused). `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be
+        read, WarmUnavailable or ColdUnavailable if a server is unavailable.
         """
         if not fresh and max_staleness is None:
             value = self._peek(key)
@@ -94,22 +92,22 @@ class Record:
         return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_staleness))
 
     def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether a field is there. `fresh` and `max_staleness` as in `get`."""
+        """Return whether a field exists. `fresh` and `max_staleness` as in `get`."""
         return finish(self._twin.has(key, fresh=fresh, max_staleness=max_staleness))
 
     def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
-        """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
+        """Read all fields, as a new dict; {} for a record never written. Options as in `get`."""
         return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
 
     def view(self, *, fresh: bool = False, max_staleness: float | None = None) -> RecordView:
-        """Read the record as it is at one moment, as a mapping that decodes a field when it is asked for.
+        """Read the record as it is at one moment, as a mapping that decodes a field when it is accessed.
 
         Example::
 
             view = record.view()
             print(view.version, view.phase, view.get("city"), list(view))
 
-        Of a record of many fields that costs what is looked at; `get_all` decodes all. Options as in `get`.
+        In a record of many fields only the accessed ones cost time; `get_all` decodes all. Options as in `get`.
         """
         return finish(self._twin.view(fresh=fresh, max_staleness=max_staleness))
 
@@ -118,7 +116,7 @@ class Record:
         return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
 
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether the record was written and not deleted since. Options as in `get`."""
+        """Return whether the record was written and not deleted since. Options as in `get`."""
         return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
 
     def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
@@ -128,7 +126,7 @@ class Record:
     def invalidate(self, key: str | None = None) -> None:
         """Drop this process's copy, so that the next read asks the server. No I/O.
 
-        A copy holds the record whole: with `key` it goes as well, and with it every other field.
+        A copy holds the whole record: with `key` all other fields are dropped as well.
         """
         self._twin.invalidate(key)
 
@@ -151,22 +149,22 @@ class Record:
         Example::
 
             version = record.set("city", "Oslo")
-            record.set("city", "Bergen", expect_version=version)  # Conflict if somebody was faster
-            record.set("city", "Oslo", expect={"city": "Bergen"})  # Conflict if it is another one; see `write`
+            record.set("city", "Bergen", expect_version=version)  # Conflict if another writer was faster
+            record.set("city", "Oslo", expect={"city": "Bergen"})  # Conflict if the city differs; see `write`
             record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
             record.set("paid", True, durability="archived")  # SQL has it when this returns
 
-        `value` is any JSON value and comes back exactly as given, or `bytes`, which are stored as they are and stand
-        alone, not in a list or an object; else InvalidValue. One round trip. With `expect_version` the write is refused
+        `value` is any JSON value and comes back exactly as given, or `bytes`, which are stored as they are and cannot
+        be inside a list or an object; else InvalidValue. One round trip. With `expect_version` the write is refused
         with Conflict unless the record is at that version (0: never written).
 
-        `durability` is how durable this write must be before it is acknowledged, as in `store.durable`. Here and in
-        every method that takes it, DurabilityUnknown means that the write was applied and the level was not reached.
+        `durability` is the level that this write must reach before it is acknowledged, as in `store.durable`. Here and
+        in every method that takes it, DurabilityUnknown means that the write was applied and the level was not reached.
 
-        With `ttl` the field exists for that many seconds by the server's clock, known to this process within a round
-        trip; then every read and write finds it absent, and a later commit of a process that has the record hot
-        deletes it. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value.
-        `at` and `history` show it as it was written.
+        With `ttl` the field expires after that many seconds by the server's clock, which this process knows to within a
+        round trip. Every read and write then finds it absent, and a later commit by a process that has the record in
+        hot deletes it. `increment`, `update`, `append_to` and changes in place keep the deadline; `set` replaces the
+        value and drops it. `at` and `history` show the field as it was written.
         """
         return finish(
             self._twin.set(key, value, ttl=ttl, expect=expect, expect_version=expect_version, durability=durability)
@@ -184,9 +182,9 @@ class Record:
         return finish(self._twin.set_many(values, ttl=ttl, expect_version=expect_version, durability=durability))
 
     def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
-        """Delete one field and return the new version. A field that is not there is no error.
+        """Delete one field and return the new version. A missing field is not an error.
 
-        With `expect_version` Conflict, and nothing is written, if the record is at another version.
+        With `expect_version`, raises Conflict and writes nothing if the record is at another version.
         """
         return finish(self._twin.delete(key, expect_version=expect_version, durability=durability))
 
@@ -201,8 +199,8 @@ class Record:
 
             record.update("seats", {"train": "window"})  # other entries of "seats" stay
 
-        Creates the field if it is not there; raises InvalidValue if it holds anything but an object. Concurrent
-        updates do not overwrite one another: this one is repeated on what the other left.
+        Creates the field if it is missing; raises InvalidValue if it holds anything but an object. Concurrent updates
+        do not overwrite one another: this one is retried on top of the other's result.
         """
         return finish(self._twin.update(key, values, durability=durability))
 
@@ -214,10 +212,10 @@ class Record:
         return finish(self._twin.append_to(key, *items, durability=durability))
 
     def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
-        """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
+        """Add to a number, atomically, and return the sum. A missing field counts as 0.
 
-        Whole numbers are added on the server; floats, very large integers and what is encrypted by a swap, exact
-        either way as Python adds them. Raises InvalidValue if the field holds no number.
+        Whole numbers are added on the server; floats, very large integers and encrypted values by a swap. The sum is
+        exact either way, as Python adds. Raises InvalidValue if the field does not hold a number.
         """
         return finish(self._twin.increment(key, by, durability=durability))
 
@@ -250,25 +248,26 @@ class Record:
 
         Returns the new version, the sums, and the number of the first message that was added. `increment` takes
         whole numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values, `phase` at most 200 characters.
-        `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the record is elsewhere, and so
-        does what stands in `expect` for a field, a value or ABSENT or PRESENT, if the field is otherwise; with
+        `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the record's version or phase
+        differs. So does `expect` if a field differs from its entry there, a value, ABSENT or PRESENT; with
         `expect_exists` the record must have been written before, or not::
 
             session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
 
-        Values are compared as JSON: numbers by value, objects in any order. An expired field is absent. This needs no
-        extra round trip, unless this process has to guess how the value is stored.
+        Values are compared as JSON: numbers by value, objects in any order. An expired field is absent. This needs an
+        extra round trip only if this process cannot predict how the value is stored.
 
-        `tag` adds tags, by which `store.sessions` finds records, and `untag` takes them away: texts under a key, one or
-        several, of at most 64 and 256 bytes; a record has at most 256, else TooLarge. Tags are not encrypted::
+        `tag` adds tags, by which `store.sessions` finds records, and `untag` removes them: one or several texts under a
+        key, of at most 64 bytes for the key and 256 for a text; a record has at most 256, else TooLarge. Tags are not
+        encrypted::
 
             session.write(set={"city": "Oslo"}, tag={"run": ["r1", "r2"], "model": "small"}, untag={"run": "r0"})
 
         One commit changes at most 10,000 fields, messages and tags, and 1,000 items; more raise TooLarge before
         anything is sent.
 
-        With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
-        counting, and it keeps its owner. It has no effect on a live record.
+        With `revive` a deleted record starts again with these changes, else Deleted is raised; its version continues
+        to count, and it keeps its owner. It has no effect on a live record.
         """
         return finish(
             self._twin.write(
@@ -292,8 +291,8 @@ class Record:
     def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts again with these fields; its version goes on counting. `is_clear` is passed on with the
-        event `conversation.created`, for hooks: a client cleared a conversation that nobody knew.
+        A deleted record starts again with these fields; its version continues to count. `is_clear` is passed to hooks
+        in the event `conversation.created`: a client cleared a conversation that did not exist.
         """
         return finish(self._twin.create(values, is_clear=is_clear))
 
@@ -305,12 +304,12 @@ class Record:
             with record.transaction() as view:
                 view["seats"] = view.get("seats", 0) + 1
 
-        Raises Conflict at the end if the record changed meanwhile; `apply` repeats.
+        Raises Conflict at the end if the record changed meanwhile; `apply` retries instead.
         """
         return TransactionBody(self._twin.transaction(durability=durability))
 
     def apply(self, change: Callable[[Transaction], T], *, merge: Mapping[str, Merge] | None = None) -> T:
-        """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; give its result.
+        """Run `change(transaction)`, commit, and return its result; on a conflict, retry on the newest state.
 
         Example::
 
@@ -322,10 +321,10 @@ class Record:
 
         `change` may run several times. Raises Conflict after `conflict_retries` attempts.
 
-        With `merge`, a policy by field as in `distributed_state.merge`, what it did is first merged with what
-        others did meanwhile: a field that only one side changed is that side's, one that both changed is for its
-        policy, messages go after theirs. It runs again only where no merge can express it: a field without policy,
-        one that a side deleted, a phase that was moved. What `change` read and left as it was is not looked at again.
+        With `merge`, policies by field as in `distributed_state.merge`, a conflict is first resolved by merging: a
+        field that only one side changed keeps that change, a field that both changed is merged by its policy, and new
+        messages go after those of others. `change` runs again only if a merge is impossible: for a field without a
+        policy, a field that one side deleted, or a changed phase. Fields that `change` only read are not checked again.
         """
         return finish(self._twin.apply(change, merge=merge))
 
@@ -339,61 +338,60 @@ class Record:
             with record.lock(wait=5.0) as lease:
                 record.set("seat", "12A")
 
-        Renewed until it is released or nobody holds it any longer (its body, thread or task ended), and given up `ttl`
-        seconds after its process died. Writes inside carry the fencing token; once the lease is lost they raise Fenced,
-        and the body is cancelled. Others' writes raise Locked; with
-        `advisory=True` they pass, only locks exclude each other. Waiters come in order. The task that holds it may
-        nest. With the token of a lease as `take_over` (see `store.leases`), it is taken from whoever holds that, before
-        all who wait: its writes are refused from then on. That takes the right `admin`.
+        The lease is renewed until it is released or its body, thread or task has ended, and expires `ttl` seconds after
+        its process died. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and the body
+        is cancelled. Others' writes raise Locked; with `advisory=True` they pass, and only locks exclude each other.
+        Waiters are served in order. The task that holds the lock may nest it. `take_over`, the token of a lease (see
+        `store.leases`), takes the lock from its holder, before all waiters: the holder's later writes are refused. That
+        needs the right `admin`.
         """
         return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory, take_over=take_over))
 
     def initialize(self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
-        """Set the fields that are not there yet, once in the record's life; True if this call did it.
+        """Set the missing fields, once in the record's life; True if this call did it.
 
         Example::
 
             record.initialize({"notes": [], "language": "en"})
 
-        One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
-        function, called only while that is still to be done. After `clear()` it is to be done again.
+        One atomic commit: one of many replicas succeeds, and existing values are not overwritten. `defaults` may be a
+        function, called only if the record is not initialized yet. `clear()` allows it to be initialized again.
         """
         return finish(self._twin.initialize(defaults))
 
     def export_state(self, *, messages: bool = False) -> dict[str, Any]:
         """Read fields, phase and, if asked, all messages as one JSON object, for `restore_state`.
 
-        It holds `fields`, `bytes` (those that are, in base64) if there are any, `phase`, `expires` (times in seconds
-        since 1970) if a field has a deadline, `messages`.
+        It holds `fields`, `bytes` (the fields that are bytes, in base64), `phase`, `expires` (deadlines of fields in
+        seconds since 1970) and `messages`; parts other than `fields` are left out where there is nothing to put there.
         """
         return finish(self._twin.export_state(messages=messages))
 
     def restore_state(self, state: Mapping[str, Any]) -> int:
         """Replace fields, and phase and messages if `state` holds them, in one commit; return the new version.
 
-        `state` is what `export_state` returned, or, without an entry `fields`, what `get_all` did, which has no
+        `state` is the result of `export_state`, or, without an entry `fields`, that of `get_all`, which has no
         deadlines. Everything is checked first: InvalidValue names every entry that cannot be stored, and then nothing
-        is.
+        is written.
         """
         return finish(self._twin.restore_state(state))
 
     def cleanup(self, *, days: float) -> int:
         """Hide the messages that were committed more than `days` days ago; return how many.
 
-        One commit, of a size that does not depend on the messages. The server's time of each commit counts, not
-        what a message says; history keeps the messages until `purge`. Where `purge`, or `erase` of the record that
-        messages were forked from, came first and left no commit of that age, nothing is known to be older, and nothing
-        is hidden.
+        One commit, of a size that does not depend on the messages. A message's age is that of its commit by the
+        server's clock, not one that the message claims; history keeps the messages until `purge`. If a `purge`, or an
+        `erase` of the record that messages were forked from, removed all commits of that age, nothing is hidden.
         """
         return finish(self._twin.cleanup(days=days))
 
     def erase(self) -> bool:
         """Remove the record for good: fields, messages, history, events, in every tier; False if there was nothing.
 
-        Forks stay, and keep what they share with it. Its versions are not used again; that the conversation is
-        deleted stays in Redis for replicas that are away, for `events_for` seconds. Raises Locked while somebody else
-        holds it. Once begun it is carried through by any replica that archives, even if this raises; called again it
-        goes on. A fork that was on its way meanwhile may go as well.
+        Forks stay, and keep what they share with it. Its versions are not used again; Redis keeps a notice of the
+        deletion for disconnected replicas for `events_for` seconds. Raises Locked while another owner holds the record.
+        Once started, the erasure is finished by any replica that archives, even if this raises; another call continues
+        it. A fork that is being made at the same time may be erased as well.
         """
         return finish(self._twin.erase())
 
@@ -408,21 +406,21 @@ class Record:
                 print(change.version, change.time, change.actor, change.kind, change.set)
 
         Waits until they are archived; raises ColdUnavailable rather than returning fewer. With the id of a `branch`
-        the changes that it holds; NotFound if there is none of that id.
+        returns that branch's changes; NotFound if it does not exist.
         """
         return finish(self._twin.history(after=after, before=before, limit=limit, branch=branch))
 
     def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
-        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged.
+        """Read the record at a version, with messages and phase. Raises NotFound if it never existed or was purged.
 
-        Or on a branch, by its id: at one of the branch's own versions, or without `version` at the last that can be
-        made of what is left. Where versions of it are `missing` that is the one before these; what came behind them is
-        in `history(branch=)`, and no state is made of it.
+        With the id of a `branch` reads a state of that branch: at one of its own versions, or without `version` the
+        last state that can be rebuilt. If versions of the branch are `missing`, that is the last one below them; later
+        commits are still in `history(branch=)`, but have no state.
         """
         return finish(self._twin.at(version=version, branch=branch))
 
     def branches(self) -> list[Branch]:
-        """Read which commits were acknowledged and are not continued by the record, by branch; mostly there are none.
+        """Read the branches: acknowledged commits that the record does not continue. Most records have none.
 
         Example::
 
@@ -432,32 +430,32 @@ class Record:
                 record.fork(f"{record.id}-{branch.id}", branch=branch.id)
                 record.drop_branch(branch.id)
 
-        When another server takes over for one that had more, what that had more is put back where nobody wrote
-        meanwhile. Where somebody did, it becomes a branch: `at`, `history` and `fork` take its id. The oldest first.
+        After failover to a lagging server, the lost commits are restored unless the record was written meanwhile. If it
+        was, they become a branch: `at`, `history` and `fork` take its id. The oldest branch comes first.
         """
         return finish(self._twin.branches())
 
     def drop_branch(self, branch: str) -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
         return finish(self._twin.drop_branch(branch))
 
     def confirm(self, durability: str | None = None) -> int:
-        """Wait until the record as it is now is kept so hard, and return its version. Changes nothing.
+        """Wait until the record's present state has this durability, and return its version. Changes nothing.
 
         Example::
 
-            record.increment("paid", 10)  # or it raised DurabilityUnknown, and is not to be made twice
+            record.increment("paid", 10)  # if it raised DurabilityUnknown, it was applied: do not repeat it
             version = record.confirm("archived")  # SQL has it now
 
-        Without `durability` at the level that holds here: see `store.durable`. Raises DurabilityUnknown if that is not
-        reached. 0 for a record that was never written.
+        Without `durability` the current setting applies: see `store.durable`. Raises DurabilityUnknown if the level is
+        not reached. 0 for a record that was never written.
         """
         return finish(self._twin.confirm(durability))
 
     def checkpoint(self, label: str) -> int:
-        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+        """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
-        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        A name is text of 1 to 500 characters, else InvalidValue; a name that is used again moves to the new version.
         """
         return finish(self._twin.checkpoint(label))
 
@@ -469,14 +467,14 @@ class Record:
         limit: int | None = None,
         order: Literal["asc", "desc"] = "asc",
     ) -> list[Checkpoint]:
-        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+        """Read the named versions between two versions (exclusive), oldest first; at most `limit`.
 
         Raises ColdUnavailable rather than returning fewer.
         """
         return finish(self._twin.checkpoints(after=after, before=before, limit=limit, order=order))
 
     def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
+        """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version.
 
         Example::
 
@@ -485,12 +483,11 @@ class Record:
             record.set("city", "Bergen")
             record.rollback(label="before the booking")
 
-        Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
-        A step is a commit that changed something of these, a deletion included: one after another, rollbacks of one
-        step go 3 -> 2 -> 1, for a rollback is a new version, but no step, nor is a checkpoint. What a rollback took
-        away comes back by `version`. Requests that were answered stay answered: the same request again is not applied
-        again, so a caller that wants it once more gives it another id.
-        Raises NotFound if there are not so many, Deleted where the record was deleted.
+        Fields, messages and phase come back by a new commit; history is not rewritten. A deleted record is revived.
+        A step is a commit that changed any of these, including a deletion. Rollbacks and checkpoints are not steps, so
+        repeated rollbacks of one step go 3 -> 2 -> 1. A rollback itself is undone by `version`. Answered requests stay
+        answered: the same request is not applied again, so a caller that wants it again gives it another id.
+        Raises NotFound if there are not that many steps, Deleted if the record was deleted in the target state.
         """
         return finish(self._twin.rollback(steps=steps, label=label, version=version))
 
@@ -498,8 +495,8 @@ class Record:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
-        With the id of a `branch` from that one's state, as `at` reads it; the branch stays. Requests that were
-        answered by then are answered in the fork too; later ones are not.
+        With the id of a `branch` it starts from that branch's state, as `at` reads it; the branch stays. Requests that
+        were answered in that state are answered in the fork too; later ones are not.
         """
         return finish(self._twin.fork(new_id, version=version, branch=branch))
 
@@ -520,9 +517,9 @@ class Items:
         print([item.key for item in page.items])
 
     A key is text of at most 1,024 bytes, a value any JSON value, or `bytes`. Keys are in the order of their bytes. The
-    newest items are in Redis, all are in SQL; none is part of what `get_all` reads. Each change is a commit of the
-    record: it has a version, is in the history, and rollback and fork take items along, by reference. With `version`
-    a read gives what was so at that version of the record.
+    newest items are in Redis, all are in SQL; `get_all` reads none of them. Each change is a commit of the record: it
+    has a version and is in the history; rollback and fork include items, by reference. With `version` a read returns
+    the items as they were at that version of the record.
     """
 
     def __init__(self, twin: AsyncItems) -> None:
@@ -534,23 +531,23 @@ class Items:
         return self._twin.collection
 
     def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
-        """Read an item's value, or `default` if there is none. One round trip if Redis knows, SQL else."""
+        """Read an item's value, or `default` if there is none. One round trip if Redis has it, else SQL is read."""
         return finish(self._twin.get(key, default, version=version))
 
     def find(self, key: str, *, version: int | None = None) -> Item | None:
-        """Read an item with its version, None if there is none. What it returns can be given as `equals`."""
+        """Read an item with its version, None if there is none. The result can be passed as `equals`."""
         return finish(self._twin.find(key, version=version))
 
     def get_many(self, keys: Iterable[str], *, version: int | None = None) -> dict[str, Any]:
-        """Read the values of several items in one exchange, 1,000 at most; those that are not there are left out."""
+        """Read the values of several items in one exchange, 1,000 at most; items that do not exist are left out."""
         return finish(self._twin.get_many(keys, version=version))
 
     def find_many(self, keys: Iterable[str], *, version: int | None = None) -> dict[str, Item]:
-        """The same with their versions."""
+        """Read several items with their versions, like `get_many`."""
         return finish(self._twin.find_many(keys, version=version))
 
     def exists(self, key: str, *, version: int | None = None) -> bool:
-        """Tell whether there is such an item."""
+        """Return whether such an item exists."""
         return finish(self._twin.exists(key, version=version))
 
     def list(
@@ -572,9 +569,9 @@ class Items:
             while page.next is not None:
                 page = notes.list(limit=100, after=page.next)
 
-        Those whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest first, or
-        with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than leaving
-        out what only SQL has.
+        Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
+        first, or with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than
+        omitting items that only SQL has.
         """
         return finish(
             self._twin.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
@@ -592,10 +589,10 @@ class Items:
     ) -> int:
         """Put an item and return the record's new version. One round trip.
 
-        With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one. `equals` is a
-        value that it must have, or what `find` returned: an `Item` that must be still there, None if there must be
-        none still; that costs no further look. What must be so of an item that only SQL knows costs a look there, and
-        one more round trip.
+        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
+        `equals` is the expected value, or the result of `find`: an `Item` that must be unchanged, or None if the item
+        must still be absent; a result of `find` needs no further read. A condition on an item that only SQL has costs
+        a read of SQL and one extra round trip.
         """
         return finish(
             self._twin.put(key, value, if_absent=if_absent, if_present=if_present, equals=equals, durability=durability)
@@ -604,12 +601,12 @@ class Items:
     def put_many(self, values: Mapping[str, Any], *, if_absent: bool = False, durability: str | None = None) -> int:
         """Put several items in one commit, 1,000 at most, and return the record's new version.
 
-        With `if_absent` Conflict, and nothing is written, if there is any of them.
+        With `if_absent`, raises Conflict and writes nothing if any of them exists.
         """
         return finish(self._twin.put_many(values, if_absent=if_absent, durability=durability))
 
     def put_missing(self, values: Mapping[str, Any], *, durability: str | None = None) -> frozenset[str]:
-        """Put those of the items that are not there, in one commit, and return their keys. The others stay as they are.
+        """Put those of the items that do not exist, in one commit, and return their keys. The others stay as they are.
 
         Example::
 
@@ -619,9 +616,9 @@ class Items:
         return finish(self._twin.put_missing(values, durability=durability))
 
     def delete(self, *keys: str, if_present: bool = False, equals: Any = ANY, durability: str | None = None) -> int:
-        """Delete items in one commit and return the record's new version. One that is not there is no error.
+        """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present` Conflict, and nothing is written, if any is not there; `equals` as in `put`.
+        With `if_present`, raises Conflict and writes nothing if any does not exist; `equals` as in `put`.
         """
         return finish(self._twin.delete(*keys, if_present=if_present, equals=equals, durability=durability))
 
@@ -966,10 +963,10 @@ class TypedRecord(Record, Generic[M]):
             model.nights = 3
         assert (trip.load()).nights == 3
 
-    `load`, `edit` and `modify` speak in models. All other methods are those of a plain record: they give and take JSON
-    values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState,
-    a record of a newer schema SchemaMismatch, when its fields are read and on every write. Messages are of no schema. A
-    handle without schema may do everything.
+    `load`, `edit` and `modify` use models. All other methods are those of a plain record: they take and return JSON
+    values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState;
+    a record of a newer schema raises SchemaMismatch when its fields are read and on every write. Messages do not belong
+    to the schema. A handle without a schema is not restricted.
     """
 
     _twin: AsyncTypedRecord[M]
@@ -977,7 +974,7 @@ class TypedRecord(Record, Generic[M]):
     def load(self, *, fresh: bool = False) -> M:
         """Read all fields as a validated model.
 
-        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has none. Raises
+        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has no default. Raises
         CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
         return finish(self._twin.load(fresh=fresh))
@@ -985,33 +982,33 @@ class TypedRecord(Record, Generic[M]):
     def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts again; its version goes on counting. `is_clear` as in other records.
+        A deleted record starts again; its version continues to count. `is_clear` as in other records.
         """
         return finish(self._twin.create(values, is_clear=is_clear))
 
     def edit(self) -> Edit[M]:
         """Open the model for changes: `with session.edit() as trip: trip.days = 3`.
 
-        It is validated as a whole when the block ends, and the fields that changed are one commit; InvalidValue, or
-        Conflict if the record changed meanwhile, and nothing is written. `modify` repeats.
+        It is validated as a whole when the block ends, and the changed fields are one commit. Raises InvalidValue, or
+        Conflict if the record changed meanwhile, and then nothing is written; `modify` retries instead.
         """
         return Edit(self._twin.edit())
 
     def modify(self, change: Callable[[M], M | None]) -> M:
-        """Run `change(model)` and commit what changed, repeated until nobody was faster; return the model as committed.
+        """Run `change(model)` and commit its changes, retried on conflicts; return the model as committed.
 
         `change` alters the model or returns another one, as it must if the model is frozen. It may run several times.
         """
         return finish(self._twin.modify(change))
 
     def is_older(self) -> bool:
-        """Tell whether `upcast` would change the record. Raises what it would raise."""
+        """Return whether `upcast` would change the record. Raises the same errors."""
         return finish(self._twin.is_older())
 
     def upcast(self) -> int | None:
-        """Store the record as its present schema writes it; return the new version, None if it was stored so already.
+        """Store the record in its present schema version; return the new version, None if it was up to date.
 
-        The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
+        The first write does this on its own. Raises SchemaMismatch or CorruptState, and then nothing is written.
         """
         return finish(self._twin.upcast())
 
