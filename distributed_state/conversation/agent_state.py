@@ -54,7 +54,7 @@ def as_json(value: Any) -> Any:
 
 
 def now() -> float:
-    """Seconds since 1970, to be shown; nothing is decided by it."""
+    """Seconds since 1970, for display only; no decision depends on it."""
     return datetime.now(UTC).timestamp()
 
 
@@ -66,12 +66,12 @@ def text_of(value: Any, name: str) -> str:
 
 
 Json = Annotated[Any, AfterValidator(as_json)]
-Text = Annotated[str, Strict()]  # pydantic would make text of bytes
+Text = Annotated[str, Strict()]  # otherwise pydantic converts bytes to text
 FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ToolCall(BaseModel):
-    """One call of a tool and what came of it. `result` is any JSON value; `timestamp` is in seconds since 1970."""
+    """One call of a tool and its result. `result` is any JSON value; `timestamp` is in seconds since 1970."""
 
     model_config = FROZEN
 
@@ -89,7 +89,7 @@ class ToolCall(BaseModel):
         return self.error is None
 
     def to_observation(self) -> str:
-        """What the model sees: the result as text or JSON, or the error."""
+        """The text for the model: the result as text or JSON, or the error."""
         if self.error is not None:
             return f"[Tool Error] {self.tool_name} failed: {self.error}"
         if self.result is None:
@@ -102,9 +102,9 @@ class ToolCall(BaseModel):
         return {"id": self.call_id, "type": "function", "function": {"name": self.tool_name, "arguments": arguments}}
 
     def to_message(self) -> Message:
-        """The answer to the model, a tool message; what the call was, its duration and error are in the metadata."""
+        """The answer to the model, a tool message; its metadata has the call, its duration and its error."""
         known = {"tool_name": self.tool_name, "arguments": self.arguments, "error": self.error}
-        failed = {} if self.succeeded else {"is_error": True}  # what to_anthropic and to_langchain show the model
+        failed = {} if self.succeeded else {"is_error": True}  # to_anthropic and to_langchain pass it to the model
         return Message(
             role="tool",
             tool_call_id=self.call_id,
@@ -115,7 +115,7 @@ class ToolCall(BaseModel):
 
 
 class WorkingMemory(BaseModel):
-    """The notepad of one task: its goal (or `current_goal`), the plan, what is done, notes, and the tools called."""
+    """The notepad of one task: its goal (or `current_goal`), the plan, completed steps, notes, and tool calls."""
 
     model_config = FROZEN
 
@@ -131,19 +131,19 @@ class WorkingMemory(BaseModel):
         return self.goal
 
     def plan(self, *steps: str) -> Self:
-        """The memory with a new plan, nothing of which is done."""
+        """The memory with a new plan, with no step completed."""
         for step in steps:
             text_of(step, "a step")
         return self.model_copy(update={"plan_steps": steps, "completed_steps": ()})
 
     def complete(self, step: str) -> Self:
-        """The memory with a step done. Raises InvalidValue if it is not pending."""
+        """The memory with a step completed. Raises InvalidValue if it is not pending."""
         if step not in self.pending_steps():
             raise InvalidValue(f"step {step!r:.80} is not pending; pending are {list(self.pending_steps())!r:.200}")
         return self.model_copy(update={"completed_steps": (*self.completed_steps, step)})
 
     def pending_steps(self) -> tuple[str, ...]:
-        """The steps of the plan that are left, in order. A step planned twice is to be completed twice."""
+        """The remaining steps of the plan, in order. A step planned twice must be completed twice."""
         done = Counter(self.completed_steps)
         done.subtract(self.plan_steps)
         left = []
@@ -166,7 +166,7 @@ class WorkingMemory(BaseModel):
 
 
 class Role(StrEnum):
-    """Who speaks in a message."""
+    """The author of a message."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -177,7 +177,7 @@ class Role(StrEnum):
 
 
 class AgentPhase(StrEnum):
-    """The phases of the machine DEFAULT. Each is equal to the text that is stored, and may stand wherever it may."""
+    """The phases of the machine DEFAULT. Each is equal to its stored text, and can be used in its place."""
 
     IDLE = "idle"
     PLANNING = "planning"
@@ -188,7 +188,7 @@ class AgentPhase(StrEnum):
     ERROR = "error"
 
 
-# The methods of AgentState that follow the events of DEFAULT, for whoever asks what is possible.
+# The methods of AgentState that follow the events of DEFAULT, for errors that name the possible ones.
 _METHODS = {
     "new_task": "new_task",
     "plan_ready": "to_executing",
@@ -209,7 +209,7 @@ def _as_id(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the store is known to hold of a state: the version to expect, and the values to write no second time."""
+    """What the store has of a state: the version to expect, and the values that need not be written again."""
 
     record: str
     epoch: str
@@ -248,17 +248,17 @@ class AgentState(BaseModel):
         return (cls() if session_id is None else cls(session_id=Ref("session", session_id).id)).new_task(text)
 
     def new_task(self, text: str) -> Self:
-        """Begin the next task of the conversation: the memory is empty but for the goal, iterations count from 0."""
+        """Begin the next task of the conversation: the memory has only the goal, iterations count from 0."""
         memory = WorkingMemory(goal=text_of(text, "the user's input"))
         begun = self._move("new_task", memory=memory, iteration=0, final_answer=None, error_message=None)
         return begun.with_messages(Message(role="user", content=text, timestamp=begun.updated_at))
 
     def to_executing(self) -> Self:
-        """Work: the plan is ready, the user has answered, or reflection found that the plan still holds."""
+        """Work: the plan is ready, the user has answered, or reflection confirmed the plan."""
         return self._move({"waiting_feedback": "input_received", "reflecting": "resume"}.get(self.phase, "plan_ready"))
 
     def to_reflecting(self) -> Self:
-        """Look at what was found."""
+        """Reflect on the results."""
         return self._move("reflect")
 
     def to_planning(self) -> Self:
@@ -305,11 +305,11 @@ class AgentState(BaseModel):
 
     @property
     def saved(self) -> Saved | None:
-        """What the store is known to hold of this state; None for one that was neither loaded nor saved."""
+        """What the store has of this state; None if it was neither loaded nor saved."""
         return self._saved
 
     def with_saved(self, saved: Saved) -> Self:
-        """The state, knowing what the store holds of it. For the store, which loads and saves it."""
+        """The state with a note of what the store has of it. For the store, which loads and saves it."""
         state: Self = self.model_copy()
         state.__pydantic_private__ = {"_saved": saved}
         return state
@@ -326,7 +326,7 @@ class AgentState(BaseModel):
 
     @field_serializer("history")
     def _as_given(self, history: tuple[Message, ...]) -> list[dict[str, Any]]:
-        # Only the fields that were given: a name that is absent and one that is null are stored differently.
+        # Only the given fields: an absent name and a null one are stored differently.
         return [message.to_dict() for message in history]
 
     def __eq__(self, other: object) -> bool:
@@ -338,7 +338,7 @@ def valid(fields: dict[str, Any]) -> AgentState:
     try:
         return AgentState.model_validate(fields)
     except ValidationError as error:
-        raise codec.refused(error, "state") from None  # pydantic repeats what it was given
+        raise codec.refused(error, "state") from None  # pydantic's error repeats the input
 
 
 _MEMORY = ("goal", "plan_steps", "completed_steps")
@@ -359,7 +359,7 @@ async def load(context: RecordContext) -> AgentState | None:
 
 
 def shown(state: AgentState | None) -> tuple[str, ...]:
-    """What a state shows of its record, as a policy is asked for it."""
+    """The fields of its record that a state shows, for the policy."""
     if state is None:
         return ()
     notes = (_NOTE + key for key in state.memory.notes)
@@ -368,12 +368,12 @@ def shown(state: AgentState | None) -> tuple[str, ...]:
 
 
 def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> AgentState | None:
-    """The state that a record holds, None if it holds none. Raises CorruptState."""
+    """The state in a record, None if it has none. Raises CorruptState."""
     if entry.deleted or _MARK not in entry.fields:
         return None
     stored = entry.fields.get(PHASE)
     phase = DEFAULT.initial if stored is None else stored.decode("utf-8", "surrogatepass")
-    fields = dict(sorted(entry.all().items()))  # Redis keeps no order, and a prompt should not differ between workers
+    fields = dict(sorted(entry.all().items()))  # Redis keeps no order, and prompts should not differ between workers
     calls = {name[len(_CALL) :]: value for name, value in fields.items() if name.startswith(_CALL)}
     memory = {name: fields[f"agent.{name}"] for name in _MEMORY if f"agent.{name}" in fields}
     memory["notes"] = {name[len(_NOTE) :]: value for name, value in fields.items() if name.startswith(_NOTE)}
@@ -387,7 +387,7 @@ def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> Agen
 
 
 def saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
-    """The state, knowing that this version of its record holds it."""
+    """The state with a note that this version of its record holds it."""
     notes = dict(state.memory.notes)
     tool_calls = state.memory.tool_calls
     return state.with_saved(
@@ -406,7 +406,7 @@ def _fields(state: AgentState) -> dict[str, Any]:
 
 
 def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
-    """What this record holds of a state, as far as the state knows, and whether that is nothing."""
+    """What this record has of a state, as far as the state knows, and whether that is nothing."""
     if type(state) is not AgentState:
         raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
     if state.session_id != names.ref.id:
@@ -418,7 +418,7 @@ def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
 
 
 async def save(context: RecordContext, state: AgentState) -> AgentState:
-    """Write what changed since the state was loaded, if the record did not change meanwhile; the state as saved."""
+    """Write the changes since the state was loaded, unless the record changed meanwhile; the state as saved."""
     names = context.keys
     base, new = known(names, state)
 
@@ -442,7 +442,7 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
 
 
 def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
-    """A record that a new state is to be saved in, which may exist but should hold no state yet."""
+    """A record for a new state; it may exist but should not hold a state yet."""
     if not entry.deleted and _MARK in entry.fields:
         text = f"{names.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
         raise InvalidValue(text) from cause
@@ -452,7 +452,7 @@ def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause
 async def base_for(
     names: RecordKeys, entry: CachedRecord, state: AgentState, history: Callable[[], Awaitable[list[Message]]]
 ) -> Saved:
-    """What a turn that began with this entry saves a state on. Raises Conflict if it was loaded from another one."""
+    """The base on which a turn that began with this entry saves a state. Raises Conflict if it has another base."""
     base, new = known(names, state)
     if new:
         return before(names, entry, await history())
@@ -463,7 +463,7 @@ async def base_for(
 
 
 def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
-    """Put what differs from `base` into `change`; the state that then is stored."""
+    """Put the differences from `base` into `change`; the state as it is then stored."""
     state, start, first = _checked(state, base)
     memory = state.memory
     for name, value in _fields(state).items():
@@ -489,7 +489,7 @@ def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
 def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
     """The state, valid; where its new messages begin, and its new tool calls.
 
-    Only what is new is looked into: what was loaded or saved was valid then, and a long history would cost time.
+    Only new parts are checked: loaded or saved ones were valid then, and a long history would cost time.
     """
     memory = state.memory
     if not isinstance(memory, WorkingMemory):
@@ -526,12 +526,12 @@ def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
 
 
 def _new_notes(memory: WorkingMemory, base: Saved) -> dict[str, Any]:
-    # By identity: True is equal to 1, but not the same note.
+    # By identity: True is equal to 1, but is another note.
     return {key: value for key, value in memory.notes.items() if value is not base.notes.get(key, _ABSENT)}
 
 
 class TaskState(BaseModel):
-    """A piece of work: `store.task("t1", schema=TaskState)`. Steps are counted, `data` is what was found so far."""
+    """A piece of work: `store.task("t1", schema=TaskState)`. Steps are counted, `data` has the results so far."""
 
     goal: str
     status: Literal["pending", "in_progress", "waiting", "done", "failed"] = "pending"
@@ -542,7 +542,7 @@ class TaskState(BaseModel):
 
 
 class UserState(BaseModel):
-    """What is known of a user in all sessions: `store.user("u1", schema=UserState)`."""
+    """A user's facts across all sessions: `store.user("u1", schema=UserState)`."""
 
     preferences: dict[str, JsonValue] = Field(default_factory=dict)
     history: dict[str, list[JsonValue]] = Field(default_factory=dict)

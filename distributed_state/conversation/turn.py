@@ -64,15 +64,15 @@ class AsyncTurn(Transaction):
                 turn.outcome = "Oslo."
         answer = turn.outcome
 
-    A request id makes it repeatable: when that request was answered already, `repeated` is true, `outcome` is what the
-    first one left, and nothing can be changed.
+    A request id makes it repeatable: if that request was answered before, `repeated` is true, `outcome` is that of the
+    first turn, and nothing can be changed.
     """
 
     request_id: str | None
-    """The request that this turn answers, None if it was given none."""
+    """The request that this turn answers, None without a request id."""
 
     repeated: bool
-    """Whether the request was answered before: then `outcome` is what it came to, and nothing can be changed."""
+    """Whether the request was answered before: then `outcome` is the first turn's, and nothing can be changed."""
 
     written: Written | None
     """After the end: the version that the turn became, and its first message's number. None: nothing changed."""
@@ -145,7 +145,7 @@ class AsyncTurn(Transaction):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone, so that nothing of this turn can be committed any more."""
+        """Whether the lease is lost, so that this turn can no longer commit."""
         return self._lease.lost
 
     @property
@@ -165,7 +165,7 @@ class AsyncTurn(Transaction):
 
     @property
     def outcome(self) -> Any:
-        """What the request came to, any JSON value: set it, and a repeated request finds it."""
+        """The result of the request, any JSON value: set it, and a repeated request finds it."""
         return self._outcome
 
     @outcome.setter
@@ -216,9 +216,9 @@ class AsyncTurn(Transaction):
         strategy: Strategy = "drop",
         summarizer: Summarizer | None = None,
     ) -> Window:
-        """Read what to send to a model, the messages that this turn adds included: see `session.window`.
+        """Read the messages to send to a model, including those that this turn adds: see `session.window`.
 
-        A summary that has to be made is committed with this turn.
+        A new summary is committed with this turn.
         """
         self._context.allow("read", MESSAGES)
         bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer)
@@ -243,9 +243,10 @@ class AsyncTurn(Transaction):
         return state
 
     async def save_state(self, state: AgentState) -> None:
-        """Commit an agent's state with this turn: what changed since it was loaded. After the turn `state` holds it.
+        """Commit an agent's state with this turn: the changes since it was loaded. After the turn `state` holds it.
 
-        Raises Conflict if it was not loaded from what this turn began with, and what `session.save_state` raises.
+        Raises Conflict if it was not loaded from the version that this turn began with; other errors as in
+        `session.save_state`.
         """
         self._workspace.open()
         entry = self._workspace.entry
@@ -265,31 +266,31 @@ class AsyncTurn(Transaction):
         call_id: str = "",
         tools: Iterable[Tool] = (),
     ) -> ToolCall:
-        """Run a tool, or the one of `tools` that has this name, on this turn's state; return what came of it.
+        """Run a tool, or the one of `tools` that has this name, on this turn's state; return the call with its result.
 
-        What it changes is committed with the turn, that of `user_state` in the user's record beside it; a tool that
-        fails changes nothing. `arguments` are an object or its JSON text. A call id that this turn has run already is
-        not run again. What the model got wrong is a failed call with an error for it to read: a name that no tool has,
-        arguments that are no object or do not fit, an id that another call has. Errors of the store itself are raised.
+        Its changes are committed with the turn, those to `user_state` in the user's record; a tool that fails changes
+        nothing. `arguments` are an object or its JSON text. A call id that this turn has run already is not run again.
+        A mistake of the model gives a failed call with an error for it to read: an unknown tool, arguments that are not
+        an object or do not fit, the id of another call. Errors of the store itself are raised.
         """
         self._workspace.open()
         return await self._calls.call(tool, arguments, call_id, tools, self._injected)
 
     def model(self, name: str) -> AbstractContextManager[None]:
-        """Measure a call of a model: `with turn.model("gpt-5"):` around it, on either face. Shown in `times`."""
+        """Measure a call of a model: `with turn.model("gpt-5"):` around it, in either API. Shown in `times`."""
         return self._clock.running("model", name)
 
     def tool(self, name: str) -> AbstractContextManager[None]:
-        """Measure a tool that something else runs than `call`, as an agent framework does."""
+        """Measure a tool that is not run by `call`, but for example by an agent framework."""
         return self._clock.running("tool", name)
 
     def reported(self, seconds: float, runs: Sequence[TimedRun]) -> None:
-        """Note what a client ran for this turn, within so many seconds before it sent it."""
+        """Note what a client ran for this turn in the given seconds before it sent the turn."""
         self._clock.reported(seconds, runs)
 
     @property
     def times(self) -> TurnTimes:
-        """Where the time of this turn went so far; after its end, what its commit took as well."""
+        """How the turn's time was spent so far; after its end including its commit."""
         return self._clock.times
 
     async def _injected(self, wants: frozenset[str]) -> dict[str, Any]:
@@ -325,7 +326,7 @@ class AsyncTurn(Transaction):
             if entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}", version=entry.version)
             await self._look_for_answer(entry)
-            # Checked once: nobody else writes while the turn holds the lease. An answered request is not checked.
+            # Checked once: others cannot write while the turn holds the lease. An answered request is not checked.
             if self._expected is not None and not self.repeated:
                 self._expected.check(entry.living(self._context.now()))
         except BaseException:
@@ -394,7 +395,7 @@ class AsyncTurn(Transaction):
             if effect:
                 await self._user.apply(effect)
             return
-        # Without an expected version: the lease keeps others out, and this task may have written beside the turn.
+        # Without an expected version: the lease excludes others, and this task may have written outside the turn.
         signed = context.sign(context.turn_ends(changes.draft("turn", epoch=begun.epoch), begun))
         user_draft = None
         if effect:

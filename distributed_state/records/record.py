@@ -131,7 +131,7 @@ class AsyncRecord:
         return entry.version > 0 and not entry.deleted
 
     async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
-        """Read the tags, texts by key in order; {} if it has none. Options as in `get`."""
+        """Read the tags, texts by key in order; {} without tags. Options as in `get`."""
         entry = await self._context.read(self._context.must_ask(fresh, max_staleness), TAGS)
         return tags_in(() if entry.deleted else entry.fields)
 

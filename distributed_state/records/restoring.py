@@ -178,7 +178,7 @@ def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] 
         ends = {name: field_ttl.split(data)[0] for name, data in entry.fields.items() if field_ttl.marked(data)}
         state["expires"] = {codec.decode_key(name): deadline for name, deadline in ends.items()}
     if messages is not None:
-        # With the times of their commits, so that a restore does not date them anew.
+        # With the times of their commits; otherwise a restore would give them its own time.
         dated = ({"timestamp": each.timestamp} if each.timestamp is not None else {} for each in messages)
         state["messages"] = [each.to_dict() | time for each, time in zip(messages, dated, strict=True)]
     return state

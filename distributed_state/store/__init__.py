@@ -1,4 +1,4 @@
-"""What a user opens: both faces, and what concerns all records of a store. Law: what a face offers is written once.
+"""The store that a user opens, in the asyncio and the blocking API. Law: each feature of an API is written once.
 
 Design: section 18.
 """

@@ -1,7 +1,7 @@
-"""What SQL alone can do where no store can be opened, as Redis is away. Law: it says what it may lack.
+"""Operations that need only SQL, for when Redis is unavailable and no store can be opened. Law: it names what it lacks.
 
-Only what needs nothing of Redis but what is not archived yet: listings, histories, branches, the audit trail, a search;
-and what keeps SQL small, which leaves alone what is not archived.
+These read only archived data: listings, histories, branches, the audit trail and searches. Others keep SQL small and
+leave unarchived data alone.
 
 Design: section 27.
 """
@@ -31,12 +31,12 @@ from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, Change, Event, SessionInfo
 from distributed_state.values.search import KINDS, SearchHit
 
-_CLOCKS_MS = 600_000  # that SQL's clock may be ahead of Redis', by which all is dated
+_CLOCKS_MS = 600_000  # SQL's clock may be this far ahead of Redis', which dates everything
 
 
 @contextmanager
 def archive_alone(settings: Settings, error: WarmUnavailable) -> Iterator[ArchiveAlone]:
-    """Open the archive alone; its schema is left as it is. `error` is why there is no Redis."""
+    """Open the archive alone; its schema is not migrated. `error` says why Redis is unavailable."""
     cold = ColdStore.open(
         settings.archive or "", settings.namespace, migrate=False,
         snapshot_every=settings.snapshot_every, timeout=settings.sql_timeout,
@@ -48,7 +48,7 @@ def archive_alone(settings: Settings, error: WarmUnavailable) -> Iterator[Archiv
 
 
 class ArchiveAlone:
-    """The archive of a namespace. What it has has the names and arguments of the store's methods."""
+    """The archive of a namespace. Its methods have the names and arguments of the store's."""
 
     def __init__(self, cold: ColdStore, settings: Settings, error: WarmUnavailable) -> None:
         self._cold = cold
@@ -57,17 +57,17 @@ class ArchiveAlone:
         self._error = error
 
     def sessions(self, *, fresh: bool, **wanted: Any) -> list[SessionInfo]:
-        """One page of records. Raises WarmUnavailable if what is not archived is wanted."""
+        """One page of records. Raises WarmUnavailable if unarchived data is requested."""
         if fresh:
             raise self._error
         return [maintenance.shown(row) for row in self._cold.listing(maintenance.wanted(**wanted), [])]
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """The branches of the next records that have any."""
+        """The branches of the next records that have branches."""
         return [branches.shown(each) for each in self._cold.branches.page(after or "", limit)]
 
     def audit(self, *, conversation: str | None, subject: str | None, **wanted: Any) -> list[Event]:
-        """What happened, oldest first."""
+        """Events, oldest first."""
         _, text = audit.about(conversation, subject)
         rows = self._cold.audit(audit.sought(text, **wanted))
         return [audit.event_of(self._codec_of(row.subject), row) for row in rows]
@@ -77,7 +77,7 @@ class ArchiveAlone:
         return [branches.shown(each) for each in self._cold.branches.of(ref.text)]
 
     def history(self, ref: Ref, last: int) -> list[Change]:
-        """The last changes of a record, the oldest first; empty if it never was."""
+        """The last changes of a record, the oldest first; empty if it never existed."""
         version = self._cold.version(ref.text) or 0
         rows = self._cold.history(ref.text, after=max(0, version - last))
         return [as_change(self._codec_of(ref.text), row) for row in rows]
@@ -85,7 +85,7 @@ class ArchiveAlone:
     def search(
         self, query: str, *, scope: str | None, prefix: str, user: str | None, limit: int, fresh: bool
     ) -> list[SearchHit]:
-        """Find what the index has, as far as it was brought up. Raises ConfigurationError where it cannot be asked."""
+        """Search the index, which may lag behind the archive. Raises ConfigurationError if it cannot be used."""
         stored = self._cold.search.settings()
         if stored is None:
             raise ConfigurationError(OFF)
@@ -108,14 +108,14 @@ class ArchiveAlone:
         return finish(maintenance.pack(self._cold, call, self._before_ms(older_than), progress))
 
     def purge(self, **wanted: Any) -> dict[str, int]:
-        """Remove what is old. Raises WarmUnavailable for what changes conversations: which messages they show."""
+        """Remove old data. Raises WarmUnavailable for options that change which messages conversations show."""
         retention = maintenance.Retention(**wanted)
         if retention.of_messages:
             raise WarmUnavailable(f"which messages conversations show is changed in Redis: {self._error}")
         return asdict(retention.purge(self._cold, self._before_ms)) | {"left_out": 0}
 
     def _before_ms(self, age: float) -> int:
-        """What is older than that; rather too little, as what is dated by Redis is compared with SQL's clock."""
+        """The time before which data is older than `age`; rather too early, as Redis' and SQL's clocks may differ."""
         return self._cold.clock_us() // 1000 - int(age * 1000) - _CLOCKS_MS
 
     def _codec_of(self, subject: str) -> Codec:

@@ -1,7 +1,7 @@
-"""The store: opens and closes, hands out records, and does what concerns many of them.
+"""The store: opens and closes, hands out records, and works on many of them.
 
-Law: a method here is a few lines; what it does is done by `lifecycle` and the modules beside it. The methods that
-concern the whole fleet are those of `AsyncFleet`.
+Law: a method here is a few lines; its work is done in `lifecycle` and the modules beside it. The methods that concern
+the whole fleet are those of `AsyncFleet`.
 
 Design: section 16.
 """
@@ -105,19 +105,20 @@ class AsyncStateStore(AsyncFleet):
             async with AsyncStateStore.open(archive="memory", namespace="shop", recent_messages=100) as store:
                 await store.app("shop").set("open", True)
 
-        Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. A
-        relative path is resolved against the current folder of this call. With
-        `url` it is shared by all workers that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for
-        throwaway use) and `namespace`: redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
+        Without `url` everything runs in this process and is archived to a SQLite file, each commit before it returns. A
+        relative path is resolved against the current folder of this call. With `url` the store is shared by all workers
+        that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for throwaway use) and `namespace`:
+        redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
         redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
-        `credentials()` returns user and password anew for each connection, where they are tokens that end.
+        `credentials()` is called for each new connection and returns user and password, for tokens that expire.
         With https://, or http:// within a private network, it is the store behind that service (`token=`, extra
-        `remote`), with those names of this class that make sense there: see AsyncRemoteStore.
+        `remote`), with the methods of this class that work remotely: see AsyncRemoteStore.
         More settings: see Settings.
-        `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
-        `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
-        `clean_messages(message)` return what is stored in place of each value and message. `search=True`, or how (see
-        Search), lets `search` find what records say; without a `url` it does so from the first search on, unless False.
+
+        `encryption` sets which data is encrypted and with which keys (see Encryption; without it, from the
+        environment); `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
+        `clean_messages(message)` return the value or message to store instead. `search=True`, or a Search with options,
+        lets `search` find records by their content; without a `url` the first search turns it on, unless False.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         remote = opened_remotely(
@@ -126,14 +127,14 @@ class AsyncStateStore(AsyncFleet):
             search=search,
         )  # fmt: skip
         if remote is not None:
-            return cast(Self, remote)  # it has the same names
+            return cast(Self, remote)  # it has the same methods
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
         store = cls(given, encryption=encryption, access=access, credentials=credentials, search=search)
         store.hook(clean, clean_messages)
         return store
 
     def hook(self, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
-        """Clean everything that is stored from now on."""
+        """Apply these hooks to everything that is stored from now on."""
         sanitizer({}, clean, clean_messages)
         self._context.clean = clean
         self._context.clean_messages = clean_messages
@@ -153,15 +154,15 @@ class AsyncStateStore(AsyncFleet):
     async def close(self) -> None:
         """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
-        First it has archived what this process wrote: an embedded store all of it; with Redis for `close_timeout`
-        seconds at most (setting, 5), by the archivers of other processes if it has none (`archiver=False`). The rest is
-        in Redis, and a warning in the log says how much that is. Harmless when it is closed already.
+        This process's commits are archived first: an embedded store archives all of them; with Redis it takes at most
+        `close_timeout` seconds (setting, 5), and if it has no archiver (`archiver=False`), those of other processes do
+        it. The others stay in Redis, and a warning in the log says how many. Has no effect on a closed store.
         """
         await self._lifecycle.close()
 
     @property
     def aio(self) -> AsyncStateStore:
-        """This store, as `store.blocking.aio` is it."""
+        """This store, for symmetry with `store.blocking.aio`."""
         return self
 
     @property
@@ -173,7 +174,7 @@ class AsyncStateStore(AsyncFleet):
             async with store.session("c1").lock():
                 store.blocking.session("c1").set("city", "Oslo")  # the same task, so it writes under the lock
 
-        Called inside a running event loop, it holds that up until it returns.
+        Called inside a running event loop, it blocks the loop until it returns.
         """
         if self._blocking is None:
             self._blocking = face_of(self)
@@ -181,12 +182,12 @@ class AsyncStateStore(AsyncFleet):
 
     @property
     def settings(self) -> Settings:
-        """The settings it was opened with, those from the environment included."""
+        """The settings it was opened with, including those from the environment."""
         return self._context.settings
 
     @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: another one for each process, also a forked one."""
+        """The name of this replica, 12 hex digits: unique to each process, also to a forked one."""
         return self.tiers().replica
 
     def tiers(self) -> Tiers:
@@ -195,7 +196,7 @@ class AsyncStateStore(AsyncFleet):
 
     @property
     def tiers_in_use(self) -> Tiers | None:
-        """The same if there are any, as none are after the end."""
+        """The tiers, or None if the store is not open."""
         return self._lifecycle.tiers_in_use
 
     # Records
@@ -232,16 +233,16 @@ class AsyncStateStore(AsyncFleet):
 
             session = store.session("c1", user="u1", idle=3600)
 
-        `user` owns it from its first write on; `actor` is noted with every change made through this handle. With
+        `user` owns it from its first write on; `actor` is recorded with every change made through this handle. With
         `schema`, a pydantic model or a Schema of one, its fields are those of the model.
 
-        A session that begins with a commit through this handle ends after `idle` seconds without another, and at the
-        age of `lifetime` seconds (see `set_lifetime`); None is the store's `session_idle` and `session_lifetime`,
-        `math.inf` is without end.
+        A session that starts with a commit through this handle expires after `idle` seconds without another commit, and
+        at the age of `lifetime` seconds (see `set_lifetime`); None means the store's `session_idle` and
+        `session_lifetime`, `math.inf` never.
 
-        What is stored through it: with `on_invalid="stringify"` what JSON cannot hold becomes its `str()`, at any
-        depth; `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
-        store's own hooks come after them.
+        With `on_invalid="stringify"`, values that JSON cannot hold are stored as their `str()`, at any depth;
+        `clean(key, value)` and `clean_messages(message)` return the value or message to store instead, or raise. The
+        store's own hooks run after them.
         """
         ref = Ref("session", chance.token_hex(16) if id is None else id)
         idle, lifetime = options.pop("idle", None), options.pop("lifetime", None)
@@ -304,11 +305,11 @@ class AsyncStateStore(AsyncFleet):
     # Several records
 
     def invalidate(self) -> None:
-        """Drop everything that this process keeps of records; the next reads ask the server. No I/O."""
+        """Drop this process's copies of all records; the next reads ask the server. No I/O."""
         self._context.tiers().hot.clear()
 
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
-        """Note `actor` with every change made inside `with`, by any handle that names no actor of its own.
+        """Record `actor` with every change made inside `with`, by any handle that names no actor of its own.
 
         Example::
 
@@ -321,7 +322,7 @@ class AsyncStateStore(AsyncFleet):
         return ambient.acting_as(actor)
 
     def durable(self, durability: str) -> AbstractContextManager[None]:
-        """Have each change made inside `with` kept so hard before it is acknowledged; the innermost level counts.
+        """Set the durability that changes inside `with` must reach before they are acknowledged; the innermost wins.
 
         Example::
 
@@ -330,40 +331,40 @@ class AsyncStateStore(AsyncFleet):
                 await session.set("seen", 1, durability="memory")
 
         "memory": Redis has it. "replicated": so has every replica that may be promoted; "replicated:n": n of them,
-        which promises nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which promises
-        nothing across a failover. "archived": SQL has it. A change that was applied, and not kept so in time, raises
-        DurabilityUnknown; a turn may be repeated under its request id, the rest confirmed by `record.confirm`. Without
-        this, and without `durability=` of the change, batch or turn itself, the setting `durability` counts.
+        which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which guarantees
+        nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a change was applied, but did
+        not reach the level in time; repeat a turn under its request id, and confirm others by `record.confirm`. Without
+        this, and without `durability=` of the change, batch or turn itself, the setting `durability` applies.
 
-        Raises InvalidValue for no level, and ConfigurationError, then or when a change is made, where the servers can
-        never keep it. It is a variable of the context, as in `acting_as`, and of this store alone.
+        Raises InvalidValue for an unknown level; and ConfigurationError, here or when a change is made, if the servers
+        can never reach it. It is a variable of the context, as in `acting_as`, and applies to this store alone.
         """
         level = level_of(durability)
         self._lifecycle.refuse_never_kept(level)
         return ambient.durable(self.settings, level)
 
     async def time(self) -> float:
-        """Read the server's time in seconds since 1970: one clock for all workers, whatever their own say.
+        """Read the server's time in seconds since 1970: one clock for all workers, whatever their own clocks say.
 
         Example::
 
             await store.app("shop").set("open_until", await store.time() + 3600)
 
-        Mostly without I/O; wrong by half the round trip of the last answer. Of a cluster the clock that is furthest
-        behind. Raises WarmUnavailable if no server can be asked.
+        Mostly without I/O; it may be wrong by half the round trip of the last reply. In a cluster it is the slowest of
+        the servers' clocks. Raises WarmUnavailable if no server can be reached.
         """
         clock = self.tiers().clock
         await clock.know()
         return clock.now()
 
     async def get_many(self, handles: Iterable[AsyncRecord], *, fresh: bool = False) -> list[dict[str, Any]]:
-        """Read the fields of several records, in their order; what is not hot comes in one round trip.
+        """Read the fields of several records, in their order; all that are not hot take one round trip.
 
         Example::
 
             fields, preferences = await store.get_many([session, store.user("u1")])
 
-        A record that is not there, or deleted, gives an empty dict. `fresh=True` asks the server for all of them.
+        A missing or deleted record gives an empty dict. `fresh=True` asks the server for all of them.
         Raises CorruptState as `get` does.
         """
         many = [context_of(each, "get_many") for each in handles]
@@ -382,7 +383,7 @@ class AsyncStateStore(AsyncFleet):
                 batch.on(session).set("city", "Oslo")
                 batch.on(store.user("u1")).increment("trips", 1)
 
-        One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part. At
+        Each record has one commit and changes completely or not at all; the batch as a whole may be applied in part. At
         its end it raises the first error of a record, and `batch.versions` says which records were changed.
         `durability` as in `durable`.
         """
@@ -409,17 +410,17 @@ class AsyncStateStore(AsyncFleet):
             state = await store.run(Workflow({"planning": plan}), "Oslo or Bergen?", session_id="c2", request_id="r1")
             assert state.final_answer == "Oslo is nearer."
 
-        One commit a step, so any worker goes on where another one died: call it again with the same `session_id`, and
-        the same input or None. A new session, or one whose task is over, begins a new task with `user_input`; one that
-        waits takes it as the answer; one in the middle of another task gets it. With a `request_id` a request that
-        was taken before begins nothing. What a step raises is raised here, and the step may be run again. While
-        another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
+        Each step is one commit, so any worker can continue after another one died: call it again with the same
+        `session_id`, and the same input or None. `user_input` starts a task in a new session, or in one whose task is
+        over; a waiting task takes it as the answer; it is added to a task that is under way. A `request_id` that was
+        accepted before starts nothing. Errors of a step are raised here, and the step may be run again. While another
+        worker runs a step this waits, at most `wait` seconds (LockTimeout); a step's lease lasts `ttl` seconds.
         """
         session = self.session(session_id, user=user)
         return await workflow_run(session, workflow, user_input, request_id, self._context.dressed, wait=wait, ttl=ttl)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
-        """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.
+        """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never existed.
 
         Writes raise Deleted from then on. Its history stays until `purge`, `erase` or `forget`.
         """
@@ -458,41 +459,41 @@ class AsyncStateStore(AsyncFleet):
             if page:
                 page = await store.sessions(user="u1", limit=20, after=page[-1].cursor)
 
-        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. A record moves to the front
-        at most once a minute; `updated` says when it last changed.
+        With `user`, lists only records of this owner; `limit` is from 1 to 1000, else InvalidValue. A record moves
+        to the front at most once a minute; `updated` says when it last changed.
 
-        With a `prefix` only those whose ids begin so, and with `tags` only those that have all of these (see `write`);
-        then they come in order of their ids, by the bytes of their escaped text, in which one that is added or changed
-        meanwhile moves no other: `prefix=""` is all of them so. The first tag and the prefix are looked up; of what is
-        found so, others are passed over one by one, as are deleted ones::
+        With `prefix`, lists only ids that begin with it; with `tags`, only records that have all of these (see
+        `write`). Both list in the order of the ids, by the bytes of their escaped text, so that concurrent additions
+        and changes do not shift a page: use `prefix=""` for all records. The first tag and the prefix are looked up in
+        an index; other conditions filter the result row by row, as for deleted records::
 
             page = await store.sessions(prefix="shop:", tags={"run": "r1"})
 
-        With a `phase` only those whose state machine is there, which an index knows; with `changed_since` and
-        `changed_before` those that changed last in between (seconds since 1970), with `larger_than` those to which more
-        bytes were committed. See `SessionInfo` for what is known of old ones.
+        With `phase`, lists only records in this phase of their state machine, by an index; with `changed_since` and
+        `changed_before`, those whose last change is in between (seconds since 1970); with `larger_than`, those with
+        more bytes committed. `SessionInfo` says which figures are missing for old records.
 
-        What is not archived yet is not listed, unless `fresh`: then the journals in Redis are read, too, up to their
-        end, and laid over the page. That costs what is not archived, which is little as long as SQL is there.
+        Unarchived records are not listed, unless `fresh`: then the journals in Redis are read as well, up to their end,
+        and merged into the page. The cost grows with the unarchived commits, which are few while SQL is available.
         """
         wanted = maintenance.wanted(
             scope=scope, limit=limit, user=user, prefix=prefix, tags=tags, after=after, phase=phase,
             changed_since=changed_since, changed_before=changed_before, larger_than=larger_than,
         )  # fmt: skip
-        # Who learns whose tags they are has read them.
+        # A listing by tags reveals them.
         for field in (None, *([TAGS] if tags else []), *([MOVES] if phase is not None else [])):
             self._context.allow("read", field=field, user=wanted.owner, scope=scope, prefix=prefix)
         return await maintenance.listing(self._context.tiers(), wanted, fresh=fresh)
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """List the branches of all records, of any scope: what was acknowledged and is not continued (see `Session`).
+        """List the branches of all records, of any scope: acknowledged commits that are not continued (see `Session`).
 
         Example::
 
             for branch in await store.branches():
                 print(branch.scope, branch.record_id, branch.id, branch.commits)
 
-        Those of the first `limit` records (1 to 1000) that have any; `after` is the `cursor` of a previous page's last.
+        Lists the first `limit` records (1 to 1000) with branches; `after` is the `cursor` of a previous page's last.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
@@ -510,15 +511,15 @@ class AsyncStateStore(AsyncFleet):
             lines = await store.export("c1")
             await store.import_(lines, id="a copy of c1")
 
-        What is encrypted stays so. Branches come last, a line a commit, and are not imported. Raises NotFound if it
-        never was, ColdUnavailable rather than leave something out.
+        Encrypted data stays encrypted. Branches come last, a line a commit, and are not imported. Raises NotFound if
+        the record never existed, ColdUnavailable rather than return an incomplete export.
         """
         names = self._context.keys.of(Ref(scope, id))
         self._context.allow("admin", names.ref)
         return await export.export(self._context.tiers(), names)
 
     async def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
-        """Bring an exported record back, with its versions, and return its id. All or nothing.
+        """Import an exported record, with its versions, and return its id. All or nothing.
 
         Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
         """
@@ -529,27 +530,28 @@ class AsyncStateStore(AsyncFleet):
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
     ) -> Reencrypted:
-        """Encrypt under the current key what is stored under another or, with `accept_plaintext`, not encrypted.
+        """Encrypt under the current key all data under another key or, with `accept_plaintext`, not encrypted.
 
-        History, messages, snapshots and events included; versions stay as they are. May run beside workers that write
-        under the key already, however busy, and waits for none. It may be broken off and repeated: what is done is
-        skipped. `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot
-        be decrypted is left as it is and counted. Events that Redis keeps for consumers leave it, up to the last old
-        one: who has yet to read them gets a `resync`, and `audit` finds them. Not reached are backups, logs of
-        Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
+        This includes history, messages, snapshots and events; versions stay as they are. It may run beside busy workers
+        that already use the key, and waits for none. It may be interrupted and repeated: finished work is skipped.
+        `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot be
+        decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the last old
+        one: consumers that have not read them get a `resync`, and `audit` finds them. It does not reach backups, logs
+        of Redis and SQL, and a checksum of 32 bits of unencrypted data in an event's id: `purge` removes those events.
         """
         self._context.allow("admin")
         return await maintenance.reencrypt(self._context.tiers(), dry_run, progress)
 
     async def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
-        """Bring SQL up to Redis where a backup of SQL was restored that is older: `doctor` names those partitions.
+        """Bring SQL up to date with Redis after an older backup of SQL was restored: `doctor` names the partitions.
 
-        Until then Redis serves them and nothing of them is archived. Commits that the journal still holds come one by
-        one; other records that Redis has newer come whole, at their present version, and the versions between are
-        missing in their history. What neither has is lost, and named: messages older than the recent ones that Redis
-        keeps, records of whose items some may be, and whatever is in Redis no more. Partition by partition: its reads
-        and writes wait meanwhile, its leases end, and it begins a new epoch. It may be broken off and repeated.
-        `dry_run` only counts; `progress` is called with the counts after each partition.
+        Until then Redis serves these partitions, and nothing of them is archived. Commits that the journal still holds
+        are archived one by one; other records that are newer in Redis are copied at their present version, and the
+        versions between are missing in their history. Data that neither has is lost, and reported: messages older than
+        the recent ones that Redis keeps, records that may have lost items, and anything that Redis no longer has.
+        Partitions are repaired one by one: each one's reads and writes wait meanwhile, its leases end, and it starts a
+        new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with the counts after
+        each partition.
         """
         self._context.allow("admin")
         return await maintenance.repair(self._context.tiers(), dry_run, progress)
@@ -557,12 +559,12 @@ class AsyncStateStore(AsyncFleet):
     async def compact(
         self, *, older_than: float = 86_400.0, progress: Callable[[int], None] | None = None
     ) -> dict[str, int]:
-        """Pack history older than this many seconds into compressed blocks in SQL, which take a fraction of the space.
+        """Pack history older than this many seconds into compressed blocks in SQL, which take less space.
 
-        `history`, `at`, `rollback`, forks, export and all else read them as before. It may run beside workers, and be
-        broken off and repeated; once a day is a good pace. What becomes free is used again by SQL; files shrink by
-        its own VACUUM. `progress` is called with the number of records so far. Returns counts of records, changes and
-        messages. Raises InvalidValue if `older_than` is below `op_window`.
+        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run beside workers, and be
+        interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only by its own VACUUM.
+        `progress` is called with the number of records so far. Returns counts of records, changes and messages. Raises
+        InvalidValue if `older_than` is below `op_window`.
 
         Example: `store.compact(older_than=7 * 86400)`
         """
@@ -579,14 +581,14 @@ class AsyncStateStore(AsyncFleet):
         events_older_than: float | None = None,
         branches_older_than: float | None = None,
     ) -> dict[str, int]:
-        """Remove what is old from SQL; the present state of live records stays readable.
+        """Remove old data from SQL; the present state of live records stays readable.
 
-        `older_than` (seconds): versions, branches and events older than that can no longer be read or restored;
-        `events_older_than`, `branches_older_than` give those another age. `keep_changes`: of each record at most so
-        many of its newest changes stay. `keep_messages`, `messages_older_than`: conversations show no more than so
-        many messages, none older than that, but for those that its summary does not stand for yet. That is a commit of
-        the conversation, of kind `retention`; what it leaves out is removed with the versions that showed it, by
-        `older_than` or `keep_changes`. Forks keep what they share.
+        `older_than` (seconds): older versions, branches and events can no longer be read or restored;
+        `events_older_than`, `branches_older_than` set another age for those. `keep_changes`: only this many of each
+        record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most this many
+        messages, and none older than that, except messages that their summary does not cover yet. That is a commit of
+        the conversation, of kind `retention`; the hidden messages are removed with the last versions that showed them,
+        by `older_than` or `keep_changes`. Forks keep what they share.
 
         Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
         """
@@ -600,10 +602,10 @@ class AsyncStateStore(AsyncFleet):
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
-        Leaves hashed ids with their last version, so that no version is used twice, and in Redis, for replicas that
-        are away, for `events_for` seconds that the conversations are deleted. Forks that are on their way meanwhile
-        fail or go too. Once begun it is carried through by any replica that archives, even if this raises; called
-        again it goes on. Returns the number of records.
+        Hashed ids stay with their last version, so that no version is used twice, and Redis keeps the notices of the
+        deletions for disconnected replicas, for `events_for` seconds. Forks that are being made at the same time fail
+        or are erased too. Once started, the erasure is finished by any replica that archives, even if this raises;
+        another call continues it. Returns the number of records.
         """
         owner = escape(Ref("user", user).id)
         self._context.allow("admin", user=owner)
@@ -619,11 +621,12 @@ class AsyncStateStore(AsyncFleet):
         limit: int | None = None,
         progress: Callable[[Upcast], None] | None = None,
     ) -> Upcast:
-        """Bring the records of a scope up to this schema's version, as their next write would; return the counts.
+        """Upcast the records of a scope to this schema's version, as their next write would; return the counts.
 
-        Records that cannot be are counted as failed, stay as they are and do not end it; `dry_run` only counts. At most
-        `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
-        meanwhile is left to the next run. All records of the scope are taken to be of this schema.
+        Records that cannot be upcast are counted as failed, stay as they are, and do not stop the run; `dry_run` only
+        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and run beside workers:
+        records that an older worker writes meanwhile are left to the next run. All records of the scope are assumed to
+        have this schema.
         """
         self._context.allow("admin", scope=scope)
         return await maintenance.upcast_many(self._context, schema, scope, user, dry_run, limit, progress)
@@ -637,7 +640,7 @@ class AsyncStateStore(AsyncFleet):
         return await self._context.tiers().archiver.drain()
 
     async def doctor(self) -> list[Finding]:
-        """Examine the servers and the fleet; return what was found, with advice where something is wrong.
+        """Examine the servers and the fleet; return the findings, with advice for each problem.
 
         Example::
 
@@ -649,11 +652,11 @@ class AsyncStateStore(AsyncFleet):
         return await doctor.examine(self._context.tiers(), embedded=self._lifecycle.connections.embedded is not None)
 
     async def stats(self) -> dict[str, int]:
-        """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
+        """Return figures of this replica by name, and the number of unarchived commits in the fleet (`unarchived`).
 
-        Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer had to resync. Of records: how many it brought up in the index
-        (`indexed`), and how many of the namespace lacked there when it last counted (`unindexed`).
+        For events: how many wait for its consumers, were handled, failed in their handlers or took longer than
+        `slow_handler`, and how often a consumer had to resync. For records: how many it has indexed (`indexed`), and
+        how many of the namespace were not indexed at its last count (`unindexed`).
         """
         self._context.allow("read")
         tiers = self._context.tiers()
@@ -679,22 +682,24 @@ class AsyncStateStore(AsyncFleet):
         offset: int = 0,
         fresh: bool = False,
     ) -> list[SearchHit]:
-        """Find messages, fields and items by what they say, the most relevant first.
+        """Find messages, fields and items by their text, the most relevant first.
 
         Example::
 
             for hit in await store.search("weekend Oslo", scope="session", user="u1", fresh=True):
                 print(hit.id, hit.number, hit.text)
 
-        With all words of `query`, in any order, or with `match="any"` some; of a store with `embed`, what means the
-        same. Words are words: quotes, `*` or NEAR mean nothing. Without a query everything, the newest first. Only of
-        a scope, of records whose ids begin with `prefix`, of those that `user` owns; of these `kinds` ("message",
-        "field", "item"), of items of a `collection`; and only objects with these values: `filter={"city": "Oslo"}`,
-        or as {"$gt": 3} with $eq, $ne, $gt, $gte, $lt, $lte. The first `offset` of them are left out.
+        Finds entries with all words of `query`, in any order, or with `match="any"` some; in a store with `embed`,
+        entries of similar meaning. Query syntax is ignored: quotes, `*` or NEAR have no effect. Without a query it
+        returns everything, the newest first. Filters: the `scope`, the `prefix` of records' ids, the `user` who owns
+        them, `kinds` ("message", "field", "item"), a `collection` of items, and objects with these values:
+        `filter={"city": "Oslo"}`, or {"$gt": 3} as a value, with $eq, $ne, $gt, $gte, $lt, $lte. Skips the first
+        `offset`.
 
-        Found is what is archived and indexed, mostly within a second of the write; `fresh` waits for both. It looks
-        at 10,000 candidates at most. What the store's policy denies is not shown. Raises ConfigurationError where
-        search is off (see `open`), TooLarge if the values found are more than 32 MiB, ColdUnavailable without SQL.
+        Entries are found once they are archived and indexed, mostly within a second of the write; `fresh` waits for
+        both. At most 10,000 candidates are examined. Entries that the store's policy denies are left out. Raises
+        ConfigurationError if search is off (see `open`), TooLarge if the found values exceed 32 MiB, ColdUnavailable
+        without SQL.
         """
         asked = querying.checked(query or "", match, scope, kinds, prefix, user, collection, limit, offset)
         owner = None if user is None else escape(user)
@@ -710,9 +715,9 @@ class AsyncStateStore(AsyncFleet):
         return await querying.search(self._context, setting, asked, filter, said=bool(query))
 
     async def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
-        """Switch search on, if it is off, and wait until the index has all that is archived; how far it is then.
+        """Turn search on, if it is off, and wait until the index covers all archived data; return its state.
 
-        It may be broken off and repeated: what is done is skipped. `progress` is called now and then.
+        It may be interrupted and repeated: finished work is skipped. `progress` is called now and then.
 
         Example: `print(store.update_index().records)`
         """
@@ -727,7 +732,7 @@ class AsyncStateStore(AsyncFleet):
         return await follower.reached(goal)
 
     async def remove_index(self) -> bool:
-        """Switch search off and remove the index; False if there is none. `update_index` makes it anew."""
+        """Turn search off and remove the index; False if there is none. `update_index` builds it again."""
         self._context.allow("admin")
         tiers = self._context.tiers()
         self._lifecycle.search.look_again()

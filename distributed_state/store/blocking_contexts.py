@@ -100,8 +100,8 @@ class Turn(MutableMapping[str, Any]):
                 turn.outcome = "Oslo."
         answer = turn.outcome
 
-    A request id makes it repeatable: when that request was answered already, `repeated` is true, `outcome` is what the
-    first one left, and nothing can be changed.
+    A request id makes it repeatable: if that request was answered before, `repeated` is true, `outcome` is that of the
+    first turn, and nothing can be changed.
     """
 
     def __init__(self, twin: AsyncTurn) -> None:
@@ -109,12 +109,12 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def request_id(self) -> str | None:
-        """The request that this turn answers, None if it was given none."""
+        """The request that this turn answers, None without a request id."""
         return self._twin.request_id
 
     @property
     def repeated(self) -> bool:
-        """Whether the request was answered before: then `outcome` is what it came to, and nothing can be changed."""
+        """Whether the request was answered before: then `outcome` is the first turn's, and nothing can be changed."""
         return self._twin.repeated
 
     @property
@@ -139,7 +139,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone, so that nothing of this turn can be committed any more."""
+        """Whether the lease is lost, so that this turn can no longer commit."""
         return self._twin.lost
 
     @property
@@ -159,7 +159,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def outcome(self) -> Any:
-        """What the request came to, any JSON value: set it, and a repeated request finds it."""
+        """The result of the request, any JSON value: set it, and a repeated request finds it."""
         return self._twin.outcome
 
     @outcome.setter
@@ -192,9 +192,9 @@ class Turn(MutableMapping[str, Any]):
         strategy: Strategy = "drop",
         summarizer: Summarizer | None = None,
     ) -> Window:
-        """Read what to send to a model, the messages that this turn adds included: see `session.window`.
+        """Read the messages to send to a model, including those that this turn adds: see `session.window`.
 
-        A summary that has to be made is committed with this turn.
+        A new summary is committed with this turn.
         """
         return finish(
             self._twin.window(
@@ -212,9 +212,10 @@ class Turn(MutableMapping[str, Any]):
         return finish(self._twin.load_state())
 
     def save_state(self, state: AgentState) -> None:
-        """Commit an agent's state with this turn: what changed since it was loaded. After the turn `state` holds it.
+        """Commit an agent's state with this turn: the changes since it was loaded. After the turn `state` holds it.
 
-        Raises Conflict if it was not loaded from what this turn began with, and what `session.save_state` raises.
+        Raises Conflict if it was not loaded from the version that this turn began with; other errors as in
+        `session.save_state`.
         """
         finish(self._twin.save_state(state))
 
@@ -231,26 +232,26 @@ class Turn(MutableMapping[str, Any]):
         call_id: str = "",
         tools: Iterable[Tool] = (),
     ) -> ToolCall:
-        """Run a tool, or the one of `tools` that has this name, on this turn's state; return what came of it.
+        """Run a tool, or the one of `tools` that has this name, on this turn's state; return the call with its result.
 
-        What it changes is committed with the turn, that of `user_state` in the user's record beside it; a tool that
-        fails changes nothing. `arguments` are an object or its JSON text. A call id that this turn has run already is
-        not run again. What the model got wrong is a failed call with an error for it to read: a name that no tool has,
-        arguments that are no object or do not fit, an id that another call has. Errors of the store itself are raised.
+        Its changes are committed with the turn, those to `user_state` in the user's record; a tool that fails changes
+        nothing. `arguments` are an object or its JSON text. A call id that this turn has run already is not run again.
+        A mistake of the model gives a failed call with an error for it to read: an unknown tool, arguments that are not
+        an object or do not fit, the id of another call. Errors of the store itself are raised.
         """
         return finish(self._twin.call(tool, arguments, call_id=call_id, tools=tools))
 
     def model(self, name: str) -> AbstractContextManager[None]:
-        """Measure a call of a model: `with turn.model("gpt-5"):` around it, on either face. Shown in `times`."""
+        """Measure a call of a model: `with turn.model("gpt-5"):` around it, in either API. Shown in `times`."""
         return self._twin.model(name)
 
     def tool(self, name: str) -> AbstractContextManager[None]:
-        """Measure a tool that something else runs than `call`, as an agent framework does."""
+        """Measure a tool that is not run by `call`, but for example by an agent framework."""
         return self._twin.tool(name)
 
     @property
     def times(self) -> TurnTimes:
-        """Where the time of this turn went so far; after its end, what its commit took as well."""
+        """How the turn's time was spent so far; after its end including its commit."""
         return self._twin.times
 
     @property

@@ -120,7 +120,7 @@ class Record:
         return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
 
     def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
-        """Read the tags, texts by key in order; {} if it has none. Options as in `get`."""
+        """Read the tags, texts by key in order; {} without tags. Options as in `get`."""
         return finish(self._twin.tags(fresh=fresh, max_staleness=max_staleness))
 
     def invalidate(self, key: str | None = None) -> None:
@@ -636,7 +636,7 @@ class Session(Record):
         for message in session.messages(last=10):
             print(message.role, message.content)
 
-    Where a method is given `fresh` or `max_staleness` (seconds), these are as in `get`.
+    `fresh` and `max_staleness` (seconds) of methods are as in `get`.
     """
 
     _twin: AsyncSession
@@ -648,8 +648,8 @@ class Session(Record):
 
             session.append({"role": "user", "content": "Where to?"}, Message(role="assistant", content="Oslo."))
 
-        Raises InvalidValue for what is no message, TooLarge beyond `max_message_bytes`; then none is added. One that
-        names no `timestamp` has that of its commit when it is read.
+        Raises InvalidValue for an invalid message, TooLarge beyond `max_message_bytes`; then none is added. A message
+        without a `timestamp` is read with that of its commit.
         """
         return finish(self._twin.append(*messages, durability=durability))
 
@@ -666,12 +666,12 @@ class Session(Record):
     ) -> list[Message]:
         """Read the last messages, or all, or a page of them, oldest first. Older ones than recent come from SQL.
 
-        A message that was read knows its `number`, which stays; some are left out where messages were taken back.
-        `after` and `before` are such numbers, both exclusive. `limit` is how many from the beginning, which with
-        `order="desc"` is the newest: `messages(limit=20, order="desc", before=oldest.number)` is the page before, and
-        `messages(last=20, before=oldest.number)` the same with the oldest first. A page costs what it holds.
+        Each message has its `number`, which does not change; numbers are missing where messages were removed. `after`
+        and `before` are such numbers, both exclusive. `limit` counts from the beginning, or with `order="desc"` from
+        the newest: `messages(limit=20, order="desc", before=oldest.number)` is the previous page, and
+        `messages(last=20, before=oldest.number)` the same with the oldest first. Only the page itself is read.
 
-        What is stored is read when a message is first looked at: CorruptState and DecryptionFailed are raised there.
+        A message is decoded when it is first accessed: CorruptState and DecryptionFailed are raised there.
         """
         return finish(
             self._twin.messages(
@@ -696,7 +696,7 @@ class Session(Record):
         fresh: bool = False,
         max_staleness: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Read messages as `messages` does, as dicts, the caller's own: the fastest way to all of a long conversation.
+        """Read messages as `messages` does, as new dicts: the fastest way to read all of a long conversation.
 
         Example::
 
@@ -706,8 +706,8 @@ class Session(Record):
                 "role": "user", "content": "Where to?", "number": message["number"], "timestamp": message["timestamp"]
             }
 
-        Each holds the fields that were given, and as attributes of a Message do, `number` (in place of a field of that
-        name, if one was given) and `timestamp`. Raises CorruptState or DecryptionFailed if any cannot be read.
+        Each holds the fields that were given, and, like the attributes of a Message, `number` (in place of a given
+        field of that name) and `timestamp`. Raises CorruptState or DecryptionFailed if any cannot be read.
         """
         return finish(
             self._twin.raw_messages(
@@ -722,16 +722,16 @@ class Session(Record):
         )
 
     def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
-        """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
+        """Read one message by its number. Raises NotFound if it does not exist or is no longer shown."""
         return finish(self._twin.message(number, fresh=fresh, max_staleness=max_staleness))
 
     def pop_message(self, *, durability: str | None = None) -> Message | None:
-        """Take the last message back, in one commit, and return it; None if the conversation shows none.
+        """Remove the last message, in one commit, and return it; None if the conversation shows none.
 
-        Of two workers that do it at once each gets another one, and what somebody appends meanwhile is not passed over.
-        Versions before show it still, and its number is not used again. Raises CorruptState or DecryptionFailed if it
-        cannot be read; then it stays. Raises TooLarge if messages were taken back between the others at more than 2,000
-        places: `replace_messages` with all that are shown makes them one run again.
+        Two workers that do it at once each get another message, and a concurrent append is not skipped. Earlier
+        versions still show it, and its number is not used again. Raises CorruptState or DecryptionFailed if it cannot
+        be read; then it stays. Raises TooLarge if messages were removed between the others at more than 2,000 places:
+        `replace_messages` with all that are shown makes them one run again.
         """
         return finish(self._twin.pop_message(durability=durability))
 
@@ -743,7 +743,7 @@ class Session(Record):
         expect_last: int | None = None,
         durability: str | None = None,
     ) -> int:
-        """Show these in place of all messages behind the one numbered `after`, in one commit; None: of all messages.
+        """Replace all messages after the one numbered `after` by these, in one commit; None: all messages.
 
         Example::
 
@@ -752,9 +752,9 @@ class Session(Record):
             short = [{"role": "assistant", "content": "We went through hotels in Oslo."}]
             session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
 
-        Returns the new version. Raises Conflict, and nothing is written, if `after` is not shown any more or the last
-        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`;
-        TooLarge as in `pop_message`.
+        Returns the new version. Raises Conflict and writes nothing if `after` is no longer shown or `expect_last` is
+        not the last message. Earlier versions show the replaced messages. Errors as in `append`; TooLarge as in
+        `pop_message`.
         """
         return finish(
             self._twin.replace_messages(messages, after=after, expect_last=expect_last, durability=durability)
@@ -771,19 +771,20 @@ class Session(Record):
         summarizer: Summarizer | None = None,
         wait: float = 60.0,
     ) -> Window:
-        """Read what of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
+        """Read the part of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
 
         Example::
 
             window = session.window(max_tokens=8000)
             request = {"messages": to_openai(window.messages)}
 
-        A turn is a user message and all that follows it; the last `keep_last` turns, and with `keep_system` the system
-        messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
-        `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
-        text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
-        session by a commit of its own, made once however many replicas ask, and continued the next time. They
-        wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
+        A turn is a user message and all that follows it. The last `keep_last` turns, and with `keep_system` the system
+        messages at the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
+        `strategy="summarize"` the other messages are passed to `summarizer(messages, previous_summary)`, which returns
+        text. It is called from time to time, for all beyond half of `max_tokens`, not for each message. The summary is
+        stored with the session by a commit of its own, made once for any number of replicas, and extended later. The
+        replicas wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may
+        write.
         """
         return finish(
             self._twin.window(
@@ -815,57 +816,57 @@ class Session(Record):
 
             phase = session.transition("new_task", machine=TASK_MACHINE, set={"goal": "a weekend in Oslo"})
 
-        No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
-        it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
+        Without a phase the machine's initial one applies. If the phase was changed concurrently, the event is applied
+        to the new one. Raises InvalidTransition, and writes nothing, if the event is not allowed there.
         """
         return finish(self._twin.transition(event, machine=machine, set=set, append=append))
 
     def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
-        """Read all that a model should know: the last messages, the fields, and those of the records beside it.
+        """Read the context for a model: the last messages, the fields, and those of the records in `beside`.
 
         Example::
 
             context = session.context(last=10, beside=[store.user("u1")])
             prompt = context.render()
 
-        `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
-        messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
+        `beside` takes records as `[store.user("u1"), store.task("t1")]`. All that are not hot take one round trip,
+        messages older than `recent_messages` more. `render()` gives the state as text for a prompt.
         """
         return finish(self._twin.context(last=last, beside=[twin_of(each) for each in beside], counter=counter))
 
     def load_state(self) -> AgentState | None:
-        """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
+        """Read the agent's state, None if none was saved. It has the version and values that `save_state` expects."""
         return finish(self._twin.load_state())
 
     def save_state(self, state: AgentState) -> AgentState:
-        """Save an agent's state in one commit and return it as saved, the value to go on from.
+        """Save an agent's state in one commit and return the saved state, to continue from.
 
-        Only what changed since it was loaded or saved is sent, and only new messages are appended. Raises Conflict if
-        the record changed meanwhile; InvalidValue for the state of another session, one that this session holds a
-        successor of already, a history that is not the stored one and more, or a value that is not valid.
+        Sends only the changes since it was loaded or saved, and appends only new messages. Raises Conflict if the
+        record changed meanwhile; InvalidValue for the state of another session, an outdated state, a history that does
+        not continue the stored one, or an invalid value.
         """
         return finish(self._twin.save_state(state))
 
     def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
-        """Publish that a client goes on with this conversation; return the record's new version.
+        """Publish that a client continues with this conversation; return the record's new version.
 
         One commit that changes no field, with the event `conversation.switched`: `conversation_id`, `previous_id`, the
-        number of messages shown, by default of those kept here, and the client. Which conversation a client is at is
-        the client's to know.
+        number of messages shown, by default of those stored here, and the client. The store does not track which
+        conversation a client uses.
         """
         return finish(self._twin.switch(previous_id=previous_id, client=client, message_count=message_count))
 
     def lifetime(self) -> Lifetime:
-        """Read how long the session lives: what is set, and when it ends if nobody writes any more. Asks the server."""
+        """Read the session's lifetime: its settings, and when it ends without further writes. Asks the server."""
         return finish(self._twin.lifetime())
 
     def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
-        What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
-        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is published
-        with the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading
-        does not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
+        None means unlimited. One commit, which replaces the earlier settings. At the end, or at most `sweep` seconds
+        later (about 14 more if the replica in charge crashed), one `session.expired` is published with the `reason`,
+        "idle" or "lifetime"; the session is then like a deleted one, and its history stays. Reads do not keep it alive.
+        It does not end while a `lock()` or a turn holds it.
         """
         return finish(self._twin.set_lifetime(idle=idle, lifetime=lifetime))
 
@@ -882,7 +883,7 @@ class Session(Record):
         expect_exists: bool | None = None,
         durability: str | None = None,
     ) -> Turn:
-        """Serve one request inside `with`: what is changed there is one commit at its end, or nothing.
+        """Serve one request inside `with`: its changes are one commit at the end, or nothing.
 
         Example::
 
@@ -891,20 +892,20 @@ class Session(Record):
                     turn.append({"role": "user", "content": "Where to?"})
                     turn.outcome = "Oslo."
 
-        Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
-        first one's `turn.outcome`, also after a `rollback`, `restore_state`, `clear` or import: a session remembers its
+        Others cannot write the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
+        first turn's `turn.outcome`, also after a `rollback`, `restore_state`, `clear` or import: a session keeps its
         last 32 requests (`remembered_requests`).
 
-        If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout), "reject" raises LockTimeout at
-        once, "interrupt" takes over and the other one's turn raises Interrupted. After `limit` seconds the turn is
-        given up, however alive: Fenced; inside a `lock()` of this task that lock's time counts. Of one `slot` only the
-        last request is remembered, else of each id.
+        If a turn is already running: `busy="wait"` queues up to `wait` seconds (LockTimeout), "reject" raises
+        LockTimeout at once, "interrupt" takes over and the other turn raises Interrupted. After `limit` seconds the
+        turn loses its lease even if it is still running: Fenced; inside a `lock()` of this task that lock's `ttl`
+        applies. With a `slot`, only the slot's last request is kept, else one for each id.
 
-        `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. Of a request
-        that was answered before they are not asked.
+        `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. They are not
+        checked for a request that was answered before.
 
-        With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be begun again under its
-        `request_id`: it is not made twice, and if that does not raise, it is kept so hard.
+        With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be repeated under its
+        `request_id`: it is not applied twice, and a repeat that does not raise has reached the level.
         """
         return Turn(
             self._twin.turn(
@@ -942,8 +943,8 @@ class Session(Record):
             call = session.call(book, '{"city": "Oslo"}', call_id="call_0")
             assert call.result == "1 nights in Oslo"
 
-        A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
-        changes nothing, and is not remembered: a call may be repeated until it works.
+        A name selects one of `tools`. Failures, also those caused by the model, are part of the returned call, change
+        nothing, and are not stored: a call may be repeated until it succeeds.
         """
         return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait, tools=tools))
 
