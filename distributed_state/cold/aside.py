@@ -381,8 +381,7 @@ class _Line:
         """Those that are in no branch, if at least one of them is not in the archive either.
 
         A commit that was repeated in another epoch is archived under that one, so it is not lost. It is still kept with
-        the
-        commits that came after it here, whose state includes it.
+        the commits that came after it here, whose state includes it.
         """
         new = list({entry.event: entry for entry in entries if entry.event not in self._known}.values())
         archived = self._archived({entry.event for entry in new})

@@ -651,16 +651,12 @@ class ForkGate:
     """A gate that makes a fork wait for transactions: a `with` block is one; a nested block belongs to the outer one.
 
     Law: no child inherits an open SQLite database. SQLite keeps a process-wide list of the locks that its connections
-    hold
-    on a file, and fork() copies the list without the locks. *So a child of a parent in the middle of a transaction
-    found
-    the database locked for ever. A child of any other parent relied on a lock that it did not have: the parent could
-    remove
-    the write-ahead log that the child was using.*
+    hold on a file, and fork() copies the list without the locks. *So a child of a parent in the middle of a transaction
+    found the database locked for ever. A child of any other parent relied on a lock that it did not have: the parent
+    could remove the write-ahead log that the child was using.*
 
     A fork waits until no transaction is under way and closes all connections; afterwards transactions may begin again,
-    on
-    new connections.
+    on new connections.
     """
 
     def __init__(self) -> None:

@@ -67,8 +67,7 @@ def mint(sql: Sql, partition: int, after: Cursor | None) -> Cursor | None:
     # Not an epoch that another worker minted since the query above: its row makes the insert below fail.
     sql.execute(update(cursors).where(here, c.ordinal <= number).values(closed=True))
     # An embedded store begins an epoch with each start. Redis may still have an ended one: the last that archived
-    # anything,
-    # if the workers that minted the next ones died before they wrote them to Redis.
+    # anything, if the workers that minted the next ones died before they wrote them to Redis.
     used = max((row.ordinal for row in found if row.offset), default=0)
     sql.execute(delete(cursors).where(here, c.ordinal <= number - _KEPT, c.ordinal != used))
     try:

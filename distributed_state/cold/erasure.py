@@ -1,11 +1,11 @@
-"""Removes every row of records. Law: what stays is a hash and a version, so that no version is ever used twice.
+"""Removes every row of records. Law: a hash and a version stay, so that no version is ever used twice.
 
-An erasure is noted before it is begun and until Redis is clean too, so whoever finds it can go on with it. What comes
-late is noted as well, in the transaction that archives it: SQL alone knows what was erased. A fork of an erased state
-and a rollback to one were read before it went; a tombstone that asks for the erasure was written by somebody who did
-not know that it is done. Who forks has the source archived first and looks here, so nothing that came late has forks.
+An erasure is noted before it begins, until Redis is clean too, so that any worker can continue it. Late commits are
+noted as well, in the transaction that archives them, as only SQL knows what was erased. They are forks of an erased
+state and rollbacks to one, read before the erasure, and tombstones written by a worker that did not know that the
+erasure is complete. A fork has its source archived first and checks here, so late records have no forks.
 
-What a fork shows of another record is handed down, as copies of its own, before it goes: to an erasure and to a purge.
+Before an erasure or a purge removes data that forks of a record show, the forks get copies of their own.
 
 Design: sections 9, 11, 15.
 """
@@ -40,7 +40,7 @@ from distributed_state.values.model import ERASE, FORGET
 
 
 def request(sql: Sql, record: str, actor: str = "") -> list[Erasure]:
-    """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
+    """Note that a record, if it has rows, is to be erased without its forks; return what is pending for it."""
     rows = aside.heads(sql, [record]) | lock(sql, [record])
     if not rows:
         _note_when(sql, erased_unknown(sql.namespace, record))
@@ -49,7 +49,7 @@ def request(sql: Sql, record: str, actor: str = "") -> list[Erasure]:
 
 
 def request_owned(sql: Sql, user: str, actor: str = "") -> list[Erasure]:
-    """Note all records of a user, and all their forks, as to be erased; what is pending for the user."""
+    """Note that all records of a user, and all their forks, are to be erased; return what is pending for the user."""
     locked = _locked(sql, user)
     _note(sql, [Erasure(each, row["partition"], user, True, 0, actor) for each, row in locked.items()])
     _note_when(sql, forgotten(sql.namespace, user))
@@ -64,7 +64,7 @@ def pending(
     partitions: Sequence[int] | None = None,
     limit: int | None = None,
 ) -> list[Erasure]:
-    """The erasures that are not complete: of these records, for this user, in these partitions."""
+    """The incomplete erasures: of these records, for this user, in these partitions."""
     e = erasures.c
     query = select(e.record, e.partition, e.owner, e.forks, e.version, e.actor).where(e.namespace == sql.namespace)
     if names is not None:
@@ -77,9 +77,9 @@ def pending(
 
 
 def erase(sql: Sql, names: Sequence[str]) -> None:
-    """Delete all rows of these records, and leave the version of each under its hash.
+    """Delete all rows of these records, and keep the version of each under its hash.
 
-    Forks get what they share first, or are noted as to be erased, as it was asked for.
+    Their forks first get copies of shared data, or an erasure is noted for them, as requested.
     """
     for chunk in chunks(sorted(set(names)), 200):
         hashes = {hashed(sql.namespace, record): record for record in chunk}
@@ -113,7 +113,7 @@ def erase(sql: Sql, names: Sequence[str]) -> None:
 
 
 def complete(sql: Sql, done: Mapping[str, int]) -> None:
-    """Forget the erasures up to these versions: Redis is clean. What came late of these records goes, too."""
+    """Delete the erasures up to these versions, as Redis is clean, and late events and branches of these records."""
     e = erasures.c
     for chunk in chunks(sorted(done), 200):
         living = lock(sql, chunk)
@@ -125,10 +125,10 @@ def complete(sql: Sql, done: Mapping[str, int]) -> None:
 
 
 def note_late(sql: Sql, accepted: Iterable[Parsed], existing: Mapping[str, Head]) -> None:
-    """Note what of these changes was made from something that is erased, or noted with its forks.
+    """Note an erasure for those of these changes that derive from an erased record, or one to be erased with its forks.
 
-    Their rows and those of what they were forked from are locked: an erasure waits for this, or was before it, and then
-    a statement that begins now sees what it left.
+    Their rows and those of their sources are locked. So an erasure waits for this transaction, or came earlier; then a
+    statement that begins now sees its result.
     """
     wanted: dict[str, Erasure] = {}
     made: dict[str, list[tuple[Parsed, int]]] = {}
@@ -156,23 +156,23 @@ def note_late(sql: Sql, accepted: Iterable[Parsed], existing: Mapping[str, Head]
 
 
 def _locked(sql: Sql, user: str) -> dict[str, Head]:
-    """The rows of all records of a user and of all their forks, held."""
+    """Lock and return the rows of all records of a user and of all their forks."""
     wanted = set(owned(sql, user))
     while True:
         held = sql.begin_nested()
         found = aside.heads(sql, wanted) | lock(sql, wanted)
-        # A fork of a record that is held is not archived before this is committed, and noted then.
+        # A fork of a locked record is archived only after this commits, and its erasure is noted then.
         late = set(owned(sql, user)) - wanted
         if not late:
             held.commit()
             return found
-        # All are let go and held again in their order: an archiver may hold one of these and wait for one of ours.
+        # All are unlocked and locked again in order: an archiver may hold one of these and wait for one of ours.
         held.rollback()
         wanted |= late
 
 
 def _note_when(sql: Sql, name: str) -> None:
-    """Keep when this was erased: of a record that only a lost server and its writer knew of, nothing else says so."""
+    """Note the time of an erasure: nothing else records it if only a lost server and its writer knew the record."""
     now = int(time.time() * 1000)
     row = {"namespace": sql.namespace, "record": name, "partition": NOWHERE, "scope": ERASED}
     row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "listed_ms": now, "deleted": True}
@@ -182,14 +182,14 @@ def _note_when(sql: Sql, name: str) -> None:
 
 
 def _note(sql: Sql, wanted: Sequence[Erasure]) -> None:
-    """Note erasures again, over those that are noted. The rows of `records` are locked."""
+    """Note erasures, updating existing notes. The rows of `records` are locked."""
     if not wanted:
         return
     known = {each.record: each for each in pending(sql, names=[each.record for each in wanted])}
     rows: dict[str, Row] = {}
     for each in wanted:
         before = known.get(each.record, each)
-        # Whose it is and whether forks go, too, stays known: who noted it first may have asked for more.
+        # Keep the owner, and that forks go too: an earlier request may have asked for more.
         rows[each.record] = (sql.namespace, each.record, each.partition, each.owner or before.owner,
                              each.forks or before.forks, 0, each.actor or before.actor)  # fmt: skip
     sql.put(erasures, list(rows.values()))
@@ -201,7 +201,7 @@ def _note_forks(sql: Sql, noted: Sequence[Erasure]) -> None:
         sources = [each.record for each in noted if (each.owner, each.actor) == (owner, actor)]
         for record, partition in forks(sql, sources).items():
             wanted[record] = Erasure(record, partition, owner, True, 0, actor)
-    # Those that are noted already, and not erased yet, stay as they are.
+    # Erasures of these that are noted and not yet done stay as they are.
     for each in noted:
         wanted.pop(each.record, None)
     _note(sql, list(wanted.values()))
@@ -211,7 +211,7 @@ def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
     version = max(row["version"], former["version"] if former else 0)
     hidden = {"record": name, "scope": ERASED, **dict.fromkeys(record_index.ABOUT), "size": None}
     stone = {**row, **hidden, "deleted": True, "version": version}
-    del stone["key"]  # that of the record, whose rows are gone
+    del stone["key"]  # the record's key, whose rows are gone
     return stone
 
 
@@ -219,13 +219,13 @@ def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
 
 
 def hand_down_all(sql: Sql, gone: Collection[int]) -> None:
-    """Copy every message and item of the records with these keys to the records that share it."""
+    """Copy every message and item of the records with these keys to the records that share them."""
     hand_down(sql, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
     _hand_down_items(sql, gone)
 
 
 def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Copy messages that are about to go to the records that share them."""
+    """Copy messages that are about to be deleted to the records that share them."""
     if not runs:
         return
     _expand_shared(sql, {run["r"] for run in runs})
@@ -237,7 +237,7 @@ def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
     shared = and_(s.namespace == source.namespace, s.source == source.record, s.record != s.source)
     theirs = and_(heir.namespace == s.namespace, heir.record == s.record)
     run = and_(m.record == source.key, m.seq >= s.start, m.seq < s.stop)
-    # Version 0: older than any base of the heir, whose own purge removes them once it shows them no more.
+    # Version 0 is older than any base of the heir; the heir's own purge removes copies that it no longer shows.
     query = select(heir.key, m.seq, literal_column("0"), m.data).distinct()
     query = query.select_from(source.key.table.join(shares, shared).join(heir.key.table, theirs).join(messages, run))
     query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
@@ -247,10 +247,10 @@ def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
-    """Copy to each record that shows items of these all that it shows of any other, as one layer.
+    """Copy, as one layer, all items that a record shows of others to each record that shows items of these.
 
-    Those are noted since it was forked, or since it went back to what it showed then, the same ones in the same order.
-    Deletions, too: what lies below may be asked for where it is still.
+    Such layers are noted since the fork, or since a rollback to its state then: the same ones in the same order.
+    Deletions are copied, too, as a lower layer may still have the item.
     """
     c, i = layers.c, items.c
     source = records.alias("source").c
@@ -260,7 +260,7 @@ def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
     theirs = and_(heir.namespace == c.namespace, heir.record == c.record)
     showing = select(heir.key).select_from(source.key.table.join(layers, of_it).join(heir.key.table, theirs))
     showing = showing.where(sql.among(source.key, gone))
-    # Held: one that is erased meanwhile would be handed rows after its own had gone, which nobody would ever remove.
+    # Locked: an heir that is erased meanwhile would get rows after its own were deleted, and nothing would remove them.
     query = select(records.c.key).where(records.c.key.in_(showing)).order_by(records.c.record)
     heirs = sql.execute(query.with_for_update(read=True)).scalars().all()
     if not heirs:
@@ -268,7 +268,7 @@ def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
     order = func.row_number().over(
         partition_by=(heir.key, i.collection, i.key), order_by=(c.place.desc(), i.version.desc())
     )
-    # Version 0, as of messages. Who wrote it first goes along: what is encrypted was sealed under that name.
+    # Version 0, as for messages. The original writer goes along: values were encrypted under its name.
     origin = func.coalesce(i.origin, source.record).label("origin")
     names = (heir.key.label("heir"), i.collection, i.key, origin, i.data)
     rows = and_(i.record == source.key, i.version.between(c.first, c.last))
@@ -284,7 +284,7 @@ def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
 
 
 def _expand_shared(sql: Sql, sources: Collection[int]) -> None:
-    """Put back the messages of those of these records that others share."""
+    """Expand blocks with messages of those of these records that others share."""
     r, s = records.c, shares.c
     shared = and_(s.namespace == r.namespace, s.source == r.record, s.record != s.source)
     query = select(r.key).join(shares, shared).where(sql.among(r.key, sources)).distinct()
@@ -293,10 +293,10 @@ def _expand_shared(sql: Sql, sources: Collection[int]) -> None:
 
 
 def let_go(sql: Sql, names: Collection[str]) -> None:
-    """Forget what these records share, and others of them, which have their own copies now; and their tags."""
+    """Delete notes of what these records share and of records that share theirs, as those have copies; and tags."""
     s, c = shares.c, layers.c
     sql.execute(delete(shares).where(s.namespace == sql.namespace, sql.among(s.record, list(names))))
-    # A purge of an heir leaves what a later state of it shows: its copies are what is meant from now on.
+    # A purge of an heir keeps messages that a later state shows: from now on these are its copies.
     theirs = update(shares).where(s.namespace == sql.namespace, sql.among(s.source, list(names)))
     sql.execute(theirs.values(source=s.record))
     held = or_(*(sql.among(column, list(names)) for column in (c.record, c.source)))
@@ -306,18 +306,18 @@ def let_go(sql: Sql, names: Collection[str]) -> None:
 
 
 def hand(sql: Sql, shares_of: Mapping[str, Mapping[int, bytes]]) -> None:
-    """Give records messages of their own that they share, by number, but for those that they have."""
+    """Give records their own copies of shared messages, by number, except those that they already have."""
     m = messages.c
     for record, key in record_index.keys(sql, shares_of).items():
         given = shares_of[record]
-        # `inherit` may just have brought some.
+        # `inherit` may just have inserted some.
         here = select(m.seq).where(m.record == key, m.seq >= min(given), m.seq <= max(given))
         own = set(sql.execute(here).scalars())
         sql.add(messages, [(key, seq, 0, data) for seq, data in sorted(given.items()) if seq not in own])
 
 
 def inherit(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> None:
-    """Give forks of forks their own of what their parent was handed: where it was written it is not any more."""
+    """Copy inherited messages to forks of forks: their parent has copies of them, and the original record may not."""
     runs = [
         {"p": keys[item.parent], "r": keys[item.entry.record], "low": run.start, "high": run.stop}
         for item in accepted

@@ -1,11 +1,11 @@
-"""Finds records and events. Law: a page costs the same at any depth; the place of a page is the last row, not a count.
+"""Finds records and events. Law: a page costs the same at any depth; a page begins after a row, not at a count.
 
-There are two orders of records, each that of an index: the newest change first, to the minute, and that of the ids, in
-which those of a prefix, and those with a tag, lie side by side.
+Records have two orders, each that of an index: by newest change, to the minute, and by id, which keeps the records of a
+prefix, or with a tag, together.
 
-What is not archived yet may be laid over a page. The journals are read before SQL, so whatever is archived in between
-is seen twice and counts once, by its version; and no record is looked for at two places: one that the journals change
-is left out of the pages of SQL, and stands where it will stand when it is archived.
+Unarchived commits may be laid over a page. The journals are read before SQL, so commits that are archived in between
+are read twice and count once, by their versions. No record appears in two places: records that the journals change are
+left out of the pages of SQL, and appear at the places that they will have when they are archived.
 
 Design: sections 9, 12.
 """
@@ -31,8 +31,8 @@ from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.values.journal import Happened, unpack
 from distributed_state.values.model import PARENT, SCOPES
 
-_UNNUMBERED = 2**62  # from here on: places of records that have no number yet
-_MORE = 1000  # rows of SQL that are read at once beyond a page, as the journals may have changed their records
+_UNNUMBERED = 2**62  # places from here on are of records without a number
+_MORE = 1000  # extra rows of SQL read with a page, as the journals may have changed their records
 _SET_BACK_MS = 600_000
 _ORDER = (events.c.time_ms, events.c.partition, events.c.epoch, events.c.offset)
 Place = tuple[int, int] | str
@@ -40,16 +40,17 @@ Place = tuple[int, int] | str
 
 @dataclass(slots=True)
 class _Late:
-    """How records stand whose last changes SQL does not have, and their tags."""
+    """The rows and tags of records whose last changes are not in SQL."""
 
     heads: dict[str, Head] = field(default_factory=dict)
     tags: dict[str, set[str]] = field(default_factory=dict)
 
 
 def parsed(batch: Batch, wanted: Wanted) -> list[Parsed]:
-    """What these entries do to records that may be meant, without what they say.
+    """Parse the entries of records that may be listed, without their messages, items and events.
 
-    Raises UnknownStep for what only a newer release can read: a page without it would lack what was acknowledged.
+    Raises UnknownStep for entries that only a newer release can read: without them acknowledged commits would be
+    missing.
     """
     found = []
     for entry in batch.entries:
@@ -57,14 +58,14 @@ def parsed(batch: Batch, wanted: Wanted) -> list[Parsed]:
             try:
                 item = parse(entry, batch.partition, batch.epoch)
             except (ValueError, CorruptState):
-                continue  # it will be in quarantine, and no listing has it from there
+                continue  # it will go to quarantine, which no listing shows
             nothing: dict[str, Any] = dict.fromkeys(("messages", "items", "runs", "events"), ())
             found.append(replace(item, entry=replace(entry, data=b""), data=b"", **nothing))
     return found
 
 
 def listing(sql: Sql, wanted: Wanted, unarchived: Sequence[Parsed] = ()) -> list[Listed]:
-    """A page of records, with what these entries did to them, which were read before this transaction began.
+    """A page of records, with the effect of these entries, which were read before this transaction began.
 
     `wanted.after` is the `cursor` of the last row seen; anything else raises InvalidValue.
     """
@@ -88,7 +89,7 @@ def _page(sql: Sql, wanted: Wanted, after: Place | None, limit: int) -> list[Hea
     if wanted.by_id:
         return [*sql.execute(_by_id(sql, wanted, after).limit(limit)).mappings()]
     found: list[Head] = []
-    # Two short scans of the index, merged: one over both kinds would have to sort everything.
+    # Two short scans of the index, merged: a single one over both kinds would have to sort everything.
     for deleted in (False, True) if wanted.deleted else (False,):
         found += sql.execute(_newest(sql, wanted, after, deleted).limit(limit)).mappings()
     return _ordered(found, wanted)[:limit]
@@ -97,7 +98,7 @@ def _page(sql: Sql, wanted: Wanted, after: Place | None, limit: int) -> list[Hea
 def _newest(sql: Sql, wanted: Wanted, after: Place | None, deleted: bool) -> Select[Any]:
     r = records.c
     query = select(records).where(r.namespace == sql.namespace, r.scope == wanted.scope, r.deleted == deleted)
-    # The index is of a time that is behind by less than a minute.
+    # `listed_ms`, which the index has, lags by less than a minute.
     if wanted.changed_from_ms is not None:
         query = query.where(r.listed_ms > wanted.changed_from_ms - record_index.LISTED_MS)
     # One upper bound, as in `_by_id`.
@@ -110,15 +111,15 @@ def _newest(sql: Sql, wanted: Wanted, after: Place | None, deleted: bool) -> Sel
 
 
 def count(sql: Sql, scope: str, prefix: str, most: int) -> int:
-    """How many records are there whose ids begin so, up to `most`."""
+    """How many records have ids with this prefix, at most `most`."""
     some = _by_id(sql, Wanted(scope, most, prefix=prefix), None).limit(most).subquery()
     return sql.execute(select(func.count()).select_from(some)).scalar_one()
 
 
 def count_items(sql: Sql, prefix: str, most: int) -> int:
-    """How many items there are of records whose ids begin so, up to `most`; those of deleted records are not counted.
+    """How many items the records with this prefix have, at most `most`, without those of deleted records.
 
-    Those that a rollback or a clear hides are: they are kept, and another rollback shows them again.
+    Items that a rollback or a clear hides do count: they are kept, and another rollback shows them again.
     """
     r, i, later = records.c, items.c, items.alias().c
     same = later.record == i.record, later.collection == i.collection, later.key == i.key
@@ -131,7 +132,7 @@ def count_items(sql: Sql, prefix: str, most: int) -> int:
 
 
 def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
-    """What the row of a record has to say, beside its text and its tags. `_says` is the same of a row that is here."""
+    """Conditions on a record's row besides its text and tags. `_says` tests the same on a row in memory."""
     r = records.c
     found = []
     if wanted.owner is not None:
@@ -148,7 +149,7 @@ def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
 
 
 def _says(head: Head, wanted: Wanted) -> bool:
-    """Whether a row says what is wanted."""
+    """Whether a row meets the conditions of `_conditions`."""
     for name in ("owner", "phase"):
         if getattr(wanted, name) is not None and head[name] != getattr(wanted, name):
             return False
@@ -164,7 +165,7 @@ def _by_id(sql: Sql, wanted: Wanted, after: Place | None) -> Select[Any]:
         t = tags.alias(f"tag{at}").c
         query = query.where(t.namespace == sql.namespace, t.tag == tag, t.record == text)
         text = t.record if at == 0 else text
-    # One lower bound: of two SQLite seeks by one, and walks past all that the other leaves out.
+    # Only one lower bound: SQLite seeks by one of two, and reads all rows that the other excludes.
     lower = text > after if after is not None and str(after) >= wanted.text else text >= wanted.text
     query = query.where(lower, text < end(wanted.text), *_conditions(wanted))
     if not wanted.deleted:
@@ -173,7 +174,7 @@ def _by_id(sql: Sql, wanted: Wanted, after: Place | None) -> Select[Any]:
 
 
 def end(prefix: str) -> str:
-    """The first text behind all that begin so, by the bytes of UTF-8, which is by the numbers of the letters."""
+    """The first text after all with this prefix, in the order of UTF-8's bytes, which is that of the code points."""
     rest, last = prefix[:-1], ord(prefix[-1])
     if last == 0x10FFFF:
         return end(rest)
@@ -204,11 +205,11 @@ def _behind(place: Place, after: Place) -> bool:
     return place < after
 
 
-# What is not archived yet
+# Unarchived commits
 
 
 def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
-    """How the records stand that these entries change, without those that SQL has by now."""
+    """The rows of records after those of these entries that SQL does not have yet."""
     names = {item.entry.record for item in parsed}
     existing = record_index.rows(sql, names)
     erased = record_index.erased(sql, names - existing.keys())
@@ -251,7 +252,7 @@ def _unnumbered(record: str) -> int:
 
 
 def _was_last(row: Head, after: Place | None) -> bool:
-    """Whether it had no number when the page before was made, and was its last."""
+    """Whether the row was the last of the previous page, when its record had no number yet."""
     if after is None or isinstance(after, str) or after[1] < _UNNUMBERED:
         return False
     return bool(row["listed_ms"] == after[0]) and _unnumbered(row["record"]) == after[1]
@@ -267,7 +268,7 @@ def _cursor(place: str) -> str:
 def _place(cursor: str, wanted: Wanted) -> Place:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        # Decoding skips characters that it does not know; only what comes out the same was ours.
+        # Decoding skips unknown characters; a cursor is valid only if it encodes to itself.
         if _cursor(text) == cursor:
             if wanted.by_id and text.startswith(f"{wanted.scope}:") and "\0" not in text:
                 return text
@@ -280,13 +281,13 @@ def _place(cursor: str, wanted: Wanted) -> Place:
     raise InvalidValue(f"{cursor[:100]!r} is not the cursor of a listing")
 
 
-# Of users, forks and lifetimes
+# Users, forks and lifetimes
 
 
 def owned(sql: Sql, user: str) -> list[str]:
-    """All records of a user, deleted ones too, and every record forked from one of them, however far."""
+    """All records of a user, including deleted ones, and every record forked from them, directly or not."""
     r = records.c
-    # Two statements, because SQLite answers an OR of them by reading the whole namespace.
+    # Separate statements: SQLite would answer an OR of them by reading the whole namespace.
     found = aside.owned(sql, user)
     for condition in (r.owner == user, r.record == f"user:{user}"):
         found.update(sql.execute(select(r.record).where(r.namespace == sql.namespace, condition)).scalars())
@@ -298,7 +299,7 @@ def owned(sql: Sql, user: str) -> list[str]:
 
 
 def forks(sql: Sql, sources: Iterable[str]) -> dict[str, int]:
-    """The records that were forked from one of these, or share its messages or items, with their partitions."""
+    """The records that were forked from these, or share their messages or items, with their partitions."""
     r = records.c
     found: dict[str, int] = {}
     some = sorted(sources)
@@ -312,7 +313,7 @@ def forks(sql: Sql, sources: Iterable[str]) -> dict[str, int]:
 
 
 def forked(sql: Sql, source: str, limit: int) -> list[tuple[str, int | None, int, bool]]:
-    """The records that were forked from one, the newest first: the version of it, when that was, whether deleted."""
+    """The forks of a record, the newest first: each with the version it was forked from, the time, whether deleted."""
     r = records.c
     query = select(r.record, r.created_ms, r.deleted).where(r.namespace == sql.namespace, r.parent == source)
     found = []
@@ -325,7 +326,7 @@ def forked(sql: Sql, source: str, limit: int) -> list[tuple[str, int | None, int
 
 
 def mortal(sql: Sql, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
-    """Records of these partitions that have a lifetime, in order of their texts."""
+    """Records of these partitions with a lifetime, in the order of their texts."""
     r = records.c
     query = select(r.record, r.partition, r.lifetime, r.updated_ms)
     query = query.where(r.namespace == sql.namespace, r.partition.in_(partitions), r.lifetime.is_not(None))
@@ -337,7 +338,7 @@ def mortal(sql: Sql, partitions: Sequence[int], *, after: str, limit: int) -> li
 
 
 def audit(sql: Sql, sought: Sought) -> list[Happened]:
-    """The events asked for, oldest first: the newest of them, or the first after a place."""
+    """The requested events, oldest first: the newest of them, or the first after a place."""
     found: list[Happened] = []
     for condition in _walks(sql, sought):
         found += _events_page(sql, and_(events.c.namespace == sql.namespace, condition), sought)
@@ -346,7 +347,7 @@ def audit(sql: Sql, sought: Sought) -> list[Happened]:
 
 
 def event_by_id(sql: Sql, partition: int, id: str, since_ms: int) -> Happened | None:
-    """An event by its id, among those of a partition from a time on; a server's clock may be set back a little."""
+    """An event by its id, among a partition's events from a time on; the server's clock may have been set back."""
     e = events.c
     recent = and_(e.namespace == sql.namespace, e.time_ms >= since_ms - _SET_BACK_MS)
     row = sql.execute(select(*_event_columns()).where(recent, e.partition == partition, e.id == id)).first()
@@ -354,7 +355,7 @@ def event_by_id(sql: Sql, partition: int, id: str, since_ms: int) -> Happened | 
 
 
 def event_archived(sql: Sql, partition: int, epoch: str, offset: int, id: str) -> bool:
-    """Whether this very event, one that was written alone, was archived."""
+    """Whether this event, which was written without a record, was archived."""
     e = events.c
     place = and_(e.namespace == sql.namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)
     return bool(sql.execute(select(e.id).where(place)).scalar() == id)
@@ -377,7 +378,7 @@ def _event_columns() -> list[ColumnElement[Any]]:
 
 
 def _walks(sql: Sql, sought: Sought) -> Iterable[ColumnElement[bool]]:
-    """One for each walk along an index that is needed to find what is asked for."""
+    """Conditions for the scans of an index, one each, that find the requested events."""
     e = events.c
     about = true() if sought.subject is None else e.subject == sought.subject
     if sought.type is None:
@@ -386,13 +387,13 @@ def _walks(sql: Sql, sought: Sought) -> Iterable[ColumnElement[bool]]:
         return [and_(about, e.type == sought.type)]
     types = _types_like(sql, sought.type)
     if sought.subject is None:
-        # Several short walks, merged: one along all of these types would have to sort them by time.
+        # Several short scans, merged: a single one over all these types would have to sort them by time.
         return [e.type == each for each in types]
     return [and_(about, e.type.in_(types))]
 
 
 def _types_like(sql: Sql, pattern: str) -> list[str]:
-    """The types that fit a pattern, by one look into the index for each that begins as it does."""
+    """The types that match a pattern, by one index lookup for each type with its fixed beginning."""
     e = events.c
     found = list[str]()
     wanted = re.compile(re.escape(pattern).replace(r"\*", ".*"))

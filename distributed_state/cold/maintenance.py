@@ -1,9 +1,9 @@
-"""Maintenance of many records: removes what is old, stores values under another encryption, and packs old rows.
+"""Maintenance of many records: purges old data, encrypts values again, and compacts old rows.
 
-Law: it goes from page to page, and a page or a record is one transaction; readers notice nothing of it but its speed.
+Law: it works by pages, and a page or a record is one transaction; readers see no difference except in speed.
 
-A purge leaves readable what is newer than a cutoff, and what a fork still shows. A live record keeps a snapshot at its
-last change before the cutoff, the base; a record that was deleted before the cutoff keeps its row in `records` only.
+A purge keeps everything newer than a cutoff, and everything that a fork still shows. A live record keeps a snapshot at
+its last change before the cutoff, the base; a record deleted before the cutoff keeps only its row in `records`.
 
 Design: sections 9, 11, 15, 17.
 """
@@ -60,14 +60,14 @@ from distributed_state.values import codec, message_ranges
 from distributed_state.values.journal import Op, Segment, State, pack, unpack
 from distributed_state.values.model import NEXT, SEGMENTS, is_value
 
-_COMPACTED_TOGETHER = 500  # records that are looked at in one read
+_COMPACTED_TOGETHER = 500  # records in one read
 _ROWS = 1000  # changes in one transaction
-_LEAST = 4  # changes of a record that are worth a block
-_ROW_BYTES = 64  # what a row takes beside its data, before it is compressed
+_LEAST = 4  # old changes of a record; fewer are not worth a block
+_ROW_BYTES = 64  # of a row besides its data, uncompressed
 _Packed = blocks.ChangeRow | blocks.MessageRow
 CHUNK = 200
 T = TypeVar("T")
-_TOGETHER = 10_000  # events, or rows of the quarantine, that are removed in one transaction
+_TOGETHER = 10_000  # events, or rows of the quarantine, removed in one transaction
 
 
 def purge_all(
@@ -80,11 +80,11 @@ def purge_all(
 ) -> Purged:
     """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
 
-    With `keep` also all but so many of the newest changes of each record. Events and branches have a time of their own
-    if it is given. No transaction takes more than some hundred records, or branches, or some thousand events.
+    With `keep`, only that many of each record's newest changes stay at most. Events and branches may have their own
+    cutoffs. No transaction removes more than some hundred records or branches, or some thousand events.
     """
     branches_before = before_ms if branches_before_ms is None else branches_before_ms
-    # First: what a branch continues stays until the branch is old.
+    # Branches first: the versions that a branch continues stay until it is old.
     cut = partial(aside.purge, before_ms=branches_before, limit=CHUNK)
     total = Purged(0, _by_batches(part, cut), 0)
     cut = partial(purge_quarantine, before_ms=before_ms)
@@ -102,7 +102,7 @@ def purge_all(
 
 
 def _by_batches(part: Part, cut: Callable[[Sql], int]) -> int:
-    """Cut a batch in a transaction of its own until nothing is left; how much that was."""
+    """Remove batches, each in its own transaction, until nothing is left; return how much that was."""
     total = 0
     while True:
         with part.database.long_write(part.namespace) as sql:
@@ -116,16 +116,16 @@ def _by_batches(part: Part, cut: Callable[[Sql], int]) -> int:
 
 
 def candidates(sql: Sql, before_ms: int, keep: int | None, after: int) -> tuple[list[str], int | None]:
-    """Of the next records in order of their keys, those that have something to purge; and where to go on."""
+    """Those of the next records, in order of their keys, that have something to purge; and where to go on."""
     c, b = changes.c, change_blocks.c
     s = snapshots.c
     rows, further = following(sql, after, before_ms if keep is None else LARGEST, CHUNK)
     keys = [row.key for row in rows]
     deleted = [row.key for row in rows if row.deleted and row.updated_ms < before_ms]
-    # Of each record one row is looked at: what is behind a newer change stays, whatever its time is.
+    # One row of each record is enough: changes after a newer change stay, whatever their time.
     given = sql.listed({"key": BigInteger()}, [(key,) for key in keys])
     oldest = select(c.time_ms).where(c.record == given.c.key).order_by(c.version).limit(1).scalar_subquery()
-    # In statements of their own: as subqueries, PostgreSQL may read all of a table for each page.
+    # In separate statements: with subqueries PostgreSQL may read a whole table for each page.
     queries = (
         select(given.c.key).where(oldest < before_ms),
         select(b.record).where(sql.among(b.record, keys), b.oldest_ms < before_ms),
@@ -143,7 +143,7 @@ def candidates(sql: Sql, before_ms: int, keep: int | None, after: int) -> tuple[
 
 def purge(sql: Sql, names: Sequence[str], before_ms: int, keep: int | None = None) -> Purged:
     """Purge these records in one transaction."""
-    # Locked first: archive() locks the rows of its records too, so neither sees the other's work half done.
+    # Locked first: archive() locks the rows of its records too, so neither sees half of the other's work.
     rows = lock(sql, names)
     held = aside.bases(sql, rows)
     old = (record for record, row in rows.items() if row["deleted"] and row["updated_ms"] < before_ms)
@@ -159,9 +159,9 @@ def purge(sql: Sql, names: Sequence[str], before_ms: int, keep: int | None = Non
 def _bases(
     sql: Sql, living: Mapping[str, int], before_ms: int, held: Mapping[str, int], spare: Mapping[str, int]
 ) -> dict[str, State]:
-    """The state of each record at its last change before the first one that is newer than the cutoff.
+    """The state of each record at its last change before the first one newer than the cutoff.
 
-    Or at the version in `spare`, if that is higher; but not behind the one in `held`, which a branch continues.
+    Or at the version in `spare` if that is higher; but not after the one in `held`, which a branch continues.
     """
     b = change_blocks.c
     mine = sql.among(b.record, list(living.values()))
@@ -176,7 +176,7 @@ def _bases(
                 targets[record] = target
     cut = sql.listed({"key": BigInteger(), "target": BigInteger()}, [(living[r], v) for r, v in targets.items()])
     within = and_(b.record == cut.c.key, b.first <= cut.c.target, b.last > cut.c.target)
-    named = sql.among(b.record, [living[record] for record in targets])  # else SQLite looks at all blocks
+    named = sql.among(b.record, [living[record] for record in targets])  # without this SQLite reads all blocks
     blocks.expand_some(sql, blocks.CHANGES, and_(named, select(cut.c.key).where(within).exists()))
     return states(sql, targets)
 
@@ -186,7 +186,7 @@ def _spans(sql: Sql, living: Mapping[str, int], before_ms: int) -> dict[int, tup
     c, b = changes.c, change_blocks.c
     found: dict[int, tuple[int, int, int]] = {}
     for chunk in chunks(sorted(living.values()), CHUNK):
-        # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
+        # The server's clock may have been set back: a newer change keeps all changes after it, whatever their time.
         newer = func.coalesce(func.min(case((c.time_ms >= before_ms, c.version))), LARGEST)
         rows = select(c.record, func.min(c.version), func.max(c.version), newer).group_by(c.record)
         newer = func.coalesce(func.min(case((b.oldest_ms >= before_ms, b.first))), LARGEST)
@@ -243,7 +243,7 @@ def _purge_live(sql: Sql, bases: Mapping[str, State], keys: Mapping[str, int]) -
 
 
 def _thin_items(sql: Sql, bases: Mapping[str, int], keys: Mapping[str, int]) -> None:
-    """Leave of items what these records show from their bases on, and what forks show of them."""
+    """Reduce items to those that these records show from their bases on, and those that forks show."""
     have = record_items.with_items(sql, [keys[record] for record in bases])
     if here := {record: base for record, base in bases.items() if keys[record] in have}:
         record_items.needless(sql, here)
@@ -262,7 +262,7 @@ def _hidden(sql: Sql, bases: Mapping[str, State], keys: Mapping[str, int]) -> li
         record: message_ranges.segments(record, state.fields) for record, state in bases.items()
     }
     query = select(s.record, s.version, s.source, s.start, s.stop).where(s.namespace == sql.namespace)
-    # A later state may show again what the base does not: a rollback sets `#segments`, which is noted in `shares`.
+    # A later state may show messages that the base hides: a rollback sets `#segments`, and `shares` notes that.
     for record, version, *run in sql.execute(query.where(sql.among(s.record, list(bases)))):
         if version > bases[record].version:
             shown[record].append(Segment(*run))
@@ -274,7 +274,7 @@ def _hidden(sql: Sql, bases: Mapping[str, State], keys: Mapping[str, int]) -> li
 
 
 def _gaps(runs: Iterable[Segment], stop: int) -> list[tuple[int, int]]:
-    """What of 0 .. `stop` lies in none of the runs."""
+    """The parts of 0 .. `stop` that are in none of the runs."""
     gaps = []
     at = 0
     for run in sorted(runs, key=lambda run: run.start):
@@ -299,27 +299,27 @@ def _packed(sql: Sql, table: Table, which: ColumnElement[bool]) -> int:
 
 
 def purge_events(sql: Sql, before_ms: int) -> int:
-    """Remove the oldest events that are older than the cutoff, some thousands at most; how many those were."""
+    """Remove the oldest events before the cutoff, some thousands at most; return how many."""
     e = events.c
     old = and_(e.namespace == sql.namespace, e.time_ms < before_ms)
     last = sql.execute(select(e.time_ms).where(old).order_by(e.time_ms).offset(_TOGETHER - 1).limit(1)).scalar()
-    # All of the last one's millisecond go too: a cut between them would not be one by time.
+    # Also remove all others of the last one's millisecond: a cut is always between two times.
     some = old if last is None else and_(e.namespace == sql.namespace, e.time_ms <= last)
     return sql.execute(delete(events).where(some)).rowcount
 
 
 def purge_quarantine(sql: Sql, before_ms: int) -> int:
-    """Remove the oldest rows of the quarantine of which nothing is lost, some thousands at most; how many."""
+    """Remove the oldest resolved rows of the quarantine, some thousands at most; return how many."""
     q = quarantine.c
     old = and_(q.namespace == sql.namespace, q.reason == RESOLVED, q.time_ms < before_ms)
     some = select(q.id).where(old).order_by(q.id).limit(_TOGETHER).scalar_subquery()
     return sql.execute(delete(quarantine).where(q.id.in_(some))).rowcount
 
 
-# Another encryption. What a row says stays the same, and one record is one transaction. Events are a table of their
-# own, in which many are about no record; a page of them is one transaction.
+# Re-encryption. Values stay the same, and one record is one transaction. Events are a separate table, and many have no
+# record; a page of them is one transaction.
 
-# The bytes to store for those of a field, a message or an event: (record it was written under, name, bytes).
+# Converts the stored bytes of a field, a message or an event: (record it was written under, name, bytes).
 Rewrite = Callable[[str, str, bytes], bytes]
 EventKey = tuple[int, str, int]  # partition, epoch, offset
 PAGE = 100
@@ -334,13 +334,13 @@ def names(sql: Sql, after: str) -> list[str]:
 
 
 def rewrite(sql: Sql, record: str, convert: Rewrite, *, keep: bool) -> int:
-    """Rewrite all values of a record and return how many changed; with `keep` they are only counted."""
+    """Rewrite all values of a record; return how many changed. With `keep` they are only counted."""
     row = lock(sql, [record]).get(record)
     work = _Work(sql, record, row["key"] if row else -1, convert, keep)
     for table in (snapshots, changes, quarantine, tables.branches):
         work.rows(table, lambda key, data: work.change(data, key.get("event", "")))
     work.rows(change_blocks, work.block(blocks.CHANGES, lambda row: work.change(row.data, row.event)))
-    # After the changes, which tell whose they were.
+    # After the changes, which name the record that each message was written under.
     work.rows(messages, lambda key, data: work.message(key["seq"], data))
     work.rows(message_blocks, work.block(blocks.MESSAGES, lambda row: work.message(row.seq, row.data)))
     work.items()
@@ -348,7 +348,7 @@ def rewrite(sql: Sql, record: str, convert: Rewrite, *, keep: bool) -> int:
 
 
 def rewrite_events(sql: Sql, after: EventKey, convert: Rewrite, *, keep: bool) -> tuple[EventKey | None, int]:
-    """Rewrite the events of the next page; where it ends, None after the last one, and how many changed.
+    """Rewrite the events of the next page; return where it ends, None after the last one, and how many changed.
 
     With `keep` they are only counted.
     """
@@ -378,12 +378,12 @@ class _Work:
         self.count = 0
 
     def rows(self, table: Table, rewritten: Callable[[dict[str, Any], bytes], bytes]) -> None:
-        """Rewrite the `data` of a table's rows, given their keys."""
+        """Rewrite the `data` of a table's rows; `rewritten` gets the key and the data of each."""
         for rows in self._pages(table):
             self._store(table, [(key, data, rewritten(key, data)) for key, data in rows])
 
     def block(self, kind: Kind, rewritten: Callable[[Any], bytes]) -> Callable[[dict[str, Any], bytes], bytes]:
-        """For `rows`: rewrite each row in a block, in its place."""
+        """Make a function for `rows` that rewrites each row in a block."""
 
         def convert(_: dict[str, Any], data: bytes) -> bytes:
             rows = kind.unpack(data)
@@ -393,7 +393,7 @@ class _Work:
         return convert
 
     def items(self) -> None:
-        """The items. What was handed down is sealed as it was where it was written."""
+        """Rewrite the items. Inherited ones are encrypted under the record that they were written under."""
         i = items.c
         names = (i.collection, i.key, i.version)
         query = select(*names, i.origin, i.data).where(self._mine(items), i.data != b"").order_by(*names).limit(PAGE)
@@ -409,15 +409,15 @@ class _Work:
 
     def message(self, seq: int, data: bytes) -> bytes:
         """Rewrite a message."""
-        # What was shared by a record that was purged since is kept here, as it was written there.
+        # A copy of a message of a record that was purged is encrypted under that record.
         return self._value(self._sources.get(seq, self._record), codec.MESSAGE, data)
 
     def change(self, data: bytes, event: str) -> bytes:
-        """Rewrite the values in the steps of a commit."""
+        """Rewrite the values in the operations of a commit."""
         try:
             ops = unpack(data)
         except CorruptState:
-            return data  # in quarantine, for that reason
+            return data  # quarantined because it cannot be read
         again = []
         for kind, name, value in ops:
             if kind == b"s" and name == SEGMENTS:
@@ -431,7 +431,7 @@ class _Work:
                 value = self._value(self._record, codec.item_name(name), value)
             elif kind == b"e" and name.count(b" ") >= 2:
                 _, type, subject = name.decode("utf-8", "replace").split(" ", 2)
-                # Not counted: the event has a row of its own.
+                # Not counted: the event also has its own row.
                 value = self._convert(subject, codec.event_name(type, event), value)
             again.append(Op(kind, name, value))
         return pack(again)
@@ -442,7 +442,7 @@ class _Work:
         return again
 
     def _pages(self, table: Table) -> Iterable[list[tuple[dict[str, Any], bytes]]]:
-        """Rows of the record, each as its key and its data, some at a time."""
+        """Pages of the record's rows, each row as its key and its data."""
         own = [column for column in table.primary_key if column.name not in ("namespace", "record")]
         own += [table.c.event] if "event" in table.c and not table.c.event.primary_key else []
         mine = self._mine(table)
@@ -468,16 +468,15 @@ class _Work:
 
 # Compaction
 #
-# Whoever reads notices nothing, and no archiver waits for long. A chunk of records is one transaction. Records that
-# somebody else has locked are left for the next time. The newest change of a record stays a row: it tells how far the
-# record is archived. So do changes with a label, by which they are found, and messages that were handed down, which are
-# told from others by their version 0.
+# Readers see no difference, and no archiver waits for long. A portion of records is one transaction. Locked records are
+# left for the next time. The newest change of a record stays a row: it shows how far the record is archived. So do
+# changes with a label, by which they are found, and copies of inherited messages, which have version 0.
 
 
 def compact_page(part: Part, before_ms: int, *, after: int = 0) -> tuple[Compacted, int | None]:
-    """Pack old changes and messages of some records into compressed blocks, which are read as their rows were.
+    """Compact old changes and messages of some records into compressed blocks, which are read like rows.
 
-    Returns how much, and what `after` is for the next ones; None: those were the last.
+    Returns how much, and `after` for the next records; None: there are no others.
     """
     total = Compacted(0, 0, 0)
     with part.database.long_read(part.namespace) as sql:
@@ -493,7 +492,7 @@ def compact_page(part: Part, before_ms: int, *, after: int = 0) -> tuple[Compact
 
 
 def _candidates(sql: Sql, before_ms: int, after: int) -> tuple[dict[int, int], int | None]:
-    """Of the next records in order of their keys, those with enough old rows, and how many; and where to go on."""
+    """Those of the next records, in order of their keys, with enough old rows, and how many; and where to go on."""
     c = changes.c
     rows, further = following(sql, after, before_ms, _COMPACTED_TOGETHER)
     keys = [row.key for row in rows]
@@ -504,7 +503,7 @@ def _candidates(sql: Sql, before_ms: int, after: int) -> tuple[dict[int, int], i
 
 
 def _portions(counts: Mapping[int, int]) -> Iterator[list[int]]:
-    """The records in lists of about so many rows; one that has more is alone."""
+    """The records in lists of about `_ROWS` rows together; a larger record is alone."""
     some: list[int] = []
     for key, count in counts.items():
         if some and sum(counts[each] for each in some) + count > _ROWS:
@@ -516,7 +515,7 @@ def _portions(counts: Mapping[int, int]) -> Iterator[list[int]]:
 
 
 def compact(sql: Sql, some: Sequence[int], before_ms: int) -> Compacted:
-    """Pack old rows of these records, the oldest ones if there are many."""
+    """Compact old rows of these records, only the oldest if there are many."""
     r = records.c
     query = select(r.key, r.version).where(sql.among(r.key, some))
     heads = dict(tuple(row) for row in sql.execute(query.with_for_update(skip_locked=True)))
@@ -528,7 +527,7 @@ def compact(sql: Sql, some: Sequence[int], before_ms: int) -> Compacted:
     newest = _newest(sql, blocks.CHANGES, found), _newest(sql, blocks.MESSAGES, said)
     late = {record for record, rows in newest[0].items() if rows[-1][0] >= found[record][0][0]}
     late |= {record for record, rows in newest[1].items() if rows[-1][0] >= said[record][0][0]}
-    # Something was put back, or came late. As rows all of it is packed in order, the next time.
+    # Rows were put back, or came late. After this all are rows, and are packed in order the next time.
     blocks.expand(sql, sorted(late))
     found = {record: rows for record, rows in found.items() if record not in late}
     said = {record: rows for record, rows in said.items() if record not in late}
@@ -537,11 +536,11 @@ def compact(sql: Sql, some: Sequence[int], before_ms: int) -> Compacted:
 
 
 def _bounds(sql: Sql, heads: Mapping[int, int], before_ms: int) -> dict[int, int]:
-    """Up to which version each record may be packed: all of it is old, and is not its head."""
+    """The version up to which each record may be packed: all changes are old, and the head is excluded."""
     c = changes.c
     newer = func.min(case((c.time_ms >= before_ms, c.version)))
     query = select(c.record, newer).where(sql.among(c.record, list(heads))).group_by(c.record)
-    # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
+    # The server's clock may have been set back: a newer change keeps all changes after it, whatever their time.
     return {
         record: min(heads[record], heads[record] if first is None else first) - 1
         for record, first in sql.execute(query)
@@ -553,7 +552,7 @@ def _rows(sql: Sql, last: Mapping[int, int]) -> dict[int, list[blocks.ChangeRow]
     c = changes.c
     query = _up_to_last(sql, select(c.record, *blocks.CHANGE), c.record, c.version, last).where(c.label.is_(None))
     if len(last) == 1:
-        query = query.order_by(c.version).limit(_ROWS)  # of several there are no more, see `_portions`
+        query = query.order_by(c.version).limit(_ROWS)  # several records together have at most this many: `_portions`
     return _by_record(sql, query, blocks.ChangeRow)
 
 
@@ -568,7 +567,7 @@ def _messages(sql: Sql, last: Mapping[int, int]) -> dict[int, list[blocks.Messag
 
 
 def _by_record(sql: Sql, query: Select[Any], row: Callable[..., T]) -> dict[int, list[T]]:
-    # Sorted here: asked for the first so many of several records, PostgreSQL walks all of `changes` in that order.
+    # Sorted here: for an ORDER BY with LIMIT over several records PostgreSQL walks all of `changes` in that order.
     rows = sorted(map(tuple, sql.execute(query)), key=itemgetter(0, 1))
     return {record: [row(*rest) for _, *rest in group] for record, group in groupby(rows, itemgetter(0))}
 
@@ -576,13 +575,13 @@ def _by_record(sql: Sql, query: Select[Any], row: Callable[..., T]) -> dict[int,
 def _up_to_last(
     sql: Sql, query: Select[Any], record: Column[Any], version: Column[Any], last: Mapping[int, int]
 ) -> Select[Any]:
-    """Of a query those rows of these records that are not beyond a version."""
+    """Restrict a query to rows of these records up to their versions."""
     upto = sql.listed({"key": BigInteger(), "last": BigInteger()}, list(last.items()))
     return query.join_from(record.table, upto, and_(record == upto.c.key, version <= upto.c.last))
 
 
 def _newest(sql: Sql, kind: Kind, some: Iterable[int]) -> dict[int, Sequence[_Packed]]:
-    """What is in the newest block of each of these records."""
+    """The rows in the newest block of each of these records."""
     b = kind.table.c
     newest = select(b.record, func.max(kind.end).label("end")).where(sql.among(b.record, list(some)))
     top = newest.group_by(b.record).subquery()
@@ -591,7 +590,7 @@ def _newest(sql: Sql, kind: Kind, some: Iterable[int]) -> dict[int, Sequence[_Pa
 
 
 def _pack(sql: Sql, kind: Kind, found: Mapping[int, Sequence[_Packed]], newest: Mapping[int, Sequence[_Packed]]) -> int:
-    """Move rows, ascending, into blocks that go on from the newest there is; how many those are."""
+    """Move rows, ascending, into blocks after the newest existing one, which is filled up; return how many."""
     added: list[Row] = []
     for record, rows in found.items():
         for some in _cut([*newest.get(record, ()), *rows]):
@@ -609,7 +608,7 @@ def _pack(sql: Sql, kind: Kind, found: Mapping[int, Sequence[_Packed]], newest: 
 
 
 def _cut(rows: Iterable[_Packed]) -> Iterator[list[_Packed]]:
-    """The rows in lists that fit into a block."""
+    """The rows in lists that each fit into a block."""
     some: list[_Packed] = []
     size = 0
     for row in rows:

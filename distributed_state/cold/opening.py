@@ -1,7 +1,7 @@
-"""Opens an archive: brings its tables up to date, finds the namespace's own row, and has it alone if it is embedded.
+"""Opens an archive: migrates its tables, registers the namespace, and locks an embedded archive for one store.
 
-Law: one process at a time changes tables, all steps in one transaction; the namespace's row is written once; an archive
-that one store has alone is free again when that store is closed or its process dies.
+Law: one process at a time changes tables, all steps in one transaction; the namespace's row is written once; the lock
+of an embedded archive ends when its store is closed or its process dies.
 
 Design: sections 9, 14.
 """
@@ -29,11 +29,11 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.settings import create_private
 from distributed_state.values import chance
 
-_LOCK = 0x6473_7461_7465  # any number that others are unlikely to lock
+_LOCK = 0x6473_7461_7465  # an arbitrary number that other programs are unlikely to lock
 _alembic = threading.Lock()
 LAYOUT = 1
 _ADVICE = "another store has it open embedded; give all workers one Redis url to share it"
-_KILLED_SECONDS = 1.0  # PostgreSQL notices a moment later that a process was killed
+_KILLED_SECONDS = 1.0  # PostgreSQL takes a moment to notice that a process was killed
 _UNLIMITED = text(
     "SELECT set_config(name, '0', true) FROM pg_settings "
     "WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
@@ -42,15 +42,15 @@ _UNLIMITED = text(
 
 # The tables of this release
 #
-# In a process one thread at a time changes them, whatever the database: Alembic keeps in its modules which connection
-# it works on, so of two threads one would write into the other's database, or the process would end with a
-# segmentation fault.
+# Only one thread of a process changes them at a time, on any database: Alembic keeps the current connection in its
+# modules, so with two threads one would write into the other's database, or the process would end with a segmentation
+# fault.
 
 
 def ready(database: Database, may_migrate: bool) -> None:
-    """Bring the database to this release's revision if that may be done, else require that it is.
+    """Migrate the database to this release's revision if allowed; otherwise require that it has it.
 
-    Costs one small query if it is there already.
+    Costs one small query if it has it already.
     """
     with database.read() as sql:
         found = revision(sql)
@@ -74,19 +74,19 @@ def ready(database: Database, may_migrate: bool) -> None:
 
 
 def migrate(database: Database) -> None:
-    """Bring the database to this release's revision."""
+    """Migrate the database to this release's revision."""
     with database.long_write() as sql:
         if sql.postgresql:
-            # Others may be at it, for as long as it takes them.
+            # Another process may be migrating, for as long as that takes.
             sql.exec_driver_sql("SET LOCAL lock_timeout = 0")
             sql.execute(select(func.pg_advisory_xact_lock(_LOCK)))
-        # Whoever waited for the lock finds the work done.
+        # After a wait for the lock the work may be done.
         if revision(sql) != HEAD:
             _upgrade(sql.connection)
 
 
 def revision(sql: Sql) -> str | None:
-    """The revision that the database is at; None if it has none."""
+    """The revision of the database; None without tables."""
     if not inspect(sql.connection).has_table("alembic_version"):
         return None
     found: str | None = sql.execute(text("SELECT version_num FROM alembic_version")).scalar()
@@ -94,21 +94,21 @@ def revision(sql: Sql) -> str | None:
 
 
 def _upgrade(connection: Connection) -> None:
-    # Imported here because it takes a quarter of a second, and is needed once in a database's life.
+    # Imported here: it takes a quarter of a second, and is needed once for a database.
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
-    # Taken last, inside the transaction: whoever has it waits for nobody who could wait for it.
+    # Acquired last, inside the transaction: its holder waits for no lock that others hold while they wait for this one.
     with _alembic:
         command.upgrade(config, HEAD)
 
 
 def _after_fork() -> None:
     global _alembic
-    _alembic = threading.Lock()  # perhaps held by a thread that the child does not have
+    _alembic = threading.Lock()  # the old one may be held by a thread that the child lacks
 
 
 if hasattr(os, "register_at_fork"):
@@ -120,7 +120,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What Redis knows of a namespace in SQL."""
+    """A namespace in SQL as Redis has it noted."""
 
     namespace: str
     archive_id: str
@@ -138,14 +138,14 @@ def register(database: Database, namespace: str, partitions: int) -> tuple[str, 
                 with sql.begin_nested():
                     sql.execute(insert(namespaces), new)
             except exc.IntegrityError:
-                pass  # somebody registered it since we looked
+                pass  # another worker registered it since the query above
             row = _registered(sql)
         assert row is not None
     return row.archive_id, row.partitions
 
 
 def _registered(sql: Sql) -> Any:
-    """The row of a namespace, None if there is none. Raises ConfigurationError for the layout of another release."""
+    """The namespace's row, None without one. Raises ConfigurationError for the layout of another release."""
     row = sql.execute(select(namespaces).where(namespaces.c.namespace == sql.namespace)).first()
     if row is not None and row.layout != LAYOUT:
         raise ConfigurationError(f"namespace {sql.namespace} has layout {row.layout}, this release needs {LAYOUT}")
@@ -153,7 +153,7 @@ def _registered(sql: Sql) -> Any:
 
 
 def require_known(database: Database, known: Known) -> None:
-    """Raise ConfigurationError unless the database has this very namespace. Nothing is written."""
+    """Raise ConfigurationError unless the database has exactly this namespace. Nothing is written."""
     with database.read(known.namespace) as sql:
         row = _registered(sql)
     if row is None:
@@ -168,10 +168,10 @@ def require_known(database: Database, known: Known) -> None:
 
 
 def is_there(url: str, namespace: str, timeout: float) -> bool:
-    """Whether a database has anything of a namespace. Nothing is made there. Raises ColdUnavailable."""
+    """Whether a database has a namespace. Nothing is created. Raises ColdUnavailable."""
     file = sqlite_file(parse_url(url))
     if file is not None and not Path(file).exists():
-        return False  # connecting would make it
+        return False  # connecting would create it
     database = Database(url, timeout)
     try:
         with database.read(namespace) as sql:
@@ -180,25 +180,26 @@ def is_there(url: str, namespace: str, timeout: float) -> bool:
         database.close()
 
 
-# Alone
+# Exclusive use of an embedded archive
 #
-# Of SQLite the whole file, by a lock on another one beside it. Of PostgreSQL the namespace, by an advisory lock. A
-# transaction holds that, open for as long as the store is, on a connection apart: behind PgBouncer a session's lock
-# would stay with a connection that is lent to others. Such a transaction has no snapshot, so it holds up no vacuum.
+# SQLite: the whole file, by a lock on a second file beside it. PostgreSQL: the namespace, by an advisory lock. It is
+# held by a transaction on a connection of its own that stays open as long as the store: behind PgBouncer a session's
+# lock would stay with a connection that is lent to others. The transaction has no snapshot, so it does not delay
+# vacuum.
 
 
 @contextmanager
 def file_alone(url: str | URL) -> Iterator[None]:
-    """Have SQLite's file alone; nothing where there is none. Raises ConfigurationError if somebody else has it."""
+    """Lock SQLite's file; do nothing for other databases. Raises ConfigurationError if another store has it."""
     path = sqlite_file(parse_url(url))
     if path is None:
         yield
         return
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
-        raise ConfigurationError(f"{path}: there is no folder {folder}")  # FileLock would make it
+        raise ConfigurationError(f"{path}: there is no folder {folder}")  # FileLock would create it
     create_private(f"{path}.lock")
-    # Opened in one thread, perhaps closed in another.
+    # Acquired in one thread, perhaps released in another.
     lock = FileLock(f"{path}.lock", blocking=False, thread_local=False)
     try:
         lock.acquire()
@@ -214,7 +215,7 @@ def file_alone(url: str | URL) -> Iterator[None]:
 
 @contextmanager
 def namespace_alone(database: Database, name: str) -> Iterator[None]:
-    """Have a namespace of PostgreSQL alone; nothing elsewhere. Raises ConfigurationError if somebody else has it."""
+    """Lock a namespace of PostgreSQL; do nothing elsewhere. Raises ConfigurationError if another store has it."""
     if database.dialect != "postgresql":
         yield
         return
@@ -227,7 +228,7 @@ def namespace_alone(database: Database, name: str) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"{database.name}, namespace {name!r}: {_ADVICE}")
             time.sleep(0.02)
-        # Last, because it has no parameters: what has some keeps its snapshot until the next statement.
+        # Last, as it has no parameters: a statement with parameters keeps its snapshot until the next one.
         sql.execute(_UNLIMITED)
 
     with database.apart(take):

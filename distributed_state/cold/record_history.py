@@ -1,8 +1,8 @@
-"""Reads records and their commits back, and says which of some commits SQL has.
+"""Reads records and their commits, and checks which commits SQL has.
 
-Law: a state is its latest snapshot and the fold of the changes after it, in order. There is one row of `changes` per
-version: what a new epoch replaced was moved to quarantine when it was archived. A commit is read as it was written; a
-commit is known by its event, never by record and version.
+Law: a state is its latest snapshot and the changes after it, folded in order. `changes` has one row for each version:
+versions that a new epoch replaced went to quarantine when that was archived. A commit is read as it was written; it is
+identified by its event, never by record and version.
 
 Design: sections 9, 11, 14.
 """
@@ -57,11 +57,11 @@ from distributed_state.values.model import DELETED, RESTORED, SEGMENTS, unescape
 log = logging.getLogger(__name__)
 _PAGE = 200
 _GONE = {DELETED: b"1"}
-_STILL = ("checkpoint", "switch", "lifetime")  # kinds of commits that change nothing of what a rollback restores
+_STILL = ("checkpoint", "switch", "lifetime")  # kinds of commits that change nothing that a rollback restores
 
 
 def snapshot_row(key: int, state: State) -> Row:
-    """The row of `snapshots` that keeps a state of the record with this number."""
+    """The row of `snapshots` for a state of the record with this key."""
     data = pack((b"s", name, value) for name, value in state.fields.items())
     return (key, state.version, state.epoch, data)
 
@@ -82,7 +82,8 @@ def note_shown(sql: Sql, bases: Mapping[str, State]) -> None:
 def load(sql: Sql, record: str, *, window: int) -> Loaded | None:
     """The head of a record and its last `window` visible messages, in three statements.
 
-    None if it was never archived. One that was erased, or purged when deleted, has only `#deleted` and its version.
+    None if it was never archived. A record that was erased, or purged when deleted, has only `#deleted` and its
+    version.
     """
     head = _head_with_snapshot(sql, record)
     if head is None:
@@ -117,11 +118,12 @@ def _head_with_snapshot(sql: Sql, record: str) -> Head | None:
 
 @cache
 def _head() -> Select[Any]:
-    """Made once: this is what a new session waits for, and making it takes as long as executing it."""
+    """Built once: each new session waits for this query, and building it takes as long as executing it."""
     r = records.c
     s = snapshots.c
     namespace = bindparam("wanted_namespace", type_=TEXT)
-    # The key does not depend on the row found: PostgreSQL looks the snapshot up by it, and could else hash them all.
+    # The key does not depend on the joined row: so PostgreSQL looks the snapshot up by it, rather than hash all of
+    # them.
     named = records.alias("named").c
     wanted = and_(named.namespace == namespace, named.record == bindparam("wanted", type_=TEXT))
     same = s.record == select(named.key).where(wanted).scalar_subquery()
@@ -139,7 +141,7 @@ def _warn_of_gap(record: str, before: int, version: int) -> None:
 
 
 def state_at(sql: Sql, record: str, version: int) -> State:
-    """The state of a record at a version. Raises NotFound saying which versions there are."""
+    """The state of a record at a version. Raises NotFound with the oldest and newest versions."""
     head = find(sql, record)
     if head is None:
         raise NotFound(f"{record} is not in the archive")
@@ -154,9 +156,9 @@ def state_at(sql: Sql, record: str, version: int) -> State:
 
 
 def states(sql: Sql, targets: Mapping[str, int]) -> dict[str, State]:
-    """The states of many records, each at its target version; a record of which nothing is left is left out.
+    """The states of many records, each at its target version; records without any data are left out.
 
-    The version of a state is that of the last change found, which is lower than the target if that one is missing.
+    A state has the version of the last change found, which is lower than the target if that is missing.
     """
     found: dict[str, State] = {}
     for chunk in chunks(targets.items(), 2000):
@@ -170,7 +172,7 @@ def _fold_states(sql: Sql, targets: Sequence[Row], found: dict[str, State]) -> N
     r = records.c
     wanted = sql.listed({"record": TEXT, "target": BigInteger()}, targets)
     same = and_(r.namespace == sql.namespace, r.record == wanted.c.record)
-    # Outer joins are done in this order. Of inner ones SQLite takes the list last, for each row that there is.
+    # Outer joins run in this order. With inner ones SQLite takes the list last, for each existing row.
     named = select(r.key, r.record, wanted.c.target).select_from(wanted.outerjoin(records, same)).cte("named")
     base = select(func.max(s.version)).where(s.record == named.c.key, s.version <= named.c.target).scalar_subquery()
     bases = select(named.c.key, named.c.record, named.c.target, base.label("base")).cte("bases")
@@ -183,14 +185,14 @@ def _fold_states(sql: Sql, targets: Sequence[Row], found: dict[str, State]) -> N
     around = and_(b.record == bases.c.key, b.last > func.coalesce(bases.c.base, 0), b.first <= bases.c.target)
     packed = select(b.record, literal(""), b.last, b.data)
     later = blocks.steps(sql, rows.join_from(bases, changes, after), packed.join_from(bases, change_blocks, around))
-    # Sorted here: asked to sort, SQLite walks all of `changes` in that order.
+    # Sorted here: with ORDER BY, SQLite walks all of `changes` in that order.
     ordered = groupby(sorted(later, key=itemgetter(0, 2)), key=itemgetter(0))
     changed = {key: list(rows_) for key, rows_ in ordered}
     for key, (_, record, target, base, epoch, data) in known.items():
         fields = {} if epoch is None else _fields(data)
         version = base
         for _, its_epoch, its_version, steps in changed.get(key, ()):
-            if (base or 0) < its_version <= target:  # a block has what lies outside, too
+            if (base or 0) < its_version <= target:  # a block also has versions outside of the range
                 fold(fields, unpack(steps))
                 epoch, version = its_epoch, its_version
         if epoch is not None:
@@ -201,11 +203,11 @@ def _fields(snapshot: bytes) -> dict[bytes, bytes]:
     return {op.name: op.value for op in unpack(snapshot)}
 
 
-# Which versions there are
+# Existing versions
 
 
 def applied(sql: Sql, record: str, event: str, since_ms: int) -> int:
-    """The version that a commit of a record became, 0 if it did not. Raises NotFound if that was purged."""
+    """The version that a commit of a record became, 0 if it was not archived. Raises NotFound if that was purged."""
     c = changes.c
     here = c.record == key_of(sql, record)
     version = sql.execute(select(c.version).where(here, c.event == event)).scalar()
@@ -213,7 +215,7 @@ def applied(sql: Sql, record: str, event: str, since_ms: int) -> int:
         return int(version)
     head = find(sql, record)
     first = _first(sql, key_of(sql, record))
-    # What the first that is left does not follow was purged, and is no newer.
+    # Changes before the first remaining one were purged, and are not newer than it.
     purged_ms = head["updated_ms"] if head and not first else first[1] if first and first[0] > 1 else -1
     if purged_ms >= since_ms:
         raise NotFound(f"{record}: what was committed lately was purged")
@@ -221,7 +223,7 @@ def applied(sql: Sql, record: str, event: str, since_ms: int) -> int:
 
 
 def _first(sql: Sql, key: blocks.Key) -> tuple[int, int] | None:
-    """The version and the time of the first change of a record that is kept."""
+    """The version and the time of the first remaining change of a record."""
     c, b = changes.c, change_blocks.c
     queries = (
         select(c.version, c.time_ms).where(c.record == key).order_by(c.version),
@@ -243,19 +245,19 @@ def has_version(sql: Sql, record: str, version: int) -> bool:
     return sql.execute(select(q.id).where(refused)).first() is None
 
 
-# Steps back. A rollback is not a step, so the changes that it took back are not met again
+# Steps back. A rollback is not a step, and the changes that it undid are skipped
 
 
 def step_back(sql: Sql, record: str, version: int, steps: int) -> int:
-    """The version whose state is `steps` before that of `version`, on the way on which it came about.
+    """The version `steps` before `version`, along the states that led to it.
 
-    A rollback is no step: from it the way leads on from the version whose state it is, so what it took back is not met
-    again. Nor is a commit that changes no state. Read are as many rows as steps, however long the history is.
+    A rollback is not a step: from it the way goes on from the version that it restored, so changes that it undid are
+    skipped. Commits that change no state are not steps either. As many rows are read as steps, even in a long history.
     """
     at = version
     left = steps
     while left:
-        # One more than steps: the first is where we stand.
+        # One more than the steps: the first is the start.
         way = _way(sql, key_of(sql, record), at, left + 1)
         back = next(((passed, source) for passed, row in enumerate(way) if (source := _source(*row))), None)
         if back is not None:
@@ -264,7 +266,7 @@ def step_back(sql: Sql, record: str, version: int, steps: int) -> int:
             continue
         found = [version for version, _ in way]
         if len(found) <= left and (first := oldest(sql, record)) <= at and first not in found:
-            found.append(first)  # what a purge or an import left of the way here
+            found.append(first)  # the base that a purge or an import left
         if len(found) <= left:
             there = steps - left + max(len(found) - 1, 0)
             raise NotFound(f"{record[:200]}: {steps} steps back from version {version} there is nothing, only {there}")
@@ -273,7 +275,7 @@ def step_back(sql: Sql, record: str, version: int, steps: int) -> int:
 
 
 def _way(sql: Sql, key: blocks.Key, last: int, count: int) -> list[tuple[int, bytes | None]]:
-    """The newest changes of state up to a version, and of those that are rollbacks what they did."""
+    """The newest changes of state up to a version, with the data of those that are rollbacks."""
     c = changes.c
     kept = and_(c.record == key, c.version <= last, or_(c.kind.not_in(_STILL), c.version == 1))
     query = select(c.version, case((c.kind == "rollback", c.data)).label("data")).where(kept)
@@ -291,7 +293,7 @@ def _way(sql: Sql, key: blocks.Key, last: int, count: int) -> list[tuple[int, by
 
 
 def _source(version: int, data: bytes | None) -> int:
-    """The version whose state a rollback is, 0 if this is none. A file that was imported may say anything."""
+    """The version that a rollback restored; 0 for other changes. An imported file may contain anything here."""
     marks = [op.value for op in unpack(data or b"") if op.name == RESTORED and op.value.isdigit()]
     source = int(marks[-1][:19]) if marks else 0
     return source if source < version else 0
@@ -303,10 +305,10 @@ def _source(version: int, data: bytes | None) -> int:
 def messages_of(
     sql: Sql, record: str, runs: Sequence[Segment], parent: str | None = None, key: int | None = None
 ) -> dict[int, bytes]:
-    """The messages of these runs by sequence number, wherever along the lineage they are kept.
+    """The messages of these runs by sequence number, wherever along the lineage they are stored.
 
-    A fork that is not archived has no copies of its own yet; `parent`, what it was made from, has those it was handed.
-    `key` is the number of the record, if it is known.
+    A fork that is not archived has no copies of its own yet; its `parent` has copies of the messages that it inherited.
+    `key` is the record's key, if it is known.
     """
     found: dict[int, bytes] = {}
     m = messages.c
@@ -323,7 +325,7 @@ def messages_of(
         kept: dict[int, dict[int, bytes]] = {}
         for place, seq, data in blocks.messages_in(sql, places, handed):
             kept.setdefault(place, {})[seq] = data
-        # Copies come last and stay: the source may have been purged or erased, and begun again since.
+        # Copies come last and win: the source may have been purged, or erased and begun again since.
         last = (known.get(record), known.get(parent or ""))
         for place in sorted(kept, key=lambda place: (place == last[0], place == last[1])):
             found.update(kept[place])
@@ -331,7 +333,7 @@ def messages_of(
 
 
 def message_lengths(sql: Sql, record: str, runs: Sequence[Segment]) -> dict[int, int]:
-    """How many bytes the messages of these runs have at most, by sequence number."""
+    """The sizes in bytes of the messages of these runs, or upper limits, by sequence number."""
     some = keys(sql, {run.source for run in runs} | {record}).values()
     found: dict[int, int] = {}
     for run in runs:
@@ -341,9 +343,9 @@ def message_lengths(sql: Sql, record: str, runs: Sequence[Segment]) -> dict[int,
 
 
 def since(sql: Sql, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
-    """What follows the last message that was committed before a time, in the order of the runs.
+    """The rest of the runs after the last message that was committed before a time.
 
-    A message whose commit was purged is older than every commit that was not; that is all that is known of it.
+    A message whose commit was purged is older than every commit that was not; its exact time is unknown.
     """
     m = messages.c
     c = changes.c
@@ -354,7 +356,8 @@ def since(sql: Sql, record: str, runs: Sequence[Segment], since_ms: int) -> list
             return list(runs[at:])
         mine = and_(m.record == source, m.seq >= run.start, m.seq < run.stop)
         same = and_(c.record == m.record, c.version == m.version)
-        # In the order of the key, so that the search ends at the first: what it passes is hidden and not passed again.
+        # In the order of the key, so that the search ends at the first: messages before it are hidden and not read
+        # again.
         query = select(m.seq).join(changes, same).where(mine, c.time_ms >= since_ms).order_by(m.seq).limit(1)
         newer = [sql.execute(query).scalar(), blocks.first_since(sql, source, run.start, run.stop, since_ms)]
         first = min((seq for seq in newer if seq is not None), default=None)
@@ -364,7 +367,7 @@ def since(sql: Sql, record: str, runs: Sequence[Segment], since_ms: int) -> list
 
 
 def overfull(sql: Sql, keep: int | None, before_ms: int | None, after: int) -> tuple[list[str], int | None]:
-    """Of the next records those that show more than `keep` messages, or older ones; and where to go on."""
+    """Those of the next records that show more than `keep` messages, or older ones; and where to go on."""
     created = before_ms if keep is None and before_ms is not None else LARGEST
     rows, further = following(sql, after, created, _PAGE)
 
@@ -407,7 +410,7 @@ def outlines(
     limit: int | None = None,
     most: int | None = None,
 ) -> list[JournalEntry]:
-    """The changes between two versions as `entries` has them, without what their messages and items say."""
+    """The changes as from `entries`, but without the contents of their messages and items."""
     key = keys(sql, [record]).get(record)
     rows = [] if key is None else blocks.changes_between(sql, key, after, before, limit, most)
     return [_entry(record, row, row.data) for row in rows]
@@ -436,9 +439,9 @@ def whole(
     limit: int | None = None,
     most: int | None = None,
 ) -> list[tuple[str, JournalEntry]]:
-    """The changes of a record between two versions as they were committed, with what was kept apart, and their epochs.
+    """The changes of a record between two versions as committed, messages and items included, with their epochs.
 
-    What a purge removed is empty.
+    Contents that a purge removed are empty.
     """
     found = []
     rows = blocks.changes_between(sql, key, after, before, limit, most)
@@ -459,7 +462,7 @@ def _entry(record: str, row: blocks.ChangeRow, steps: bytes) -> JournalEntry:
 
 
 def _fitting(sql: Sql, key: int, rows: list[blocks.ChangeRow], most: int) -> list[blocks.ChangeRow]:
-    """The first of these changes: `most` bytes together with what is kept apart, or one."""
+    """The first of these changes: `most` bytes together with their messages and items, or one change."""
     apart = [_apart(row.data) for row in rows]
     numbers = [int(op.name) for ops in apart for op in ops if op.kind == b"m"]
     said = blocks.lengths(sql, [key], min(numbers), max(numbers) + 1) if numbers else {}
@@ -479,7 +482,7 @@ def _fitting(sql: Sql, key: int, rows: list[blocks.ChangeRow], most: int) -> lis
 
 
 def _apart(data: bytes) -> list[Op]:
-    """The steps whose values another table has."""
+    """The operations whose values are in another table."""
     steps = unpack(data) if b"m" in data or b"p" in data else []
     return [op for op in steps if op.kind in (b"m", b"p") and not op.value]
 
@@ -496,11 +499,11 @@ def _together(version: int, data: bytes, said: Mapping[int, bytes], put: Mapping
     return pack(op._replace(value=whole(op)) for op in unpack(data))
 
 
-# Which of some commits SQL has
+# Checks whether SQL has some commits
 
 
 def holds(sql: Sql, record: str, version: int, event: str) -> bool:
-    """Whether this very change was archived, or what it did was, with a later version."""
+    """Whether this change was archived, or its effect was, in a later version."""
     q = quarantine.c
     kept = blocks.changes_between(sql, key_of(sql, record), version - 1, version + 1, None)
     if event in {row.event for row in kept}:
@@ -510,7 +513,7 @@ def holds(sql: Sql, record: str, version: int, event: str) -> bool:
 
 
 def known_commits(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> Commits:
-    """What SQL has of these entries of an epoch, and of their records."""
+    """Which of these entries of an epoch SQL has, and how far their records are archived."""
     return Commits(
         lacking(sql, partition, epoch, entries),
         heads(sql, [entry.record for entry in entries if entry.record]),
@@ -519,7 +522,7 @@ def known_commits(sql: Sql, partition: int, epoch: str, entries: Sequence[Journa
 
 
 def heads(sql: Sql, wanted: Iterable[str]) -> dict[str, Archived]:
-    """How far each record is archived; an erased one up to the version that was erased. The others are left out."""
+    """How far each record is archived; an erased one up to the erased version. Unknown records are left out."""
     c = changes.c
     found: dict[str, Archived] = {}
     for chunk in chunks(sorted(set(wanted)), 500):
@@ -530,7 +533,7 @@ def heads(sql: Sql, wanted: Iterable[str]) -> dict[str, Archived]:
         )
         for row in sql.execute(query).all():
             record = hashes.get(row.record, row.record)
-            # The row of the record itself wins: one that was erased may have begun again.
+            # The record's own row wins: an erased record may have begun again.
             if row.record == record or record not in found:
                 found[record] = Archived(row.version, row.epoch, 0, "")
         names = _wanted(sql, ((record, found[record].version) for record in chunk if record in found))
@@ -542,7 +545,7 @@ def heads(sql: Sql, wanted: Iterable[str]) -> dict[str, Archived]:
 
 
 def lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
-    """The events of those entries that SQL holds nowhere, without those whose record was erased since.
+    """The events of those entries that SQL lacks, except for records that were erased since.
 
     Marks, which change nothing, are left out, too.
     """
@@ -560,13 +563,13 @@ def lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry
 
 
 def _events_of(sql: Sql, wanted: FromClause) -> Iterator[str]:
-    """The events of the changes of these versions, in rows and in blocks, and of others that are in those blocks."""
+    """The events of the changes of these versions, in rows and in blocks, and of all others in those blocks."""
     b = change_blocks.c
     around = and_(b.record == records.c.key, b.first <= wanted.c.version, b.last >= wanted.c.version)
     found = select(b.record, b.last, b.data).select_from(_named(sql, wanted).outerjoin(change_blocks, around))
     packed = found.distinct().subquery()
     rows = select(changes.c.event, literal(b"", LargeBinary)).select_from(_changes(sql, wanted))
-    # One statement, which sees one moment: rows may become a block meanwhile, and a block rows.
+    # One statement sees one snapshot: compaction may move rows to a block meanwhile, or back.
     for event, data in sql.execute(union_all(rows, select(literal("", TEXT), packed.c.data))):
         if data:
             yield from (row.event for row in blocks.unpack_changes(data))
@@ -575,7 +578,7 @@ def _events_of(sql: Sql, wanted: FromClause) -> Iterator[str]:
 
 
 def _purged(sql: Sql, entries: Sequence[JournalEntry]) -> set[str]:
-    """Those of a version before the oldest that is kept of their record: nothing of them may come back."""
+    """Those of a version before their record's oldest remaining one: nothing of them may come back."""
     c = changes.c
     oldest: dict[str, int] = {}
     names = {key: record for record, key in record_index.keys(sql, {entry.record for entry in entries}).items()}
@@ -587,12 +590,12 @@ def _purged(sql: Sql, entries: Sequence[JournalEntry]) -> set[str]:
 
 
 def _alone(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
-    """Those that belong to no record and that SQL has: events that were written alone. Marks have none."""
+    """The entries without a record that SQL has: events that were written alone. Marks always count as had."""
     e = events.c
     alone = {f"{entry.event.rpartition('.')[0]}.0": entry for entry in entries if not entry.record}
     held = {entry.event for entry in alone.values() if not entry.data}
     for chunk in chunks([entry for entry in alone.values() if entry.data], 500):
-        # By their numbers, which the primary key has; of two histories two events may have the same one.
+        # By their numbers, which are in the primary key; in two histories two events may have the same one.
         numbers = [int(unpack(entry.data)[0].name.partition(b" ")[0]) for entry in chunk]
         here = and_(e.namespace == sql.namespace, e.partition == partition, e.epoch == epoch, e.offset.in_(numbers))
         found = sql.execute(select(e.id).where(here)).scalars()
@@ -605,11 +608,11 @@ def _wanted(sql: Sql, pairs: Iterable[tuple[str, int]]) -> FromClause:
 
 
 def _changes(sql: Sql, wanted: FromClause) -> Join:
-    """The changes of these records and versions, without values where there is none."""
+    """The changes of these records and versions, with NULLs for missing ones."""
     same = and_(changes.c.record == records.c.key, changes.c.version == wanted.c.version)
     return _named(sql, wanted).outerjoin(changes, same)
 
 
 def _named(sql: Sql, wanted: FromClause) -> Join:
-    # An outer join is done in this order. Of an inner one SQLite takes the list last, for each change that there is.
+    # An outer join runs in this order. With an inner one SQLite takes the list last, for each existing change.
     return outerjoin(wanted, records, and_(records.c.namespace == sql.namespace, records.c.record == wanted.c.record))

@@ -1,7 +1,8 @@
-"""The rows of `records`: one per record, how it stands at its head, and the number that names it in other tables.
+"""The rows of `records`: one per record, with its state at the head and the key by which other tables name it.
 
-Law: who changes a record locks its row first. The rows of `tags` are the tags of the record's head, in order of its
-text. A row follows the entries of the journal; bytes in them that cannot be read are named, never guessed.
+Law: a transaction that changes a record locks its row first. The rows of `tags` are the tags at the record's head, in
+the order of its text. A row follows the entries of the journal; unreadable bytes in them raise an error that names
+them.
 
 Design: section 9.
 """
@@ -42,7 +43,7 @@ LARGEST = 2**63 - 1
 
 
 class ParsedEvent(NamedTuple):
-    """An event as it stands in a journal entry. `offset` is its place among the partition's events."""
+    """An event in a journal entry. `offset` is its number among the partition's events."""
 
     offset: int
     id: str
@@ -53,12 +54,12 @@ class ParsedEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Parsed:
-    """An entry with its steps, and what of them the tables keep in columns of their own."""
+    """An entry with its operations, and the values that the tables have in columns of their own."""
 
     entry: JournalEntry
     partition: int
     epoch: str
-    data: bytes  # the steps as `changes` has them: without what messages and items say, which those tables have
+    data: bytes  # the operations as in `changes`: messages and items are without contents, which their tables have
     label: str | None = None
     messages: Sequence[tuple[int, bytes]] = ()
     items: Sequence[tuple[tuple[bytes, bytes], bytes]] = ()  # collection and key, and the frame; empty: deleted
@@ -66,27 +67,27 @@ class Parsed:
     owner: str | None = None
     parent: str | None = None
     parent_version: int = 0
-    shows: int | None = None  # the version whose items it shows from now on, below a new layer; 0: none of before
-    touched: Collection[bytes] = ()  # which of these fields were set or deleted
+    shows: int | None = None  # the version whose items it shows from now on, below a new layer; 0: no earlier ones
+    touched: Collection[bytes] = ()  # which of the reserved fields were set or deleted
     deleted: bool = False
-    tags: Sequence[tuple[str, bool]] = ()  # in order, whether it is there then; '': all go
+    tags: Sequence[tuple[str, bool]] = ()  # in order: set or removed; '': all are removed
     lifetime: str | None = None
     phase: str | None = None
     events: Sequence[ParsedEvent] = ()
 
     @property
     def ops(self) -> list[Op]:
-        """The steps, read once more: few are asked for, and kept they would be most of what the collector walks."""
+        """The operations, read again: few callers need them, and stored ones would slow the garbage collector."""
         return unpack(self.entry.data)
 
 
 def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
-    """Read an entry. Raises ValueError or CorruptState if no database could hold it as it is.
+    """Read an entry. Raises ValueError or CorruptState if no database could store it.
 
-    Raises UnknownStep if it may well, and only a newer release knows how.
+    Raises UnknownStep if only a newer release can read it.
     """
     steps = unpack(entry.data)
-    # Before anything that may be wrong with it: what cannot be read is put aside, and this may not be.
+    # Before any other check: unreadable entries go to quarantine, and this one must not.
     _refuse_unknown(entry, partition, steps)
     "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
     if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
@@ -108,7 +109,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
         elif kind == b"e":
             events.append(_parsed_event(entry.event, len(events), op))
         elif kind == b"p" or kind == b"q":
-            # An empty frame is what stands for a deleted item.
+            # An empty frame means a deleted item.
             if (kind == b"p") != bool(value):
                 raise ValueError(f"a step {kind.decode()} with {len(value)} bytes")
             items[item_of(name)] = value
@@ -118,7 +119,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
             tags.append((tag_of(name), kind == b"s"))
         elif name[:1] == b"#":
             _read_reserved(parsed, op)
-    # What there is none of is shared: the collector would walk an empty list of each entry.
+    # Empty values are shared: the garbage collector would walk an empty list for each entry.
     parsed.messages, parsed.items, parsed.events = messages or (), tuple(items.items()), events or ()
     parsed.tags = tags or ()
     if messages or items:
@@ -135,12 +136,12 @@ def _refuse_unknown(entry: JournalEntry, partition: int, steps: Sequence[Op]) ->
 
 
 def _is_kept_apart(op: Op, items: Mapping[tuple[bytes, bytes], bytes]) -> bool:
-    # Of two steps for one item `items` has the last.
+    # If an item has two operations, `items` has the last one.
     return op.kind == b"m" or (op.kind == b"p" and items[item_of(op.name)] == op.value)
 
 
 def happened(entry: JournalEntry, partition: int, epoch: str) -> list[Happened]:
-    """The events of an entry as `events` has them, none if it cannot be read."""
+    """The events of an entry as they are in `events`; an empty list if it cannot be read."""
     try:
         found = parse(entry, partition, epoch).events
     except (ValueError, CorruptState):
@@ -154,7 +155,7 @@ def happened(entry: JournalEntry, partition: int, epoch: str) -> list[Happened]:
 
 
 def phase_text(value: bytes) -> str:
-    """What is in a `#phase` field, escaped as labels are."""
+    """The content of a `#phase` field, escaped as labels are."""
     return escape(value.decode("utf-8", "surrogatepass"))
 
 
@@ -164,7 +165,7 @@ def parent_record(value: bytes) -> str:
 
 
 def lifetime_text(value: bytes) -> str:
-    """What is in a `#lifetime` field, if it can be read."""
+    """The content of a `#lifetime` field. Raises ValueError if it cannot be read."""
     idle_ms, _, until_ms = value.partition(b" ")
     if not 0 <= int(idle_ms) <= LARGEST or not 0 <= int(until_ms) <= LARGEST:
         raise ValueError("a lifetime outside of 0 .. 2**63 - 1")
@@ -179,14 +180,14 @@ def _number(text: bytes, what: str) -> int:
 
 
 def _parsed_event(event: str, number: int, op: Op) -> ParsedEvent:
-    """The event in a step of kind `e`. It is called after the commit that it was written with."""
+    """The event of an operation of kind `e`. Its id is derived from its commit's."""
     place, type, subject = op.name.split(b" ", 2)
     offset = _number(place, "event")
     return ParsedEvent(offset, f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
 
 
 def subject(data: bytes) -> str:
-    """What the first event in these steps is about, "" if that cannot be read."""
+    """The subject of the first event in these operations, "" if it cannot be read."""
     try:
         return unpack(data)[0].name.split(b" ", 2)[2].decode("utf-8", "replace")
     except (CorruptState, IndexError):
@@ -205,7 +206,7 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
         parsed.parent_version = 0 if value is None else _number(value.rpartition(b"@")[2], "version")
     elif op.name == ITEMS and value is not None:
-        # Where the record gets its first ones, or is forked, it has no second word; and a repair brings a state whole.
+        # The second word is missing where the record gets its first items or is forked; a repair brings a state whole.
         since, _, below = value.partition(b" ")
         if below and _number(since, "version") == parsed.entry.version:
             parsed.shows = _number(below, "version")
@@ -228,7 +229,7 @@ def _text(value: bytes) -> str:
 
 
 def refuse_long(item: Parsed) -> None:
-    """Raise ValueError for a text that is longer than an index holds; whoever wrote it was to be refused."""
+    """Raise ValueError for a text that is too long for an index; the API should have refused it."""
     _within("record", item.entry.record)
     _within("event", item.entry.event)
     _within("owner", item.owner)
@@ -243,49 +244,47 @@ def refuse_long(item: Parsed) -> None:
 
 def _within(column: str, text: str | None) -> None:
     most = LONGEST[column]
-    # Most are so short that their bytes need not be counted.
+    # Most texts are so short that their bytes need not be counted.
     if text and len(text) * 4 > most and len(text.encode()) > most:
         raise ValueError(f"{column}: {len(text.encode())} bytes are more than the {most} that an index holds")
 
 
-NOWHERE = -1  # the partition of rows that are about no record
-ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
+NOWHERE = -1  # the partition of rows that belong to no record
+ERASED = "erased"  # the scope of rows that only keep the version of an erased record
 _SAID = {OWNER: "owner", PARENT: "parent", LIFETIME: "lifetime", PHASE: "phase", DELETED: "deleted"}
-ABOUT = ("owner", "parent", "lifetime", "phase")  # what a row says of what is in its record
-LISTED = 10_000  # records of a namespace whose names are listed when a partition starts
-LISTED_MS = (
-    60_000  # a record that changes moves to the front of listings once in so long: `listed_ms` is behind by less
-)
+ABOUT = ("owner", "parent", "lifetime", "phase")  # columns that come from a record's fields
+LISTED = 10_000  # records of a namespace whose names are still listed when a partition starts
+LISTED_MS = 60_000  # a record moves to the front of listings at most this often: `listed_ms` lags by less
 Head = Mapping[Any, Any]
 _NAMES = [column.name for column in records.columns]
 _COLUMNS = [column for column in records.columns if column is not records.c.key]
 _RARE = ("partition", "owner", "deleted", "parent", "lifetime", "phase")
-_USUAL = ("epoch", "version", "updated_ms", "listed_ms", "size")  # what else a commit may change
+_USUAL = ("epoch", "version", "updated_ms", "listed_ms", "size")  # columns that most commits change
 
 
 def hashed(namespace: str, record: str) -> str:
-    """The text under which the version of an erased record is kept."""
+    """The text under which the version of an erased record is stored."""
     return "hash:" + hashlib.sha256(f"{namespace}\0{record}".encode()).hexdigest()
 
 
 def forgotten(namespace: str, user: str) -> str:
-    """The text under which it is kept that all of a user was forgotten, and when. No record has such a name."""
+    """The text under which the time is stored when a user was forgotten. No record has such a name."""
     return hashed(namespace, f"forgotten:{user}")
 
 
 def erased_unknown(namespace: str, record: str) -> str:
-    """The name of the row that says when a record was erased that SQL did not know then."""
+    """The text under which the time is stored when a record was erased that SQL did not know then."""
     return hashed(namespace, f"unknown:{record}")
 
 
 def erased(sql: Sql, names: Collection[str]) -> dict[str, Head]:
-    """What is left of those of these records that were erased, the row with the version up to which it was."""
+    """The rows that remain of those of these records that were erased, with the erased version."""
     stones = {hashed(sql.namespace, name): name for name in names}
     return {stones[stone]: row for stone, row in rows(sql, stones).items()}
 
 
 def find(sql: Sql, record: str) -> Head | None:
-    """The row of a record, or the one that was left when it was erased."""
+    """The row of a record, or the one that remains after its erasure."""
     names = [record, hashed(sql.namespace, record)]
     query = select(records).where(records.c.namespace == sql.namespace, records.c.record.in_(names))
     rows = {row["record"]: row for row in sql.execute(query).mappings()}
@@ -299,29 +298,29 @@ def version(sql: Sql, record: str) -> int | None:
 
 
 def rows(sql: Sql, wanted: Iterable[str]) -> dict[str, Head]:
-    """Rows as they are, by the texts of their records."""
+    """The rows of these records, by their texts."""
     return _rows(sql, select(records), wanted)
 
 
 def lock(sql: Sql, wanted: Iterable[str]) -> dict[str, Head]:
-    """Read rows and hold them until the transaction ends, always in the same order."""
+    """Read rows and lock them until the transaction ends, always in the same order."""
     return _rows(sql, select(records).order_by(records.c.record).with_for_update(), wanted)
 
 
 def _rows(sql: Sql, query: Select[Any], wanted: Iterable[str]) -> dict[str, Head]:
     found = sql.rows(query.where(records.c.namespace == sql.namespace), records.c.record, wanted)
-    # Plain dicts: of a batch of many records it is what their rows cost most.
+    # Plain dicts: for a batch of many records, SQLAlchemy's rows would be the largest cost.
     found = (dict(zip(_NAMES, row, strict=True)) for row in found)
     return {row["record"]: row for row in found}
 
 
 def following(sql: Sql, after: int, before_ms: int, limit: int) -> tuple[Sequence[Any], int | None]:
-    """The next records in order of their numbers that were there before a time, without erased ones.
+    """The next records in the order of their keys that existed before a time, without erased ones.
 
-    And what `after` is for those after them; None: these are the last.
+    And `after` for the next call; None: these are the last.
     """
     r = records.c
-    # Along the primary key. By an index of the namespace, which this is not, PostgreSQL would sort all for each page.
+    # Along the primary key: with the namespace's index, which `+ ""` avoids, PostgreSQL would sort all for each page.
     mine = and_(r.namespace + "" == sql.namespace, r.key > after, r.created_ms < before_ms, r.scope != ERASED)
     query = select(r.key, r.record, r.version, r.deleted, r.updated_ms).where(mine)
     found = sql.execute(query.order_by(r.key).limit(limit)).all()
@@ -329,10 +328,10 @@ def following(sql: Sql, after: int, before_ms: int, limit: int) -> tuple[Sequenc
 
 
 def known_names(sql: Sql, partition: int) -> list[str] | None:
-    """All records of a partition, those in quarantine too; None if that is a long list, or of an erased one."""
+    """All records of a partition, including quarantined ones; None if there are too many, or one was erased."""
     given = {"wanted_namespace": sql.namespace, "wanted_partition": partition, "listed": LISTED}
     found = sql.execute(_known_names(), given).all()
-    # Of one that was erased there is only a hash, and its versions go on if it begins again.
+    # An erased record has only a hash, and its versions go on if it begins again.
     if any(not record or scope == ERASED for record, scope in found):
         return None
     return sorted({record for record, _ in found})
@@ -340,34 +339,34 @@ def known_names(sql: Sql, partition: int) -> list[str] | None:
 
 @cache
 def _known_names() -> CompoundSelect[Any]:
-    """Made once, as each partition that starts waits for it. A row without a name says that there are too many."""
+    """Built once, as each partition waits for it when it starts. A row without a name means that there are too many."""
     q, r = quarantine.c, records.c
     namespace = bindparam("wanted_namespace", type_=TEXT)
     partition = bindparam("wanted_partition", type_=Integer)
-    # A look at the index, whatever it holds. Rows of one partition are found only by looking at all of them.
+    # One lookup in the index, however many records there are. Those of one partition need a scan of all.
     many = select(r.key).where(r.namespace == namespace).offset(bindparam("listed", type_=Integer)).limit(1).exists()
     listed = select(r.record, r.scope).where(r.namespace == namespace, r.partition == partition, ~many)
-    # What is in quarantine may be in Redis, and get a row by its next commit.
+    # A quarantined record may be in Redis, and get a row with its next commit.
     aside = select(q.record, literal("")).where(q.namespace == namespace, q.partition == partition)
     return union_all(listed, aside, select(literal(""), literal("")).where(many))
 
 
 def keys(sql: Sql, names: Iterable[str]) -> dict[str, int]:
-    """The numbers of those of these records that have rows."""
+    """The keys of those of these records that have rows."""
     r = records.c
     query = select(r.record, r.key).where(r.namespace == sql.namespace)
     return dict(map(tuple, sql.rows(query, r.record, names)))
 
 
 def key_of(sql: Sql, record: str) -> ScalarSelect[int]:
-    """The number of a record, for use in a statement: it is looked up once, before any row is."""
+    """The key of a record, for use in a statement: it is looked up once, before all rows."""
     return (
         select(records.c.key).where(records.c.namespace == sql.namespace, records.c.record == record).scalar_subquery()
     )
 
 
 def oldest(sql: Sql, record: str) -> int:
-    """The first version that can still be read."""
+    """The first version that is still readable."""
     versions = (changes.c.version, snapshots.c.version, change_blocks.c.first)
     key = key_of(sql, record)
     first = [select(func.min(version)).where(version.table.c.record == key) for version in versions]
@@ -382,7 +381,7 @@ def oldest(sql: Sql, record: str) -> int:
 
 
 def heads(sql: Sql, changes: Iterable[Parsed], existing: Mapping[str, Head]) -> dict[str, dict[str, Any]]:
-    """How the records that these entries changed stand then, one row each however many the changes."""
+    """The rows of records after these entries, one for each record, however many its changes."""
     found: dict[str, dict[str, Any]] = {}
     for item in changes:
         record = item.entry.record
@@ -404,8 +403,8 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
     at = item.entry.time_ms
     head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
     head["size"] = (head["size"] or 0) + len(item.entry.data)
-    # Where the indexes change all the same it costs nothing.
-    turned = DELETED in item.touched and item.deleted != head["deleted"]  # who revives says so with each write
+    # The indexes change with `deleted` in any case, so moving the record then is free.
+    turned = DELETED in item.touched and item.deleted != head["deleted"]  # a revival sets it with each write
     if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
         head["listed_ms"] = at
     for field, column in _SAID.items():
@@ -414,16 +413,16 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
 
 
 def about(state: State | None) -> dict[str, Any]:
-    """The columns of a row that follow from a record's state."""
+    """The columns of a row that come from a record's state."""
     fields = state.fields.items() if state else ()
     said = parse(JournalEntry(0, "", "", 0, 0, "", "", 0, pack((b"s", *each) for each in fields), 0), 0, "")
     return {name: getattr(said, name) for name in _SAID.values()}
 
 
 def put(sql: Sql, rows: Iterable[Mapping[str, Any]], before: Mapping[str, Head] = MappingProxyType({})) -> None:
-    """Insert rows that have no key, and write over those of the others what a commit may change.
+    """Insert rows without a key, and update in the others the columns that a commit may change.
 
-    `before` are rows as they stand: most commits change a part of their columns only.
+    `before` are the present rows: most commits change only some of the columns.
     """
     new: list[Row] = []
     usual: list[Row] = []
@@ -453,11 +452,11 @@ def remove(sql: Sql, some: Sequence[int]) -> None:
         sql.execute(delete(records).where(sql.among(records.c.key, some)))
 
 
-# The tags by which records are found
+# Tags
 
 
 def note_tags(sql: Sql, accepted: Iterable[Parsed]) -> None:
-    """Follow what these entries do to the tags of their records, whose rows are locked."""
+    """Apply the tag changes of these entries. The rows of their records are locked."""
     last: dict[tuple[str, str], bool] = {}
     cleared: set[str] = set()
     for item in accepted:
@@ -471,7 +470,7 @@ def note_tags(sql: Sql, accepted: Iterable[Parsed]) -> None:
     t = tags.c
     gone = [{"r": record} for record in sorted(cleared)]
     sql.remove(tags, gone, lambda row: and_(t.namespace == sql.namespace, t.record == row.r))
-    # Those that are set, too: whether they were there before nobody has asked.
+    # Set tags are removed first, too: whether they exist is not known.
     touched = [{"r": record, "g": tag} for record, tag in sorted(last)]
     sql.remove(tags, touched, lambda row: and_(t.namespace == sql.namespace, t.tag == row.g, t.record == row.r))
     kept = sorted((tag, record) for (record, tag), there in last.items() if there)
@@ -479,7 +478,7 @@ def note_tags(sql: Sql, accepted: Iterable[Parsed]) -> None:
 
 
 def replace_tags(sql: Sql, record: str, fields: Mapping[bytes, bytes]) -> None:
-    """Let the record have the tags of this state, and no others."""
+    """Give the record exactly the tags of this state."""
     sql.execute(delete(tags).where(tags.c.namespace == sql.namespace, tags.c.record == record))
     found = sorted(tag_of(name) for name in fields if name[: len(TAG)] == TAG)
     sql.add(tags, [(sql.namespace, tag, record) for tag in found])

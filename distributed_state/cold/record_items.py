@@ -1,16 +1,15 @@
-"""The items of records: their rows, the layers that they lie in, and how they are read.
+"""The items of records: their rows, their layers, and how they are read.
 
-Law: a row is written each time that an item is put or deleted, and what it says is never changed. An item at a version
-is what its newest row up to there says; an empty one says that it was deleted.
+Law: each put or delete of an item writes a new row, and rows never change. An item at a version is its newest row up to
+there; an empty one means that it was deleted.
 
-Below a record's own rows lie its layers: what it shows of the record that it was forked from. A fork shows below its
-own items those that what it was made from showed then. So each of those lies in a layer of its own, up to the version
-at which the line left it; noted are all records that it needs, however far up the line. A layer is noted only where
-there are items. What a rollback brings back lies in layers as well, of the record itself: what it puts from then on, in
-a layer that is open, is shown above those. Where all was cleared, there is the open one alone.
+Below a record's own rows lie layers. A fork shows, below its own items, the items that its source showed at that
+version. Each record up the line that contributes items has a layer of its own, up to the version at which the line left
+it; layers are noted only where there are items. A rollback adds layers of the record itself: new items go into an open
+layer above those that it restores. After a clear there is only the open layer.
 
-What is read is as of one version. A reader that was told by Redis at which version the record is asks for that one.
-What is said of it holds as long as it can be read at all, so a purge that came in between is noticed.
+Every read is as of one version, mostly the one that Redis reported. An answer holds as long as its version is readable,
+and a purge that came in between is noticed.
 
 Design: sections 9, 11.
 """
@@ -47,7 +46,7 @@ from distributed_state.cold.tables import TEXT, items, layers, records
 from distributed_state.errors import NotFound
 
 Name = tuple[bytes, bytes, int]  # collection, key and version of a row of a record
-_AT_ONCE = (1, 10, 100)  # names in one statement
+_AT_ONCE = (1, 10, 100)  # rows in one statement
 _READ_AT_ONCE = (1, 10, 50)  # names in one statement
 _MOST = 1000  # keys in one statement
 
@@ -56,7 +55,7 @@ _MOST = 1000  # keys in one statement
 
 
 class ItemRow(NamedTuple):
-    """An item as a record wrote it: `source` at its `version`; 0: who knows, that record is gone. No frame: deleted."""
+    """A row of an item, written by `source` at `version` (0: unknown, that record is gone). No frame: deleted."""
 
     source: str
     version: int
@@ -65,9 +64,9 @@ class ItemRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundItems:
-    """Items by name, as of a version; `archived`: up to which SQL has the record.
+    """Items by name, as of a version; `archived`: the version up to which SQL has the record.
 
-    `greatest` has of each collection that was asked for the greatest key that ever was, deleted ones too.
+    `greatest` has the greatest key, including deleted ones, of each requested collection.
     """
 
     archived: int
@@ -77,7 +76,7 @@ class FoundItems:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Which keys of a collection: those that begin with a prefix, between two (exclusive), and in which order."""
+    """Keys of a collection: those with a prefix, between two (exclusive), and in which order."""
 
     collection: bytes
     prefix: bytes = b""
@@ -88,7 +87,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class FoundPage:
-    """Items of a range in its order; `more`: there may be more behind the last one."""
+    """Items of a range in its order; `more`: there may be others after the last one."""
 
     archived: int
     rows: list[tuple[bytes, ItemRow]]
@@ -96,7 +95,7 @@ class FoundPage:
 
 
 class _Source(NamedTuple):
-    """Layers of one record that lie upon each other: of an item in several the newest row counts."""
+    """Adjacent layers of one record: the newest row of an item in them wins."""
 
     number: int
     record: str
@@ -117,7 +116,7 @@ def found(
     *,
     exact: bool = False,
 ) -> FoundItems | None:
-    """The newest of these items up to a version, and the greatest keys of collections; None: look again.
+    """The newest rows of these items up to a version, and collections' greatest keys; None: purged meanwhile, retry.
 
     `exact`: raise NotFound unless the record can be read at that version.
     """
@@ -146,7 +145,7 @@ def _newest(sql: Sql, source: _Source, names: Sequence[bytes]) -> Iterable[Any]:
 
 
 def _in_one() -> ColumnElement[bool]:
-    """Whether a row is of the one span of a source, which has but one if nothing was rolled back."""
+    """Whether a row is in the only span of a source; without rollbacks there is one."""
     return items.c.version.between(bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger))
 
 
@@ -158,12 +157,12 @@ def _among(sql: Sql, spans: Collection[tuple[int, int]]) -> ColumnElement[bool]:
 
 @cache
 def _by_name_in_one(size: int) -> Any:
-    """Made once for each of a few sizes: that takes longer than to execute it."""
+    """Built once for each of a few sizes: that takes longer than executing it."""
     return _by_name(size, _in_one())
 
 
 def _by_name(size: int, within: ColumnElement[bool]) -> Any:
-    """One look into the index for each name, however often it was put."""
+    """One index lookup for each name, however often it was put."""
     i = items.c
     each = []
     for at in range(size):
@@ -174,7 +173,7 @@ def _by_name(size: int, within: ColumnElement[bool]) -> Any:
 
 
 def _greatest(sql: Sql, place: _Place, collection: bytes) -> bytes:
-    """'=' and a key, '-' if there never was one."""
+    """'=' and the greatest key; '-' if there never was one."""
     i = items.c
     greatest = b"-"
     for number, _, spans in place.sources:
@@ -196,9 +195,9 @@ def page(
     *,
     exact: bool = False,
 ) -> FoundPage | None:
-    """The first items of a range as of a version, without those that are `known`; None: look again.
+    """The first items of a range as of a version, without `known` ones; None: purged meanwhile, retry.
 
-    So many at most, and of so many bytes, but for the first.
+    At most `limit` items of `size` bytes together, but at least one.
     """
     place = _place(sql, record, version, exact=exact)
     if place is None:
@@ -223,9 +222,9 @@ def page(
 def _merged(
     sql: Sql, place: _Place, wanted: Range, limit: int, known: Collection[bytes]
 ) -> Iterable[tuple[bytes, int, str, int, int]]:
-    """The items that all sources show, in order: of those that lie upon each other the uppermost, if that is none."""
+    """The items that all sources show, in order: each from the uppermost source that has it, unless deleted there."""
     order: Callable[[Any], Any] = lambda row: row[0]  # noqa: E731  # one for both
-    # One more than is wanted shows that there are more, and another one that this one is read to its end.
+    # One more than wanted shows that there are others, and a second one that the key before it is complete.
     streams = [_keys(sql, source, above, wanted, limit + 2) for above, source in enumerate(place.sources)]
     together = merge(*streams, key=order, reverse=wanted.reverse)
     for key, rows in groupby(together, key=order):
@@ -237,14 +236,14 @@ def _merged(
 def _keys(
     sql: Sql, source: _Source, above: int, wanted: Range, some: int
 ) -> Iterable[tuple[bytes, int, int, str, int, int]]:
-    """The newest row of each key of a source, deleted ones too, some at a time."""
+    """The newest row of each key of a source, including deleted ones, a limited number at a time."""
     given: dict[str, Any] = {
         "r": source.number,
         "c": wanted.collection,
         "source": source.record,
         "prefix": wanted.prefix,
     }
-    # One bound on each side: of two SQLite seeks by one, and walks past all that the other leaves out.
+    # Only one bound on each side: SQLite seeks by one of two, and reads all rows that the other excludes.
     ends = [each for each in (wanted.before, behind(wanted.prefix)) if each is not None]
     given["after"] = wanted.after if wanted.after is not None and wanted.after >= wanted.prefix else None
     given["below"] = min(ends, default=None)
@@ -261,22 +260,22 @@ def _keys(
             yield key, above, source.number, origin, version, length
         if len(rows) < some:
             return
-        # Those that were deleted, or lie hidden, are not counted: who asks for one does not ask for each of them.
+        # Deleted and hidden items do not count, so read more each time to find one after many of them.
         some = max(some, min(4 * some, _MOST))
         given["below" if wanted.reverse else "after"] = rows[-1][0]
 
 
 @cache
 def _in_range_of_one(bounds: frozenset[str], reverse: bool) -> Select[Any]:
-    """Made once for each kind: that takes longer than to execute it."""
+    """Built once for each kind: that takes longer than executing it."""
     return _in_range(bounds, _in_one(), reverse=reverse)
 
 
 def _in_range(bounds: frozenset[str], within: ColumnElement[bool], *, reverse: bool) -> Select[Any]:
-    """From key to key by a look into the index each, so that what was put a thousand times costs no more than once.
+    """Go from key to key by one index lookup each, so that an item put a thousand times costs the same as once.
 
-    *As rows that no newer one follows, PostgreSQL without statistics read all of the collection for each. With the
-    bounds of the range beside that of the last key, SQLite read all from the range's beginning for each.*
+    *With "rows without a newer one", PostgreSQL without statistics read the whole collection for each. With the bounds
+    of the range besides the last key, SQLite read everything from the range's beginning for each.*
     """
     i = items.c
     mine = [i.record == bindparam("r"), i.collection == bindparam("c"), within]
@@ -301,13 +300,13 @@ def _in_range(bounds: frozenset[str], within: ColumnElement[bool], *, reverse: b
 
 
 def behind(prefix: bytes) -> bytes | None:
-    """The first key, in the order of bytes, that is behind all that begin with a prefix; None if there is none."""
+    """The first key, in the order of bytes, after all with this prefix; None if there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
 def _place(sql: Sql, record: str, version: int | None, *, exact: bool) -> _Place | None:
-    """Where the items of a record lie at a version, None: at its head. None if that was purged meanwhile."""
+    """The place of a record's items at a version (None: at its head). None if that version was purged meanwhile."""
     head = find(sql, record)
     if head is None or head["scope"] == ERASED:
         if exact:
@@ -338,14 +337,14 @@ def _numbered(sql: Sql, record: str, head: Head, version: int) -> list[_Source]:
 
 
 def with_items(sql: Sql, some: Collection[int]) -> set[int]:
-    """Those of the records with these numbers that have any rows."""
+    """Those of the records with these keys that have rows of items."""
     any_of_it = select(literal(1)).where(items.c.record == records.c.key).exists()
     query = select(records.c.key).where(sql.among(records.c.key, some), any_of_it)
     return set(sql.execute(query).scalars())
 
 
 def changed_since(sql: Sql, record: str, version: int) -> bool:
-    """Whether a record put or deleted any item after a version."""
+    """Whether a record put or deleted an item after a version."""
     head = find(sql, record)
     if head is None:
         return False
@@ -354,17 +353,17 @@ def changed_since(sql: Sql, record: str, version: int) -> bool:
 
 
 def bodies(sql: Sql, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
-    """The frames of these rows of a record, without those that a purge removed."""
+    """The frames of these rows of a record, except purged ones."""
     return {name: data for name, (_, data) in written(sql, key, wanted).items()}
 
 
 def written(sql: Sql, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
-    """The same with the record that wrote each, None for this one."""
+    """The frames of these rows, each with the record that wrote it, None for this one."""
     return {name: (origin, data) for name, origin, data in _rows(sql, key, wanted, items.c.data)}
 
 
 def lengths(sql: Sql, key: int, wanted: Iterable[Name]) -> dict[Name, int]:
-    """How many bytes these frames have."""
+    """The sizes of these frames in bytes."""
     return {name: length for name, _, length in _rows(sql, key, wanted, func.length(items.c.data))}
 
 
@@ -383,9 +382,9 @@ def _rows(
 
 @cache
 def _by_place(size: int) -> Select[Any]:
-    """Made once for each of a few sizes: that takes longer than to execute it."""
+    """Built once for each of a few sizes: that takes longer than executing it."""
     i = items.c
-    # Not a list of tuples: for that SQLite looks at all rows of the record.
+    # Not a list of tuples: with one, SQLite scans all rows of the record.
     named = [
         and_(i.record == bindparam("r"), i.collection == bindparam(f"c{n}"), i.key == bindparam(f"k{n}"),
              i.version == bindparam(f"v{n}"))
@@ -395,7 +394,7 @@ def _by_place(size: int) -> Select[Any]:
 
 
 def newer(last: int | ColumnElement[int]) -> Exists:
-    """Whether a row of `items` is followed by another one of its item, up to a version."""
+    """Whether a row of `items` has a newer row of the same item, up to a version."""
     i, n = items.c, items.alias("newer")
     return select(literal(1)).select_from(n).where(_same(n), n.c.version > i.version, n.c.version <= last).exists()
 
@@ -409,7 +408,7 @@ def _same(other: FromClause) -> ColumnElement[bool]:
 
 
 class Layer(NamedTuple):
-    """What the record `source` put and deleted at its versions `first` to `last`."""
+    """The puts and deletes of the record `source` at its versions `first` to `last`."""
 
     source: str
     first: int
@@ -417,17 +416,17 @@ class Layer(NamedTuple):
 
 
 def layers_of(sql: Sql, record: str, version: int) -> list[Layer]:
-    """Where a record's items are at a version, the uppermost first: its own, and those of others."""
+    """The layers of a record at a version, the uppermost first: its own, and those of others."""
     return _shown(_noted(sql, [record]).get(record, {}), record, version)[::-1]
 
 
 def layers_below(sql: Sql, record: str, version: int) -> list[Layer]:
-    """What lies below the layer that a record began at a version, or before, the uppermost first."""
+    """The layers below the one that a record began at a version, or earlier, the uppermost first."""
     return _shown(_noted(sql, [record]).get(record, {}), record, version)[-2::-1]
 
 
 def _noted(sql: Sql, names: Collection[str]) -> dict[str, dict[int, list[Layer]]]:
-    """What is noted of these records, by the version since when it is so; of each the lowest layer first."""
+    """The noted layers of these records, by the version from which on they apply; the lowest layer first."""
     c = layers.c
     found: dict[str, dict[int, list[Layer]]] = {}
     query = select(c.record, c.version, c.source, c.first, c.last).where(c.namespace == sql.namespace)
@@ -445,9 +444,9 @@ def _shown(noted: Mapping[int, list[Layer]], record: str, version: int) -> list[
 
 
 def note_layers(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int], have: Collection[int]) -> None:
-    """Note what these forks, and what went back or was cleared, show from then on.
+    """Note the layers that these forks, rollbacks and clears show from then on.
 
-    `have` are the numbers of those that it is taken from that have items of their own.
+    `have` are the keys of those of their sources that have items of their own.
     """
     made = [item for item in accepted if source_of(item) in keys]
     known = _noted(sql, {source_of(item) for item in made})
@@ -457,7 +456,7 @@ def note_layers(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int], h
         shown: list[Layer] = []
         if item.shows != 0:
             shown = _shown(known.get(source, {}), source, item.parent_version if item.shows is None else item.shows)
-            # Its own are noted in any case: what others show below may be handed down to there.
+            # Lower layers are noted in any case: copies may be made there when their records are erased.
             if item.shows is None and keys[source] not in have:
                 shown.pop()
         if item.shows is not None:
@@ -469,18 +468,18 @@ def note_layers(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int], h
 
 
 def source_of(item: Parsed) -> str:
-    """Which record's items this one shows below those that it puts from now on; '' if it changes nothing of that."""
+    """The record whose items this entry shows below those put from now on; '' if it does not change that."""
     return item.entry.record if item.shows is not None else item.parent or ""
 
 
 # Items of an exported record
 #
-# A file begins at a version, and changes in it may bring back what an older one showed. Of each such version it has all
-# items, the older ones first, each as far as it differs from the one before.
+# A file begins at a version, and later changes in it may restore items of an older one. The file has all items of each
+# such version, the oldest first, each as its difference from the one before.
 
 
 class OlderItem(NamedTuple):
-    """An item as it was at version `at`, and who put it: collection, NUL and key; an empty frame: there was none."""
+    """An item at version `at`, and its writer: collection, NUL and key; an empty frame: there was none."""
 
     at: int
     name: bytes
@@ -489,9 +488,9 @@ class OlderItem(NamedTuple):
 
 
 def older(sql: Sql, record: str, base: int, rollbacks: Mapping[int, int]) -> list[OlderItem]:
-    """What a file needs that begins behind version `base`, 0: with the first one, where a fork shows others' items.
+    """The older items that a file needs which begins after version `base`; 0: for a fork, its inherited items.
 
-    `rollbacks` has for each later version that brings items back the one that it brings back.
+    `rollbacks` maps each later version that restores items to the version that it restores.
     """
     points: dict[int, Sequence[Layer]] = {}
     for version, back in rollbacks.items():
@@ -509,7 +508,7 @@ def older(sql: Sql, record: str, base: int, rollbacks: Mapping[int, int]) -> lis
 
 
 def _all_shown(sql: Sql, places: Sequence[Layer]) -> dict[bytes, tuple[str, bytes]]:
-    """All items that layers show, the uppermost first: who put each, and its frame."""
+    """All items that layers (the uppermost first) show, each with the record that wrote it and its frame."""
     i = items.c
     numbers = keys(sql, {layer.source for layer in places})
     found: dict[bytes, tuple[str, bytes]] = {}
@@ -524,18 +523,18 @@ def _all_shown(sql: Sql, places: Sequence[Layer]) -> dict[bytes, tuple[str, byte
 
 
 def bring(sql: Sql, record: str, key: int, older: Iterable[OlderItem], parsed: Sequence[Parsed]) -> None:
-    """Insert what a file has of older items, as the record's own, and note which of its changes bring items back."""
+    """Insert a file's older items as the record's own, and note which of its changes restore items."""
     rows = [(key, *item.name.split(b"\0", 1), item.at, None, item.data) for item in older]
     sql.add(items, sorted(rows, key=lambda row: row[:4]))
-    # Of the record itself alone: what a file says of others is not believed.
+    # Only layers of the record itself: references to others in a file are not trusted.
     note_layers(sql, [item for item in parsed if item.shows is not None], {record: key}, {key})
 
 
-# What a purge leaves
+# Purging
 
 
 def needless(sql: Sql, bases: Mapping[str, int]) -> None:
-    """Forget how records showed items before the versions in `bases`, from which on they can be read."""
+    """Delete the layers of records before the versions in `bases`, from which on they stay readable."""
     c = layers.c
     for record, noted in _noted(sql, bases.keys()).items():
         held = max((since for since in noted if since <= bases[record]), default=0)
@@ -545,9 +544,9 @@ def needless(sql: Sql, bases: Mapping[str, int]) -> None:
 
 
 def layer_spans(sql: Sql, bases: Mapping[str, int]) -> dict[str, set[tuple[int, int]]]:
-    """Which versions of their items these records or others show, first and last, where it is not all of them.
+    """The spans of versions (first and last) of these records' items that are shown, if not all are.
 
-    That is of records that had begun a layer at the version in `bases`, from which on they can be read.
+    Only for records that had begun a layer at the version in `bases`, from which on they stay readable.
     """
     c = layers.c
     query = select(c.source, c.first, c.last, c.record)
@@ -562,7 +561,7 @@ def layer_spans(sql: Sql, bases: Mapping[str, int]) -> dict[str, set[tuple[int, 
 
 
 def layer_ends(sql: Sql, names: Sequence[str]) -> dict[int, set[int]]:
-    """The versions of these records, by their numbers, at which others show them."""
+    """The versions of these records, by their keys, at which others show their items."""
     c, r = layers.c, records.c
     closed = and_(c.namespace == sql.namespace, sql.among(c.source, names), c.last < LARGEST)
     query = select(r.key, c.last).where(closed).distinct()
@@ -574,7 +573,7 @@ def layer_ends(sql: Sql, names: Sequence[str]) -> dict[int, set[int]]:
 
 
 def layered(sql: Sql, names: Sequence[str]) -> set[str]:
-    """Those of these records below whose own items, or the present layer of these, lie any."""
+    """Those of these records that have layers below their own items, or below their present layer."""
     c = layers.c
     below = and_(c.namespace == sql.namespace, sql.among(c.record, names), c.last < LARGEST)
     query = select(c.record).where(below).distinct()
@@ -582,9 +581,9 @@ def layered(sql: Sql, names: Sequence[str]) -> set[str]:
 
 
 def thin(sql: Sql, bases: Mapping[int, int], ends: Mapping[int, Collection[int]]) -> None:
-    """Remove what nobody can ask for any more of records that can be read from the version in `bases` on.
+    """Remove rows that can no longer be read, of records that stay readable from the version in `bases` on.
 
-    Of each item the newest row up to the base stays, and up to each of the record's `ends`: there a fork was made.
+    The newest row of each item up to the base stays, and up to each of the record's `ends`, where a fork was made.
     """
     spans: list[dict[str, int]] = []
     for record, base in bases.items():
@@ -601,10 +600,10 @@ def thin(sql: Sql, bases: Mapping[int, int], ends: Mapping[int, Collection[int]]
 
 
 def drop_hidden(sql: Sql, record: int, base: int, shown: Collection[tuple[int, int]]) -> None:
-    """Remove what a record that began layers put before its base and shows in none of them any more."""
+    """Remove items that a record with layers put before its base and no longer shows in any of them."""
     i = items.c
     query = select(i.version).where(i.record == record, i.version <= base).distinct()
-    # Not as conditions: each rollback leaves a span, and SQLite takes a thousand of them at most.
+    # Not as conditions: each rollback leaves a span, and SQLite allows at most a thousand conditions.
     spans = sorted(shown)
     reach = list(accumulate((last for _, last in spans), max))
     hidden = []
@@ -616,7 +615,7 @@ def drop_hidden(sql: Sql, record: int, base: int, shown: Collection[tuple[int, i
 
 
 def forget_deleted(sql: Sql, bases: Mapping[int, int]) -> None:
-    """Remove, up to a version, that items were deleted of which nothing is left. Not of records that have layers."""
+    """Remove deletions up to a version if no older row of the item is left. Not for records that have layers."""
     i, older = items.c, items.alias("older")
     left = select(literal(1)).select_from(older).where(_same(older), older.c.version < i.version).exists()
 

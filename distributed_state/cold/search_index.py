@@ -483,8 +483,7 @@ def _changed(sql: Sql, one: Due) -> Changed | None:
             return None
         for epoch, entry in found:
             # An index of a version that was replaced since cannot be continued, nor can one from whose next version on
-            # changes
-            # were purged or are in quarantine.
+            # changes were purged or are in quarantine.
             if epoch != one.epoch or entry.kind in (REPAIR, "rollback") or entry.version != at + 1:
                 return None
             for op in unpack(entry.data):

@@ -323,8 +323,7 @@ def _by_their_number(query: SearchQuery) -> Select[Any]:
     """The documents that have most of the words, the newest first.
 
     FTS5 ranks by how rare a word is among all documents, including those of other tenants and namespaces. From its
-    scores,
-    or from the order of two words, a tenant could find out which words others use, and how often.
+    scores, or from the order of two words, a tenant could find out which words others use, and how often.
     """
     asked = [query.words] if query.match == "all" else [*dict.fromkeys(query.words.lower().split())]
     each: list[Select[Any]] = [

@@ -82,8 +82,8 @@ class ColdStore(Part):
 
         With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
         PostgreSQL work behind PgBouncer. `timeout` is the limit for one answer, in seconds. With `alone` no other
-        embedded
-        store may have the database open. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
+        embedded store may have the database open. Raises ConfigurationError if waiting does not help, else
+        ColdUnavailable.
         """
         if snapshot_every < 1:
             raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")

@@ -1,8 +1,9 @@
-"""The tables. Law: text is compared byte by byte; what users wrote is bytes; nothing is kept twice.
+"""The tables. Law: text is compared byte by byte; users' values are bytes; nothing is stored twice.
 
-`records` gives each record a number. What there is many times of a record names it by that: `changes`, `messages` and
-`snapshots`. The other tables name it by namespace and text, because they may hold what `records` does not have.
-A change has its messages' numbers and its items' names, and `messages` and `items` have what they say.
+`records` gives each record a number, its key. Tables with many rows for a record use the key: `changes`, `messages` and
+`snapshots`, for example. The others use the namespace and the record's text, as they may have records that `records`
+lacks. A change has the numbers of its messages and the names of its items; their contents are in `messages` and
+`items`.
 
 Migrations create these tables (`migrations/versions`); a test compares the two.
 
@@ -20,16 +21,16 @@ from distributed_state.values.journal import KEY_BYTES as ITEM_KEY_BYTES
 from distributed_state.values.model import MAX_ID_BYTES, MAX_PHASE
 from distributed_state.values.search import KEY_BYTES, TEXT_BYTES
 
-# Oldest first. A database whose revision is not among them was made by a newer release.
+# Oldest first. A database with another revision was made by a newer release.
 REVISIONS = ("1", "2", "3")
 HEAD = REVISIONS[-1]
-# Of layouts that came before the first release: what they hold is carried over by `export` and `import`.
+# Pre-release layouts: `export` and `import` move their data.
 UNRELEASED = ("0001", "0002", "0003")
 
-# SQLite compares bytes anyway. PostgreSQL would use the language of the database: slower, and another order there.
+# SQLite compares bytes anyway. PostgreSQL would use the database's language, which is slower and has another order.
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
-# The bytes that each text of an index has at most, by the name of its column: an index row of PostgreSQL holds 2,704. A
-# longer text would be refused long after Redis acknowledged it, so each is bounded where it is given.
+# The largest size of each indexed text in bytes, by the name of its column: an index row of PostgreSQL holds 2,704. A
+# longer text would be refused only long after Redis acknowledged it, so the API limits each.
 _RECORD = len("session:") + MAX_ID_BYTES
 LONGEST = {
     "namespace": 64,
@@ -56,12 +57,12 @@ metadata = MetaData()
 
 
 def _of_some(name: str, which: Column[Any], *columns: Column[Any]) -> None:
-    """An index of the rows in which a column is not NULL."""
+    """Make an index of the rows in which a column is not NULL."""
     there = which.is_not(None)
     Index(name, *columns, postgresql_where=there, sqlite_where=there)
 
 
-# One row each: how many partitions it has, and the archive's id, which Redis has too.
+# One row for each namespace, with its number of partitions and the archive's id, which Redis has too.
 namespaces = Table(
     "namespaces",
     metadata,
@@ -71,7 +72,7 @@ namespaces = Table(
     Column("layout", Integer, nullable=False),
 )
 
-# How far each epoch of a partition is archived; `event` is the last entry's, `closed` when another epoch began.
+# How far each epoch of a partition is archived. `event` is the last entry's; `closed`: another epoch began.
 cursors = Table(
     "cursors",
     metadata,
@@ -82,15 +83,15 @@ cursors = Table(
     Column("offset", BigInteger, nullable=False),
     Column("event", TEXT, nullable=False),
     Column("closed", Boolean, nullable=False),
-    # By this database's clock; NULL: by an older release, or as SQL was repaired.
+    # By this database's clock; NULL: minted by an older release, or begun by a repair of SQL.
     Column("minted_ms", BigInteger, nullable=True),
-    # Whether Redis was told of it; NULL: by an older release, so it may be.
+    # Whether Redis has the epoch; NULL: minted by an older release, so it may.
     Column("begun", Boolean, nullable=True),
 )
 
-# How each record stands at its head, and whose it is. Listings walk its indexes by `listed_ms`.
-# `phase` is where its state machine is, as a commit since revision 3 moved it; `size` are the bytes of its commits
-# since then. What did not change since has neither.
+# Each record at its head, and its owner. Listings scan the indexes by `listed_ms`.
+# `phase` is the state of its state machine, `size` the bytes of its commits, both since revision 3; a record without
+# changes since then has neither.
 records = Table(
     "records",
     metadata,
@@ -110,10 +111,11 @@ records = Table(
     Column("lifetime", TEXT, nullable=True),
     Column("phase", TEXT, nullable=True),
     Column("size", BigInteger, nullable=True),
-    # Else SQLite gives the number of an erased record again, and a reader that has just looked it up takes the new one.
+    # Without this SQLite reuses the key of an erased record, and a reader that has just looked it up reads the new
+    # record.
     sqlite_autoincrement=True,
 )
-# By a time that moves once a minute: else each change of a record is one of its indexes, too.
+# The time moves at most once a minute: otherwise each change of a record would also change its indexes.
 _NEWEST = (records.c.scope, records.c.deleted, records.c.listed_ms, records.c.key)
 Index("records_named", records.c.namespace, records.c.record, unique=True)
 Index("records_listed", records.c.namespace, *_NEWEST)
@@ -122,8 +124,8 @@ _of_some("records_phased", records.c.phase, records.c.namespace, records.c.phase
 _of_some("records_forked", records.c.parent, records.c.namespace, records.c.parent)
 _of_some("records_mortal", records.c.lifetime, records.c.namespace, records.c.partition, records.c.record)
 
-# `data` are the steps of a commit. One that adds a message has no value: `messages` has it under the step's number. Nor
-# has one that puts an item: `items` has it under the change's version.
+# `data` has the operations of a commit. One that adds a message has no value: `messages` has it under the operation's
+# number. Nor has one that puts an item: `items` has it under the change's version.
 changes = Table(
     "changes",
     metadata,
@@ -141,7 +143,7 @@ changes = Table(
 )
 _of_some("changes_labels", changes.c.label, changes.c.record, changes.c.version)
 
-# What messages say, and the version that added each.
+# The contents of messages, and the version that added each.
 messages = Table(
     "messages",
     metadata,
@@ -151,7 +153,7 @@ messages = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# Whole states: each hundredth version, where there is a label, and the base that a purge leaves.
+# Whole states: each hundredth version, those with labels, and the base that a purge leaves.
 snapshots = Table(
     "snapshots",
     metadata,
@@ -161,8 +163,8 @@ snapshots = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# A row for each time that an item was put, or deleted: then `data` is empty. Rows of version 0 were handed down by
-# another record, which went; `origin` is the one that they were written under, NULL for the record itself.
+# A row for each put or delete of an item; deleted: `data` is empty. Rows of version 0 are copies from a record that was
+# erased or purged; `origin` is the record that they were written under, NULL for the record itself.
 items = Table(
     "items",
     metadata,
@@ -175,7 +177,7 @@ items = Table(
 )
 
 # Old rows of a record, compressed: changes `first` to `last`, or messages `start` to `stop` (exclusive), committed
-# between two times. A row in between may be in its table still.
+# between two times. Rows in between may still be in their tables.
 change_blocks = Table(
     "change_blocks",
     metadata,
@@ -188,7 +190,7 @@ change_blocks = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# The same of messages.
+# The same for messages.
 message_blocks = Table(
     "message_blocks",
     metadata,
@@ -201,7 +203,7 @@ message_blocks = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# By which tags records are found, those of their heads.
+# The tags by which records are found, as of their heads.
 tags = Table(
     "tags",
     metadata,
@@ -211,10 +213,10 @@ tags = Table(
 )
 Index("tags_held", tags.c.namespace, tags.c.record)
 
-# What there is many times of a record, and goes with it.
+# The tables with many rows for a record, which are deleted with it.
 OF_A_RECORD = (changes, messages, snapshots, items, change_blocks, message_blocks)
 
-# Since `version`, the record shows messages `start` to `stop` (exclusive) kept under `source`, which may be itself.
+# Since `version`, the record shows messages `start` to `stop` (exclusive) stored under `source`, which may be itself.
 shares = Table(
     "shares",
     metadata,
@@ -228,7 +230,7 @@ shares = Table(
 Index("shares_held", shares.c.namespace, shares.c.record)
 
 # Since `version`, the record shows below its own items those that `source` put or deleted at its versions `first` to
-# `last`; of two places the higher one lies above the other.
+# `last`; a higher `place` lies above a lower one.
 layers = Table(
     "layers",
     metadata,
@@ -242,7 +244,7 @@ layers = Table(
 )
 Index("layers_shown", layers.c.namespace, layers.c.source)
 
-# What is in no history: entries that SQL refuses, and changes that another life replaced, whole, with the reason.
+# Entries that SQL refuses, and changes that another epoch replaced, each whole and with the reason.
 quarantine = Table(
     "quarantine",
     metadata,
@@ -260,8 +262,8 @@ quarantine = Table(
 )
 Index("quarantine_namespaces", quarantine.c.namespace)
 
-# Commits of closed epochs that their record does not continue. `branch` names them within the record, `owner` is whose
-# it is as far as they say, `told`: an event was published about the branch.
+# Commits of closed epochs that their record does not continue. `branch` is their branch within the record, `owner` the
+# record's owner according to them, `told`: an event was published about the branch.
 branches = Table(
     "branches",
     metadata,
@@ -284,7 +286,7 @@ branches = Table(
     Column("told", Boolean, nullable=False),
 )
 
-# `offset` counts a partition's events, not its journal's entries; `id` begins with the replica that wrote it.
+# `offset` counts a partition's events, not its journal's entries; `id` begins with the id of the replica that wrote it.
 events = Table(
     "events",
     metadata,
@@ -304,9 +306,9 @@ Index("events_by_subject", events.c.namespace, events.c.subject, events.c.time_m
 Index("events_by_time", events.c.namespace, events.c.time_ms)
 Index("events_by_type", events.c.namespace, events.c.type, events.c.time_ms)
 
-# Records that are to be erased, or are and may still be in Redis: from the request until nothing is left anywhere.
-# `version` is the last one that was erased here, 0 while the rows are still there; `forks`: those go too.
-# `actor`: who asked for it, whoever completes it.
+# Records that are to be erased, or are erased here and may still be in Redis: from the request until nothing is left.
+# `version` is the last erased one, 0 while the rows still exist; `forks`: the forks are erased, too.
+# `actor` requested the erasure, even if another one completes it.
 erasures = Table(
     "erasures",
     metadata,
@@ -316,10 +318,10 @@ erasures = Table(
     Column("owner", TEXT, nullable=True),
     Column("forks", Boolean, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("actor", TEXT, nullable=False, server_default=""),  # a release that knows no actor leaves it out
+    Column("actor", TEXT, nullable=False, server_default=""),  # older releases do not set it
 )
 
-# Of the service's callers. `digest` is all that is kept of a token; `rights` are names with commas between them.
+# Tokens of the service's callers. Only the `digest` of a token is stored; `rights` are names separated by commas.
 access_tokens = Table(
     "access_tokens",
     metadata,

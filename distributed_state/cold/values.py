@@ -1,4 +1,4 @@
-"""Values that travel in and out of the cold tier. Law: texts are escaped by `model.escape`, bytes are opaque.
+"""Values that enter and leave the cold tier. Law: texts are escaped by `model.escape`, bytes are opaque.
 
 Design: section 9.
 """
@@ -15,7 +15,7 @@ from distributed_state.values.journal import JournalEntry, KeptItems, Loaded, Se
 class Cursor:
     """How far a partition's journal was archived: the offset and event id of its last archived entry.
 
-    `ended`: of an epoch that is minted, the number of the last lifecycle event of the one before.
+    `ended`, for a newly minted epoch: the number of the last lifecycle event of the previous epoch.
     """
 
     partition: int
@@ -28,7 +28,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Minted:
-    """How many partitions began another epoch lately, and how many seconds ago the last of them did."""
+    """How many partitions began another epoch recently, and how many seconds ago the last of them did."""
 
     partitions: int
     ago: float
@@ -36,7 +36,7 @@ class Minted:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Entries of one partition's journal, in order, that follow the one at `from_offset`, `from_event`; 0: none."""
+    """Entries of one partition's journal, in order, after the one at `from_offset`, `from_event`; 0: from the first."""
 
     partition: int
     epoch: str
@@ -60,9 +60,10 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """What SQL has of some entries of an epoch: the events of those it lacks, and the records' heads before them.
+    """The events of those entries of an epoch that SQL lacks, and the present heads of their records.
 
-    What it lacks of a record that was erased since is left out. `last_event` numbers the epoch's last lifecycle event.
+    Entries of a record that was erased since do not count as lacking. `last_event` numbers the epoch's last lifecycle
+    event.
     """
 
     lacking: set[str]
@@ -92,10 +93,11 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which records of a scope a listing is to have, by escaped texts: with all of these tags, `deleted` ones as well.
+    """The conditions of a listing of one scope, as escaped texts: all of these tags, with `deleted` records or not.
 
-    With a `prefix` of ids or with tags they come in order of their ids, else the newest change first, to the minute.
-    `changed_from_ms` and `changed_to_ms` (exclusive) bound their last change, `size` how much was written to them.
+    With a `prefix` of ids or with tags it is in the order of ids, else the newest change comes first, to the minute.
+    `changed_from_ms` and `changed_to_ms` (exclusive) bound the last change, `size` is the least number of bytes
+    written.
     """
 
     scope: str
@@ -112,12 +114,12 @@ class Wanted:
 
     @property
     def by_id(self) -> bool:
-        """Whether they come in order of their ids."""
+        """Whether the listing is in the order of ids."""
         return self.prefix is not None or bool(self.tags)
 
     @property
     def text(self) -> str:
-        """What the texts of their records begin with."""
+        """The beginning of the records' texts."""
         return f"{self.scope}:{self.prefix or ''}"
 
 
@@ -149,7 +151,7 @@ class Compacted:
 
 
 RESOLVED = "SQL lacks what came before it; what it did is in a later version, which was brought back whole"
-"""The reason of a row of the quarantine that nobody needs to look at."""
+"""The reason of a row of the quarantine that needs no attention."""
 UNRESOLVED = "SQL lacks what came before it, and refused the later version with which it came; that is here, too"
 
 
@@ -171,7 +173,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Mortal:
-    """A record that has a lifetime, as `model.LIFETIME` is written, and when it was last committed."""
+    """A record with a lifetime, written as in `model.LIFETIME`, and the time of its last commit."""
 
     record: str
     partition: int
@@ -183,8 +185,8 @@ class Mortal:
 class Erasure:
     """A record that is to be erased everywhere, with its `forks` or without.
 
-    `version` is the last one that was erased in SQL, 0 while its rows are there; Redis may still hold it. `actor` asked
-    for it, as stored, '' if nobody said.
+    `version` is the last version that was erased in SQL, 0 while its rows exist; Redis may still have it. `actor` is
+    the stored actor of the request, '' if there was none.
     """
 
     record: str
@@ -197,7 +199,7 @@ class Erasure:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many commits of a record were added to a branch just now, and the first of their versions."""
+    """How many commits of a record were just added to a branch, and the first of their versions."""
 
     record: str
     branch: str
@@ -207,9 +209,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Branched:
-    """A branch of a record: the commits that a closed epoch had of it, and that the record does not continue.
+    """A branch of a record: the commits of a closed epoch that the record does not continue.
 
-    `base` is the version that it begins behind, `missing` are runs of versions (first and last) that are lost.
+    It begins after version `base`; `missing` are runs of lost versions (first and last).
     """
 
     record: str
@@ -229,7 +231,7 @@ class Branched:
 
 @dataclass(frozen=True, slots=True)
 class BranchState:
-    """A state on a branch. Of its messages those from number `first_message` on are the branch's own: `messages`."""
+    """A state on a branch. `messages` are the branch's own, which begin at number `first_message`."""
 
     state: State
     base: int
@@ -239,9 +241,9 @@ class BranchState:
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """Which events are asked for: in `type`, `*` stands for any characters.
+    """A query of events: in `type`, `*` stands for any characters.
 
-    Of those the newest `limit`, or with `after`, a `Happened.place`, the first `limit` that follow it.
+    It finds the newest `limit`, or with `after`, a `Happened.place`, the first `limit` that follow it.
     """
 
     subject: str | None
@@ -256,11 +258,10 @@ class Sought:
 class Backfilled:
     """How many records came whole, how many commits and events of the journal one by one, and how many were put aside.
 
-    `branched` commits are of a line that Redis left as it read the older SQL. `lost` are messages that neither has, by
-    the record that showed them. Of the items of those in `lost_items` some may be lost: Redis has only the newest.
-    SQL put something of those in `refused` into quarantine, which is not counted.
-    `deleted` are records of which Redis only knows that they were deleted, or erased, since the backup. Of `stale` ones
-    Redis shows what they are not any more.
+    `branched` commits are of a line that Redis left when it read the older SQL. `lost` are messages that neither has,
+    by the record that showed them. Records in `lost_items` may lack items: Redis has only the newest ones. Entries of
+    records in `refused` went to quarantine and are not counted. For `deleted` records Redis only knows that they were
+    deleted, or erased, since the backup. Redis shows an outdated state of `stale` records.
     """
 
     records: int = 0
@@ -275,17 +276,17 @@ class Backfilled:
     stale: list[str] = field(default_factory=list)
 
     def add(self, other: Backfilled) -> None:
-        """Count what another one counted."""
+        """Add the counts of another one."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What Redis has of some records of a partition under its epoch: how they stand, and their entries of the journal.
+    """The data that Redis has of some records of a partition under its epoch: their states, and their journal entries.
 
-    `deleted` are versions at which records were deleted, as events tell. A record that is not there has no state.
-    `archived` is an offset up to which all was archived, once, and `archived_ms` is when the commit there was written.
+    `deleted` are versions at which records were deleted, according to events. A missing record has no state.
+    `archived` is an offset up to which everything was archived once, and `archived_ms` is the time of the commit there.
     `elsewhere` are messages that Redis has of records from which these were forked.
     """
 

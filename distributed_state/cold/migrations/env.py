@@ -1,4 +1,4 @@
-"""Run migrations on the connection, and in the transaction, of whoever called Alembic. Law: it opens nothing itself."""
+"""Run migrations on the caller's connection and in its transaction. Law: this opens nothing itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The phase and size of each record, by which it is found; who made a token, or erases; epochs that began.
+"""The phase and size of each record, for finding it; the makers of tokens, the actors of erasures; begun epochs.
 
-Nothing is computed for what is there: that would read the whole archive, while workers wait. Each commit brings phase
-and size; who made a token that is there is not known. Of an epoch NULL is what nobody noted, as workers of a release
-before this one go on to write; they ask for erasures in nobody's name, which is the column's default.
+Existing rows get no values: that would read the whole archive while workers wait. Each commit sets phase and size; the
+makers of existing tokens stay unknown. An epoch has NULL if it was minted by a worker of an older release, which may
+still run; erasures that such workers request have no actor, the column's default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
-    """Add the columns, which rewrites no row, and the index of rows that have a phase: there is none yet."""
+    """Add the columns, which rewrites no row, and the index of rows with a phase, which is empty at first."""
     op.add_column("access_tokens", sa.Column("made_by", TEXT, nullable=True))
     op.add_column("records", sa.Column("phase", TEXT, nullable=True))
     op.add_column("records", sa.Column("size", sa.BigInteger, nullable=True))
@@ -30,7 +30,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them: a token is refused alone then, without those that it made."""
+    """Remove them: revoking a token then no longer revokes the tokens made with it."""
     op.drop_index("records_phased", "records")
     op.drop_column("erasures", "actor")
     op.drop_column("cursors", "begun")
