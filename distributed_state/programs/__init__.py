@@ -1,1 +1,1 @@
-"""Programs and servers that are run beside the library. Law: they use it as any user may."""
+"""Programs and servers that run next to the library. Law: they use only its public interface."""

@@ -1,8 +1,8 @@
-"""Logs of commands. Law: a terminal gets lines for people; whatever else reads them gets one JSON object a line.
+"""Logs of commands. Law: a terminal gets readable lines; any other output gets one JSON object per line.
 
-Each has `time` (ISO 8601, UTC), `level`, `logger` and `message`; `request_id` where a request was served, `record`
-where it is about one, and `exc_info` with an error's trace. `replica` is that of the store whose background work it is;
-else that of the store which is open. Where several are, none is named, as it may be any of them.
+Each object has `time` (ISO 8601, UTC), `level`, `logger` and `message`; `request_id` if a request was being served,
+`record` if it is about one, and `exc_info` with an error's trace. `replica` names the store whose background work it
+is, else the open store. If several stores are open, `replica` is left out, as the line may be from any of them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rich.logging import RichHandler
 REQUEST_ID: ContextVar[str | None] = ContextVar("distributed_state_request_id", default=None)
 """The X-Request-Id of the request that is being served, set in the task that serves it."""
 RECORD: ContextVar[str | None] = ContextVar("distributed_state_record", default=None)
-"""The record that it is about."""
+"""The record that the request is about."""
 _CONTEXT = {"request_id": REQUEST_ID, "record": RECORD}
 
 
 class _Named(logging.Filter):
-    """Adds whose line it is, and what it is about if that is not said yet. It lets all pass."""
+    """Adds a line's replica, and its request and record unless they are already set. It drops no line."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.replicas: list[str] = []  # of the stores that are open
+        self.replicas: list[str] = []  # of the open stores
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # Not at the top: --help is shown without the libraries of the store.
+        # Imported here, so that --help does not load the store's libraries.
         from distributed_state.port.background import REPLICA
 
         alone = self.replicas[0] if len(self.replicas) == 1 else ""
@@ -48,7 +48,7 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class _Shown(logging.Formatter):
-    """Shows what a terminal would obey, as to set its title or to turn the line round: ids may hold anything."""
+    """Escapes control characters, which could set a terminal's title or reverse a line: ids may contain anything."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
@@ -58,7 +58,7 @@ _NAMED = _Named()
 
 
 def write(level: int, console: Console) -> None:
-    """Write logs from this level on to stderr, which `console` shows if it is a terminal."""
+    """Write logs of at least this level to stderr, with `console` if that is a terminal."""
     handler: logging.Handler = json_lines()
     if console.is_terminal:
         handler = RichHandler(console=console)
@@ -67,7 +67,7 @@ def write(level: int, console: Console) -> None:
 
 
 def opened(replica: str) -> None:
-    """Name this replica, while it is the only one, in each line of which no other is known."""
+    """Name this replica in lines without one, as long as it is the only one."""
     _NAMED.replicas.append(replica)
 
 
@@ -77,7 +77,7 @@ def closed(replica: str) -> None:
 
 
 def json_lines() -> logging.StreamHandler[TextIO]:
-    """A handler that writes one JSON object a line to stderr."""
+    """A handler that writes one JSON object per line to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_NAMED)
     renamed = {"levelname": "level", "name": "logger"}

@@ -1,7 +1,7 @@
 """Worker processes that speak JSON lines: orders on their stdin, reports on their stdout.
 
-Law: a process is gone when `end` returns; a line that a kill cut off counts as not sent. The one harness of replay,
-demo, the load generator and the matrix of faults.
+Law: a process is gone when `end` returns; a line cut off by a kill counts as not sent. The replay, the demo, the load
+generator and the matrix of faults all use it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class WorkerProcess:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. A thread passes its lines, as `read` reads them, to `listen`, and None at its end.
+        """Start it. A thread passes its lines, parsed by `read`, to `listen`, and None at its end.
 
-        Its stderr goes to `log`, if one is given.
+        Its stderr goes to `log`, if given.
         """
         pipe = subprocess.PIPE
         self._log = log
         with nullcontext() if log is None else open(log, "ab", opener=private_opener) as errors:
-            # Its own session: a Ctrl-C in the terminal is for us, who then end it.
+            # Its own session: a Ctrl-C in the terminal reaches only us, and we end it.
             self._process = subprocess.Popen(
                 command,
                 stdin=pipe,
@@ -85,27 +85,27 @@ class WorkerProcess:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Close its stdin: no order follows."""
+        """Close its stdin after the last order."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def terminate(self) -> None:
-        """Ask it to end, by SIGTERM."""
+        """Request its end, by SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would end it; its earlier reports still arrive."""
+        """End it with SIGKILL, as a crash would; its earlier reports still arrive."""
         self._process.kill()
 
     def wait(self, seconds: float) -> int | None:
-        """Wait until it has ended; its exit code, None if it took longer."""
+        """Wait until it has ended, and return its exit code; None if it took longer."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def end(self) -> int:
-        """Kill it unless it has ended, and take in the rest of its output; its exit code."""
+        """Kill it unless it has ended, read the rest of its output, and return its exit code."""
         self._process.kill()
         code = self._process.wait()
         self._listener.join()
@@ -113,13 +113,13 @@ class WorkerProcess:
         return code
 
     def complaint(self) -> str:
-        """The end of what is in its log."""
+        """The end of its log."""
         text = "" if self._log is None else self._log.read_text(errors="replace").strip()[-_SAID:]
         return text or "it said nothing"
 
 
 class Parent:
-    """The process that started this one. From now on prints of other code go to stderr."""
+    """The process that started this one. From now on, output of other code goes to stderr."""
 
     def __init__(self) -> None:
         self._said = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
@@ -133,6 +133,6 @@ class Parent:
             self._said.write(line)
 
     def orders(self) -> Iterator[Message]:
-        """Its orders, until it closes the pipe or ends."""
+        """The parent's orders, until it closes the pipe or ends."""
         for line in sys.stdin:
             yield json.loads(line)

@@ -219,7 +219,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     # Removing and copying
 
     def delete_thread(self, thread_id: str) -> None:
-        """Erase a thread in every tier: checkpoints, writes and history. Running runs are refused (Deleted)."""
+        """Erase a thread in every tier: checkpoints, writes and history. Runs in progress are refused (Deleted)."""
         finish(self.adelete_thread(thread_id))
 
     async def adelete_thread(self, thread_id: str) -> None:

@@ -1,1 +1,1 @@
-"""Shows to newcomers, in one terminal, that run for real and verify what they show."""
+"""Demos for newcomers, in one terminal, which run real servers and verify their own results."""

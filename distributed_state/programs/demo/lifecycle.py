@@ -1,7 +1,7 @@
-"""The lifecycle of conversations on three replicas, one of which is killed. Law: what was started here ends here.
+"""The lifecycle of conversations on three replicas, one of which is killed. Law: every process started here ends here.
 
-A step of the demo is one value: in words, as code, and as the command to a replica. Each replica is a process, with a
-column and a colour on the screen, which reads the same in 80 columns and in a pipe.
+A step of the demo is one value: a description, the code, and the command to a replica. Each replica is a process, with
+a column and a colour on the screen; the output is the same in 80 columns and in a pipe.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STOP_SECONDS = 20.0
 Mailbox = SimpleQueue[tuple["Replica", int, Message | None]]
 NAMES = ("ada", "ben", "cleo")
 VICTIM = "cleo"
-_BEAT = 0.5  # a replica that is silent for three of them is lost
+_BEAT = 0.5  # seconds; a replica that is silent for three of them is lost
 _MOST = 1000
 
 
@@ -88,7 +88,7 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where to run, and how slowly; `patience` is for what should take no time, `program` starts a replica."""
+    """Where to run, and how slowly; `patience` limits the waits of fast operations, `program` starts a replica."""
 
     url: str | None = None
     archive: str | None = None
@@ -119,7 +119,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result. `differences` is empty if every replica received what it should have."""
+    """The result. `differences` is empty if every replica received exactly the expected events."""
 
     namespace: str
     steps: list[dict[str, str]]
@@ -181,7 +181,7 @@ class Show:
         start = len(victim.of(HOOK))
         events = {each["id"]: each["type"] for other in others for each in other.of(EVENT)}
         self.missed = events.keys() - before
-        hooks = sum(events[id] != "config.changed" for id in self.missed)  # the newest config it has as it starts
+        hooks = sum(events[id] != "config.changed" for id in self.missed)  # it takes the newest config at its start
         with self.screen.waiting(f"{VICTIM} starts"):
             self.fleet.start(victim)
             done = self.fleet.until(
@@ -231,7 +231,7 @@ def _ids(replica: Replica) -> set[str]:
 
 
 def _stream(store: StateStore, known: set[str], seconds: float) -> list[Event]:
-    """All events that Redis keeps; those known are among them, unless it lost them."""
+    """All events that Redis keeps, including the known ones unless Redis lost them."""
     found: list[Event] = []
     deadline = time.monotonic() + seconds
     with store.events("*", since="oldest") as events:
@@ -251,7 +251,7 @@ def _place(plan: Plan, folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
         settings = {
             "url": url,
             "archive": plan.archive or f"sqlite:///{folder / 'archive.db'}",
-            # On servers that hold other data too, each run has a namespace of its own.
+            # The servers may hold other data, so each run has its own namespace.
             "namespace": f"demo-{uuid.uuid4().hex[:8]}",
             "beat": _BEAT,
         }
@@ -263,7 +263,7 @@ def _place(plan: Plan, folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that one replica does. `hook` then runs on each that is alive; "" if the step causes no event."""
+    """An action of one replica. `hook` then runs on each live replica; "" if the step causes no event."""
 
     who: str
     words: str
@@ -326,7 +326,7 @@ AGAIN = (_clear(VICTIM, "hotel"),)
 
 
 class Replica:
-    """One replica: a process, and what it reported in all its lives."""
+    """One replica: a process, and its reports over all restarts."""
 
     def __init__(self, name: str, folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
         self.name = name
@@ -352,7 +352,7 @@ class Replica:
         return [each for each in self.reports if each["kind"] == kind]
 
     def start(self, mailbox: Mailbox) -> None:
-        """Start it, or start it again; what it reports goes to the mailbox."""
+        """Start or restart it; its reports go to the mailbox."""
         self._starts += 1
         started = self._starts
         self._process = WorkerProcess(self._program, lambda report: mailbox.put((self, started, report)), log=self.log)
@@ -363,7 +363,7 @@ class Replica:
         self._process.send(fields)
 
     def hear(self, started: int, report: Message | None) -> None:
-        """Keep what came from the mailbox. Raises StateError if it ended on its own."""
+        """Keep a report from the mailbox. Raises StateError if the process ended on its own."""
         if report is not None:
             self.reports.append(report)
         elif self._process is not None and started == self._starts:
@@ -383,14 +383,14 @@ class Replica:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait until it has ended, in the time that it has for that."""
+        """Wait until it has ended, for a limited time, then kill it."""
         if self._process is not None:
             self._process.wait(_STOP_SECONDS)
             self.kill()
 
 
 class Fleet:
-    """All replicas, and what they report."""
+    """All replicas, and their reports."""
 
     def __init__(self, names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
         self.replicas = {name: Replica(name, folder, place, program) for name in names}
@@ -401,7 +401,7 @@ class Fleet:
         return iter(self.replicas.values())
 
     def start(self, *replicas: Replica) -> None:
-        """Start these and wait until they listen."""
+        """Start these replicas, and wait until they receive events."""
         lives = {each.name: each.lives for each in replicas}
         for each in replicas:
             each.start(self._mailbox)
@@ -409,7 +409,7 @@ class Fleet:
             raise StateError(f"not all replicas were ready within {_START_SECONDS:g} s")
 
     def order(self, name: str, call: str, **arguments: Any) -> None:
-        """Have a replica do something, and wait until it is done. Raises StateError with what it said."""
+        """Give a replica an order, and wait until it is done. Raises StateError with the replica's error."""
         self._orders += 1
         number = self._orders
         replica = self.replicas[name]
@@ -424,7 +424,7 @@ class Fleet:
             raise StateError(f"{name}: {answers()[0]['error']}")
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Take in what the replicas report until the condition holds; whether it did in time."""
+        """Receive reports until the condition holds; return whether it did in time."""
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()
@@ -436,7 +436,7 @@ class Fleet:
         return True
 
     def end(self) -> None:
-        """Let all end in the orderly way."""
+        """Shut all replicas down in order."""
         for each in self:
             each.ask_to_end()
         for each in self:
@@ -445,7 +445,7 @@ class Fleet:
 
 @contextmanager
 def fleet(names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> Iterator[Fleet]:
-    """A fleet that is ended with the block, by SIGKILL if it did not end before."""
+    """A fleet that ends with the block, by SIGKILL if it has not ended before."""
     them = Fleet(names, folder, place, program)
     try:
         yield them
@@ -458,7 +458,7 @@ def fleet(names: Sequence[str], folder: Path, place: Mapping[str, Any], program:
 
 
 class Screen:
-    """Shows each step, and beneath it the hooks that it ran on each replica."""
+    """Shows each step, and below it the hooks that it ran on each replica."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -483,7 +483,7 @@ class Screen:
         self._print(self._columns({name: [Text(name, f"bold {colour}")] for name, colour in self._colours.items()}))
 
     def step(self, number: int, who: str, words: str, code: str) -> None:
-        """Show what a replica does."""
+        """Show an action of a replica."""
         line = Text(f"{number:>2}  ") + Text(who, f"bold {self._colours[who]}") + Text(f" {words}")
         shown = Text(code, "dim")
         self._print(Text(""))

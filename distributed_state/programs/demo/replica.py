@@ -1,6 +1,6 @@
-"""One replica of the demo, as a process: an agent that notes all that it hears. Law: what it noted survives a SIGKILL.
+"""One replica of the demo, as a process: an agent that logs every event it receives. Law: its log survives a SIGKILL.
 
-It speaks JSON lines: orders on stdin; on stdout what it notes, as it notes it, and what became of its orders.
+It speaks JSON lines: it reads orders from stdin, and writes its log entries and the results of orders to stdout.
 
     -> {"name": ..., "notebook": path, "store": {...}}    the settings of the store, which may hold passwords
     <- {"kind": "start", "position": ..., "model": ..., "replica": ..., "pid": ...}
@@ -9,10 +9,10 @@ It speaks JSON lines: orders on stdin; on stdout what it notes, as it notes it, 
     <- {"kind": "hook", "hook": name, "given": {...}, "found": {...}}
     <- {"kind": "event", "id": ..., "type": ..., "subject": ..., "position": ...}
 
-In its log an incomplete line counts as not written. When the log is compared with the stream, nothing may be missed or
-received twice, and all is in order.
+An incomplete line in the log counts as not written. The log is compared with the stream: every event must be received
+exactly once and in order.
 
-It ends on SIGTERM, and when stdin does.
+The process ends on SIGTERM, and at the end of stdin.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A hook that ran: what it was given, and what it found in the conversation then."""
+    """A hook that ran: its arguments, and the state that it found in the conversation."""
 
     hook: str
     given: dict[str, Any]
@@ -106,14 +106,14 @@ _ORDINARY = {
     "conversation.switched": "on_conversation_switched",
     "conversation.deleted": "on_conversation_deleted",
 }
-# Of the config a replica that was away takes the newest when it starts, so its hook may run less often.
+# A restarted replica takes only the newest config, so this hook may run less often.
 _CONFIG = "on_config_update"
 
 
 def differences(stream: Sequence[Event], audited: Sequence[Event], accounts: Iterable[Account]) -> list[str]:
-    """All that is not as it should be, in words; empty if all is well.
+    """Descriptions of all errors; empty if there are none.
 
-    `stream` is what Redis keeps, `audited` what SQL does, both in the order of each subject.
+    `stream` has the events in Redis, `audited` those in SQL, both in the order of each subject.
     """
     found = list(_archive(stream, audited))
     for each in accounts:
@@ -135,7 +135,7 @@ def _archive(stream: Sequence[Event], audited: Sequence[Event]) -> Iterator[str]
 
 
 def _heard(stream: Sequence[Event], account: Account) -> Iterator[str]:
-    """Each event once, and those of a subject in order."""
+    """Check that each event was received once, and those of a subject in order."""
     names = {each.id: f"{each.type} of {each.subject}" for each in stream}
     times = Counter(each.id for each in account.heard)
     for id, name in names.items():
@@ -156,7 +156,7 @@ def _heard(stream: Sequence[Event], account: Account) -> Iterator[str]:
 
 
 def _called(stream: Sequence[Event], account: Account) -> Iterator[str]:
-    """The hooks of each subject: the right ones, in the order of its events, with what the events say."""
+    """Check each subject's hooks: the right ones, in the order of its events, with the events' data."""
     should = defaultdict(list)
     did = defaultdict(list)
     for event in stream:
@@ -195,7 +195,7 @@ def _subject_of(called: Called, ids: dict[str, str]) -> str:
 
 
 def _configured(stream: Sequence[Event], account: Account) -> Iterator[str]:
-    """Each life knows the configs in order, and ends with the last."""
+    """Check that each run of the process saw the configs in order, and ended with the last one."""
     should = [event.data["digest"] for event in stream if event.type == "config.changed"]
     models = [model for at, model in enumerate(account.models) if not at or model != account.models[at - 1]]
     did = [digest({"model": model}) for model in models]
@@ -207,7 +207,7 @@ def _configured(stream: Sequence[Event], account: Account) -> Iterator[str]:
 
 
 def _deleted_first(stream: Sequence[Event], accounts: Sequence[Account]) -> Iterator[str]:
-    """The hook of whoever deletes runs while the data is there, the others' after; all still see the last notes."""
+    """Check that the deleting replica's hook ran before the deletion, the others' after it, all with the last notes."""
     for event in stream:
         if event.type == "conversation.deleted":
             found = {
@@ -242,13 +242,13 @@ class Notebook:
 
     def note(self, kind: str, **fields: Any) -> None:
         with self._mutex:
-            # One write of one line: a SIGKILL leaves it whole or not there.
+            # One write for the line: after a SIGKILL it is either complete or missing.
             self._file.write(json.dumps({"kind": kind, **fields}) + "\n")
         self.report(kind, **fields)
 
 
 class DemoAgent(Agent):
-    """What a user would write: hooks. Beside them `main_loop` keeps the list of all events, to be verified later."""
+    """Hooks, as a user would write them. `main_loop` also keeps a list of all events, to be verified later."""
 
     name = "demo"
     conversation_defaults = MappingProxyType({"notes": []})
@@ -275,7 +275,7 @@ class DemoAgent(Agent):
             while not self.stopping:
                 event = events.next(timeout=0.1)
                 if event is not None:
-                    # The event and the position behind it in one line: it is noted once, whenever a kill comes.
+                    # The event and the position after it are one line, so it is logged once, whenever a kill happens.
                     self.note_event(event, events.position)
 
     def note_event(self, event: Event, position: str) -> None:
@@ -292,7 +292,7 @@ class DemoAgent(Agent):
         self.note_hook("on_conversation_switched", given)
 
     def on_conversation_deleted(self, conversation_id: str) -> None:
-        # Both are the state before it was deleted; only the replica that deletes it still finds the session itself.
+        # Both are the state before the deletion; only the deleting replica still finds the session itself.
         there = self.store.session(conversation_id).exists(fresh=True)
         notes = self.conversation.get("notes", [])
         self.note_hook("on_conversation_deleted", {"conversation_id": conversation_id}, there=there, notes=notes)
@@ -314,7 +314,7 @@ class Orders:
         self._store.session(conversation).create()
 
     def write(self, conversation: str, note: str) -> None:
-        """A question and its answer, and a note of it."""
+        """Write a question, its answer, and a note of it."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
         session = self._store.session(conversation)
         session.append(*messages)
@@ -334,7 +334,7 @@ class Orders:
 
 
 def obey(agent: DemoAgent, book: Notebook, orders: Iterable[Message]) -> None:
-    """Carry out orders until there are no more, then let the agent end."""
+    """Carry out orders until the last one, then stop the agent."""
     for order in orders:
         try:
             getattr(Orders(agent.store), order["call"])(**order["arguments"])

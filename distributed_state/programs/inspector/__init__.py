@@ -1,4 +1,4 @@
-"""Pages on which a store is looked at and steered in a browser. Law: they show what the interface answers, no more."""
+"""Pages for inspecting and controlling a store in a browser. Law: they show only the answers of the HTTP interface."""
 
 from distributed_state.programs.inspector.app import PATH, inspector
 from distributed_state.programs.inspector.pages import Tickets

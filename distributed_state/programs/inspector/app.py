@@ -1,10 +1,10 @@
-"""The inspector as an ASGI application in front of a service's. Law: whoever looks has signed in there.
+"""The inspector as an ASGI application in front of a service's. Law: every visitor has signed in to the service.
 
-Most routes are pages. The stream of events, exports and single fields are passed on as they come, and nothing of them
-is kept here.
+Most routes are pages. The stream of events, exports and single fields are passed on as they arrive, and are not kept
+here.
 
-A page about the whole store lists what the interface gives and searches nothing itself, and a part that fails hides no
-other part. A lease is named by its fencing token, so that what is ended or taken over is the one that was looked at.
+A page about the whole store lists the interface's answers and does no searches of its own; a failing part does not hide
+other parts. A lease is named by its fencing token, so that an action ends or takes over exactly the displayed lease.
 
 Design: section 28.
 """
@@ -57,18 +57,18 @@ from distributed_state.programs.service import requests
 from distributed_state.programs.service.requests import NamedRoute
 from distributed_state.values import as_text
 
-# Of conversations
+# Conversations
 _ROWS = 50
 _NAMED = ("prefix", "user", "tag", "phase", "held")
 _UNITS = ("newer", "older", "mib")
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,6})?", re.ASCII)
 
-# Of the fleet
+# The fleet
 _PARTS = ("replicas", "partitions", "findings", "tenants")
-# What a doctor names of a server of Redis, of several with its address before it.
+# A doctor's findings about a Redis server; with several servers the address precedes the name.
 _WARM = {"server", "version", "role", "eviction", "persistence", "memory", "connections", "cluster", "durability"}
 
-# Of leases
+# Leases
 _SHOWN = 50
 _KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
 _SCOPES = {kind: scope for scope, kind in _KINDS.items()}
@@ -78,7 +78,7 @@ _SCOPES = {kind: scope for scope, kind in _KINDS.items()}
 
 
 async def find(request: Request, api: Api) -> Response:
-    """The conversations that were changed last, or those that fit; by a text, those in which it stands."""
+    """The last changed conversations, or those that match the filters; with a text, those that contain it."""
     names = (*_NAMED, *_UNITS, "after", "text", "id")
     query = query_of(request)
     asked = {name: query.get(name, "") for name in names}
@@ -89,10 +89,10 @@ async def find(request: Request, api: Api) -> Response:
         return page(request, "find", asked=asked, rows=[], hits=found.json["hits"], following=None)
     wanted: dict[str, Any] = {name: asked[name] for name in (*_NAMED, "after")} | {"limit": _ROWS}
     wanted |= {name: value for name, value in _units_of_people(asked).items() if value is not None}
-    # Somebody who holds one has mostly just begun with it, and it may not be archived yet.
+    # A held conversation has usually just begun, and may not be archived yet.
     wanted |= {"fresh": "true"} if asked["held"] else {}
     found = await api.get(request, "/v1/conversations", wanted)
-    # Of one tenant alone they come by their ids.
+    # For a single tenant they are sorted by id.
     by_id = bool(asked["prefix"] or asked["tag"] or (await api.get(request, "/v1/caller")).json["prefix"])
     return page(
         request, "find", asked=asked, rows=found.json["conversations"], hits=None, by_id=by_id,
@@ -121,7 +121,7 @@ def _decimal(asked: dict[str, str], name: str) -> float | None:
 
 
 def _again(asked: dict[str, str], following: dict[str, str]) -> dict[str, str]:
-    """The query of the next page: as it was asked, and where that goes on."""
+    """The query of the next page: the same filters, and the position after this page."""
     kept = {name: asked[name] for name in (*_NAMED, *_UNITS) if asked[name]}
     return kept | {"after": following["after"]}
 
@@ -135,7 +135,7 @@ async def _searched(request: Request, api: Api, text: str, prefix: str) -> Found
 
 
 async def fleet(request: Request, api: Api) -> Response:
-    """Replicas, partitions, a doctor's findings and what tenants ask for."""
+    """Replicas, partitions, a doctor's findings and the load of tenants."""
     replicas, partitions, findings, tenants = await asyncio.gather(*(_part(request, api, each) for each in _PARTS))
     rows, found = replicas["rows"], findings["rows"]
     return page(
@@ -145,7 +145,7 @@ async def fleet(request: Request, api: Api) -> Response:
 
 
 async def _part(request: Request, api: Api, name: str) -> dict[str, Any]:
-    """The rows of one part, or why there are none."""
+    """The rows of one part, or the reason why they are missing."""
     try:
         return {"rows": (await api.get(request, f"/v1/{name}")).json[name], "problem": ""}
     except Refused as refused:
@@ -155,7 +155,7 @@ async def _part(request: Request, api: Api, name: str) -> dict[str, Any]:
 
 
 class Tier(NamedTuple):
-    """One of the three tiers: how many findings about it need somebody, and some words about it."""
+    """One of the three tiers: the number of findings that need attention, and a short description."""
 
     name: str
     wrong: int
@@ -163,7 +163,7 @@ class Tier(NamedTuple):
 
 
 def _tiers(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> list[Tier]:
-    """Hot by what replicas say of themselves; warm and cold by what a doctor found of their servers."""
+    """The hot tier from the replicas' own figures; warm and cold from a doctor's findings about their servers."""
     hits, misses, records, size = (
         sum(each["stats"].get(f"hot_{name}", 0) for each in replicas) for name in ("hits", "misses", "entries", "bytes")
     )
@@ -178,7 +178,7 @@ def _tiers(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> li
 
 
 def _tier(name: str, findings: list[dict[str, Any]]) -> Tier:
-    # Where SQL is stands below, with all that was looked at.
+    # The SQL database's address is shown below, with all findings.
     shown = [each for each in findings if each["name"] != "sql database"]
     facts = (f"{each['name'].removeprefix('sql ')}: {each['found']}" for each in shown)
     return Tier(name, sum(not each["ok"] for each in findings), "; ".join(facts))
@@ -205,7 +205,7 @@ def _losses(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> l
 
 
 async def live(request: Request, api: Api) -> Response:
-    """Events as they come, from now on, and the leases that are held."""
+    """Events as they happen, from now on, and the held leases."""
     rights = (await api.get(request, "/v1/caller")).json["rights"]
     held = await _held(request, api) if "admin" in rights else None
     query = query_of(request)
@@ -213,7 +213,7 @@ async def live(request: Request, api: Api) -> Response:
 
 
 async def _held(request: Request, api: Api) -> dict[str, Any]:
-    """A page of the leases that are held, or why they cannot be listed."""
+    """A page of the held leases, or the reason why they cannot be listed."""
     query = {"limit": _SHOWN, "after": query_of(request).get("after")}
     try:
         found = (await api.get(request, "/v1/leases", query)).json
@@ -227,7 +227,7 @@ async def _held(request: Request, api: Api) -> dict[str, Any]:
 
 
 def _row(lease: dict[str, Any], mine: str, root: str) -> dict[str, Any]:
-    """A lease with where it is steered, "" for a record that the interface has not, and whether it is ours."""
+    """A lease with its page, "" if the interface does not have its record's kind, and whether it is ours."""
     kind = _KINDS.get(lease["scope"])
     place = _page(root, kind, lease["record_id"], lease["token"]) if kind else ""
     return lease | {"place": place, "mine": mine == str(lease["token"])}
@@ -238,10 +238,10 @@ def _page(root: str, kind: str, id: str, token: int) -> str:
 
 
 async def ask_about_lease(request: Request, api: Api) -> Response:
-    """The page that says what becomes of a lease, with the button that does it."""
+    """The page that explains the action on a lease, with the button for it."""
     kind, id, token = _named(request)
     scope = _SCOPES[kind]
-    # Right before it, in the order of the list.
+    # The cursor is the position just before the lease in the list.
     query = {"scope": scope, "prefix": id, "after": f"{token}.{scope}", "limit": 1}
     found = (await api.get(request, "/v1/leases", query)).json
     rows = [each for each in found["leases"] if (each["record_id"], each["token"]) == (id, token)]
@@ -266,7 +266,7 @@ async def steer_lease(request: Request, api: Api) -> Response:
     ttl = _seconds(given.get("seconds", ""))
     taken = (await api.ask(request, "PUT", f"{record}/lease/{token}", given={"ttl": ttl})).json
     response = RedirectResponse(f"{root}/live", 303, HEADERS)
-    # What is done on these pages to this record is done under it, until it ends.
+    # Actions of these pages on this record use the lease until it ends.
     kept = f"{taken['token']} {taken['lease']} {digest(record)}"
     secure = "https" in (request.scope["scheme"], request.headers.get("x-forwarded-proto"))
     response.set_cookie(HELD, quote(kept), max_age=ttl, path=root, secure=secure, httponly=True, samesite="strict")
@@ -274,7 +274,7 @@ async def steer_lease(request: Request, api: Api) -> Response:
 
 
 def _named(request: Request) -> tuple[str, str, int]:
-    """Which lease is meant."""
+    """The kind, id and token in the path."""
     kind, id, token = (request.path_params[name] for name in ("kind", "id", "token"))
     return kind, id, token
 
@@ -286,7 +286,7 @@ def _seconds(text: str) -> int:
 
 
 def _mine(request: Request) -> str:
-    """The token of the lease that this browser holds, "" if none."""
+    """The token of the lease that this browser holds, "" without one."""
     return request.cookies.get(HELD, "").partition("%20")[0]
 
 
@@ -299,7 +299,7 @@ log = logging.getLogger(__name__)
 
 
 class _Word(Convertor[str]):
-    """A part of a path that is one of some words."""
+    """A part of a path that must be one of several words."""
 
     def convert(self, value: str) -> str:
         return value
@@ -309,7 +309,7 @@ class _Word(Convertor[str]):
 
 
 class _Change(_Word):
-    """A change that a page may be asked for."""
+    """A change that a page may request."""
 
     regex = "rollback|fork|erase"
 
@@ -321,7 +321,7 @@ class _Kind(_Word):
 
 
 class _Steering(_Word):
-    """An action on a lease that a page may be asked for."""
+    """An action on a lease that a page may request."""
 
     regex = "end|take-over"
 
@@ -354,7 +354,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
 
 
 def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
-    """The pages of this service's store, to be mounted at PATH. For a ticket of `tickets` there is a key to it."""
+    """The pages of this service's store, to be mounted at PATH. A ticket of `tickets` signs a browser in."""
     api = Api(service)
 
     def route(method: str, path: str, shown: Page) -> Route:
@@ -378,7 +378,7 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
         ],
         exception_handlers={HTTPException: _unknown},
     )
-    pages.router.redirect_slashes = False  # to a host that the client names, and without TLS
+    pages.router.redirect_slashes = False  # it would redirect to a host named by the client, without TLS
     return pages
 
 
@@ -408,17 +408,17 @@ async def _static(request: Request) -> Response:
     return Response(_STATIC[name], headers=HEADERS | {"Cache-Control": "max-age=3600"}, media_type=kind)
 
 
-# Answers that are passed on as they come
+# Answers that are passed on as they arrive
 
 
 def _streams(api: Api) -> list[Route]:
-    """Where answers are passed on as they come."""
+    """The routes whose answers are passed on as they arrive."""
     apps = {"/live/events": _events, _ONE + "/export": _export, _ONE + "/field": _field}
     return [NamedRoute(path, _Readable(partial(app, api)), methods=["GET"]) for path, app in apps.items()]
 
 
 class _Readable:
-    """An application whose request can be read; others are refused by a page."""
+    """An application that receives only readable requests; others are refused with a page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -435,7 +435,7 @@ class _Readable:
 
 
 async def _events(api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer as the interface does, with every event under one name: browsers drop those of others."""
+    """Answer as the interface does, but without event names: browsers drop events of unknown names."""
 
     async def unnamed(message: Message) -> None:
         if message["type"] == "http.response.body":
@@ -443,19 +443,19 @@ async def _events(api: Api, scope: Scope, receive: Receive, send: Send) -> None:
         await send(message)
 
     request = Request(scope)
-    if scope["method"] == "HEAD":  # the next request on this connection would wait for the end of the stream
+    if scope["method"] == "HEAD":  # otherwise the next request on this connection waits for the stream's end
         await Response(headers=HEADERS)(scope, receive, send)
         return
     await api.stream(request, "/v1/events", [*query_of(request).items()])(scope, receive, unnamed)
 
 
 async def _export(api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with a conversation as a file; a refusal is a page, as a browser goes to it."""
+    """Answer with a conversation as a file; a refusal is a page, because a browser shows it."""
     await _download(api, Request(scope), "export", {}, receive, send)
 
 
 async def _field(api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with a field as a file, as it is or was."""
+    """Answer with a field's present or earlier value as a file."""
     request = Request(scope)
     asked = query_of(request)
     field = named("fields/{}", asked.get("name", ""))

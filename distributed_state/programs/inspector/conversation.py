@@ -1,9 +1,9 @@
-"""One conversation: what it is, what it was, and how it came to that. Law: each part is a page, however long it is.
+"""One conversation: its present and earlier states, and its changes. Law: long parts are shown in pages.
 
-A page shows a bounded number of nodes and characters of users' values, and a message of an unknown shape is
-shown, not lost. What is drawn is in words beside it, too. The line of versions is as wide for ten as for a million. In
-the graph each version is a line, the newest at the top: phases colour it, a rollback is a bow to the version that it
-brought back, branches and forks lead away from the version behind which they begin.
+A page shows a bounded number of nodes and characters of users' values, and also messages of unknown shape. Every
+drawing is also described in words. The line of versions has the same width for ten as for a million versions. In the
+graph each version is a line, the newest at the top: phases colour it, a rollback is a bow to the version that it
+restored, branches and forks lead away from the version after which they begin.
 
 Design: section 28.
 """
@@ -36,16 +36,16 @@ from distributed_state.values.turn_times import spent
 _MESSAGES = 30
 _VERSIONS = 20
 _CHECKPOINTS = 100
-_PARTS = 6  # of what a version did
+_PARTS = 6  # parts in the description of a version
 
-# Of values and messages
+# Values and messages
 _NODES = 400  # of all fields
 _NODES_OF_MESSAGE = 60  # of one message's values
 _LONGEST_VALUE = 4000  # characters
 _LONGEST_MESSAGE = 8000
 _KNOWN = frozenset({"role", "content", "number", "timestamp", "name", "tool_calls", "tool_call_id"})
 
-# Of the line and the graph of versions, in pixels
+# The line and the graph of versions, in pixels
 WIDTH, _EDGE = 720, 20  # of the line
 ROW, TOP, LANE = 26, 18, 110  # between two versions, above the first, left of the graph's line
 _BOW = 90  # the widest
@@ -54,7 +54,7 @@ _MARKS = 60  # of a kind, on the line
 _DRAWN = 60  # versions in a graph
 _COLOURS = 6
 _LONGEST_NAME = 60  # characters; the lists have more
-_AWAY = 3  # that lead away from one version; the lists have all
+_AWAY = 3  # branches and forks drawn at one version; the lists have all
 
 
 async def read(request: Request, api: Api) -> Response:
@@ -95,14 +95,14 @@ def _what(change: dict[str, Any]) -> str:
 
 
 def _below(rows: list[dict[str, Any]]) -> int | None:
-    """The newest version that these, the newest first, have not reached."""
+    """The newest version below these rows, which are the newest first."""
     return rows[-1]["version"] - 1 if rows and rows[-1]["version"] > 1 else None
 
 
 async def _times(
     request: Request, api: Api, place: str, version: int, rows: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """Where the time went of the turn that made a version, if a turn did."""
+    """How the turn that made a version spent its time; None if no turn made it."""
     if not any(each["version"] == version for each in rows):
         found = await _optional(api.get(request, f"{place}/timeline", {"before": version + 1, "limit": 1}))
         rows = found.json["versions"] if found else []
@@ -147,7 +147,7 @@ async def difference(request: Request, api: Api) -> Response:
 
 
 async def _optional(found: Any) -> Found | None:
-    """An answer that may be missing, as the history of a record that is only in Redis: None then."""
+    """An answer, or None if it is missing, such as the history of a record that is only in Redis."""
     try:
         answer: Found = await found
     except Refused as refused:
@@ -162,16 +162,16 @@ def _place(request: Request) -> str:
 
 
 def _number(request: Request, name: str) -> int | None:
-    """A number in the query, None if it is not there."""
+    """A number in the query, None if absent."""
     given = query_of(request)
     return _of_form(given, name) if given.get(name) else None
 
 
-# What changes something: asked first on a page, then done by a form
+# Changes: first confirmed on a page, then sent by a form
 
 
 async def ask(request: Request, api: Api) -> Response:
-    """The page that says what will happen, with the button that does it."""
+    """The page that explains the change, with the button for it."""
     what = request.path_params["what"]
     now = (await api.get(request, f"{_place(request)}/overview", {"limit": 0, "most": 0})).json
     version = _number(request, "version") or now["version"]
@@ -206,7 +206,7 @@ def _of_form(given: dict[str, str], name: str) -> int:
 
 
 class Budget:
-    """How many nodes may still be shown."""
+    """The number of nodes that may still be shown."""
 
     def __init__(self, nodes: int = _NODES) -> None:
         self.left = nodes
@@ -214,7 +214,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Node:
-    """A value under its name; `more` says how much of it is left out."""
+    """A value with its name; `more` says how much of it is left out."""
 
     name: str
     kind: str
@@ -224,7 +224,7 @@ class Node:
 
 
 def trees(values: dict[str, Any], encoded: dict[str, str] | None = None) -> list[Node]:
-    """Fields, and those that are bytes, which come in base64."""
+    """Fields as trees; bytes fields come in base64, in `encoded`."""
     budget = Budget()
     found = list[Node]()
     for name, value in sorted(values.items()):
@@ -238,7 +238,7 @@ def trees(values: dict[str, Any], encoded: dict[str, str] | None = None) -> list
 
 
 def tree(name: str, value: Any, budget: Budget) -> Node:
-    """A value and what is in it, as far as the budget goes."""
+    """A value and its contents, within the budget."""
     budget.left -= 1
     if isinstance(value, dict | list):
         kind = "object" if isinstance(value, dict) else "list"
@@ -263,7 +263,7 @@ def _left(text: str, most: int = _LONGEST_VALUE) -> str:
 
 
 def message_shown(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of the interface, as a template shows it."""
+    """A message of the interface, in the form for a template."""
     texts, parts = _content(message.get("content"))
     calls = [_call(each) for each in message.get("tool_calls") or [] if isinstance(each, dict)]
     rest = {name: value for name, value in message.items() if name not in _KNOWN}
@@ -283,7 +283,7 @@ def message_shown(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(content: Any) -> tuple[list[str], list[Node]]:
-    """The texts of it, and what else there is."""
+    """The texts of a message's content, and its other parts."""
     if content is None:
         return [], []
     if isinstance(content, str):
@@ -299,7 +299,7 @@ def _content(content: Any) -> tuple[list[str], list[Node]]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool; its arguments are mostly JSON in a text."""
+    """A call of a tool; its arguments are usually JSON text."""
     function = call.get("function") if isinstance(call.get("function"), dict) else call
     assert isinstance(function, dict)
     arguments = function.get("arguments", function.get("input", {}))
@@ -319,7 +319,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place on the line: `at` from the left, `kind` says what is there."""
+    """A mark on the line: `at` is its distance from the left, `kind` its type."""
 
     at: float
     kind: str
@@ -347,7 +347,7 @@ def line_of(newest: int, checkpoints: list[dict[str, Any]], branches: list[dict[
 
 @dataclass(slots=True)
 class Dot:
-    """A version: where it is, its colour, what stands beside it, and what leads away from it as kind, name and id."""
+    """A version: its place, its colour, the text next to it, and its branches and forks as kind, name and id."""
 
     version: int
     y: int

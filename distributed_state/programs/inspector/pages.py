@@ -1,12 +1,12 @@
-"""How pages are made: what they ask of the service, their templates, and who gets them.
+"""The making of pages: their requests to the service, their templates, and the sign-in.
 
-Law: a page asks the service's interface as whoever looks, so that no page has a right of its own; what users wrote is
-text on a page, and no page loads or runs what is not ours.
+Law: a page calls the service's interface with the visitor's token, so that pages have no rights of their own; users'
+content is shown as text, and pages load and run only our own files.
 
-The interface is asked in the same process. Every request of a page passes the checks, limits and quotas that one over
-HTTP passes, because it is one. A browser keeps its token where no script reads it and no other site makes it send it,
-and a form counts only if a page of ours sent it. Source: OWASP, "Cross-Site Request Forgery Prevention Cheat Sheet"
-(Fetch Metadata).
+The interface is called in the same process. Every request of a page passes the same checks, limits and quotas as one
+over HTTP. The browser's token is in a cookie that scripts cannot read and other sites cannot make it send, and a form
+is accepted only from one of our pages. Source: OWASP, "Cross-Site Request Forgery Prevention Cheat Sheet" (Fetch
+Metadata).
 
 Design: section 28.
 """
@@ -39,13 +39,13 @@ from distributed_state.values import as_text
 COOKIE = "distributed_state_inspector"
 HELD = "distributed_state_inspector_lease"
 """The cookie of a lease that this browser took over: its token, the lease, and the digest of its record's path."""
-_UNDER_LEASE = ("/rollback", "/everything")  # what pages do to a record that takes a lease
-# Of who looks, and of what a proxy says of them. The rest is about the page.
+_UNDER_LEASE = ("/rollback", "/everything")  # the actions of pages that take a lease
+# Headers about the visitor, from the browser or a proxy. The others are about the page.
 _PASSED = frozenset(
     [b"host", b"authorization", b"x-actor", b"x-tenant", b"x-rights", b"x-forwarded-for", b"last-event-id"]
 )
 _LARGEST = 2 * 2**20  # bytes of an answer
-_AS_VALUES = 4  # times as large it counts, as it is read into values and put on a page
+_AS_VALUES = 4  # it counts as this many times as large, because it is parsed and rendered
 _SCOPE = ("type", "asgi", "http_version", "scheme", "client", "server", "extensions")
 
 
@@ -60,14 +60,14 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An answer: its JSON, and the query of the next page, None if there is none."""
+    """An answer: its JSON, and the query of the next page, None on the last page."""
 
     json: Any
     following: dict[str, str] | None
 
 
 def query_of(request: Request) -> dict[str, str]:
-    """The query of a page, the last of several values. Raises Refused for one that cannot be read."""
+    """The query of a page; the last of several values wins. Raises Refused if it cannot be read."""
     try:
         return dict(requests.pairs(request))
     except InvalidValue as error:
@@ -88,7 +88,7 @@ class Api:
         self, request: Request, method: str, path: str, query: Mapping[str, Any] | None = None,
         given: Mapping[str, Any] | None = None,
     ) -> Found:  # fmt: skip
-        """Send this request as the sender of `request`, and return its answer. Raises Refused."""
+        """Send a request with the identity of `request`'s sender, and return the answer. Raises Refused."""
         content = None if given is None else json.dumps(given).encode()
         sent: list[Message] = []
 
@@ -110,7 +110,7 @@ class Api:
         return Found(found, _next(headers.get("link")))
 
     def stream(self, request: Request, path: str, query: Sequence[tuple[str, str]]) -> ASGIApp:
-        """The answer to a GET that goes on, passed on as it comes."""
+        """The streaming answer to a GET, passed on as it arrives."""
 
         async def passed(scope: Scope, receive: Receive, send: Send) -> None:
             await self._app(self._scope(request, "GET", path, dict(query), None), receive, send)
@@ -142,7 +142,7 @@ class Api:
 
 
 def _bound(request: Request, size: int) -> None:
-    """Raise Refused for an answer that is more than a page shows; others count as held by their connection."""
+    """Raise Refused for an answer too large for a page; count others as memory held by the connection."""
     if size > _LARGEST:
         raise Refused(413, f"it is {size / 2**20:.1f} MiB, more than a page shows: read it over the interface")
     if (connection := getattr(request.state, CONNECTION, None)) is not None:
@@ -150,7 +150,7 @@ def _bound(request: Request, size: int) -> None:
 
 
 def _lease(request: Request, path: str) -> str:
-    """The lease under which this is done, "" for none."""
+    """The lease that this request uses, "" without one."""
     _, _, held = unquote(request.cookies.get(HELD, "")).partition(" ")
     lease, _, record = held.partition(" ")
     under = any(path.endswith(each) and digest(path.removesuffix(each)) == record for each in _UNDER_LEASE)
@@ -158,17 +158,17 @@ def _lease(request: Request, path: str) -> str:
 
 
 def named(form: str, *names: str) -> str:
-    """A path of the interface: `form` as "/v1/users/{}", with a {} for each name, which may hold anything."""
+    """A path of the interface, from `form` such as "/v1/users/{}", with a {} for each name; names are quoted."""
     return form.format(*map(as_text.quoted, names))
 
 
 def digest(path: str) -> str:
-    """A short name for a path: a cookie has no room for a long one."""
+    """A digest of a path, because a cookie is too small for a long path."""
     return hashlib.sha256(path.encode()).hexdigest()
 
 
 def _next(link: str | None) -> dict[str, str] | None:
-    """The query of the next page, of the header `Link`."""
+    """The query of the next page, from the header `Link`."""
     if link is None:
         return None
     query = urlsplit(link.partition("<")[2].partition(">")[0]).query
@@ -195,16 +195,16 @@ _templates = jinja2.Environment(
 
 
 def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Response:
-    """A page, whole; where htmx asks, what it swaps is taken from that."""
+    """A whole page; htmx takes the part that it swaps from it."""
     root = request.scope["root_path"]
     here = request.scope["path"].removeprefix(root)
     text = _templates.get_template(f"{name}.html").render(root=root, here=here, status=status, **values)
-    # A lone surrogate, which the store keeps, has no place in UTF-8: it is shown as it is written in JSON.
+    # A lone surrogate, which the store accepts, cannot be encoded in UTF-8: it is shown as in JSON.
     return Response(text.encode("utf-8", "backslashreplace"), status, HEADERS, media_type="text/html")
 
 
 def refusal(request: Request, refused: Refused) -> Response:
-    """The page that says why another one was refused."""
+    """The page that explains a refusal."""
     if refused.status == 401:
         return _to_sign_in(request)
     return page(request, "refused", status=refused.status, detail=refused.detail)
@@ -212,28 +212,28 @@ def refusal(request: Request, refused: Refused) -> Response:
 
 def _to_sign_in(request: Request) -> Response:
     place = request.scope["root_path"] + "/sign-in"
-    if "hx-request" in request.headers:  # htmx would follow a redirect, and put the page into a part of this one
+    if "hx-request" in request.headers:  # htmx would follow a redirect, and show the page within this one
         return Response(b"", 200, HEADERS | {"HX-Redirect": place})
     return RedirectResponse(place, 303, HEADERS)
 
 
 def conversation_page(id: str, root: str) -> str:
-    """Where the page of a conversation is."""
+    """The path of a conversation's page."""
     return as_text.path(root, "/conversations/{}", id)
 
 
 def typed(text: str) -> str:
-    """A text as it is typed: as a page shows it, and without the ends of lines, which a browser leaves out."""
+    """A text as a user types it from a page: without line breaks, which a browser's input field drops."""
     return re.sub(r"[\r\n]", "", text.encode("utf-8", "backslashreplace").decode())
 
 
 def quoted_query(query: str | dict[str, Any]) -> str:
-    """A query, or a value of one. That of jinja2 fails for a lone surrogate."""
+    """A quoted query, or a value of one. The filter of jinja2 fails for a lone surrogate."""
     return urlencode(query, errors="surrogatepass") if isinstance(query, dict) else as_text.quoted(query)
 
 
 def moment(seconds: float | None) -> str:
-    """A time in seconds since 1970, to the second, in UTC. A number that is none, as messages may name, is itself."""
+    """A time in seconds since 1970, to the second, in UTC. A number that is not a time, as messages may have, stays."""
     if seconds is None:
         return ""
     with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -242,7 +242,7 @@ def moment(seconds: float | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """So many seconds in one unit, as "4.0 s", "3 min", "2 h" or "5 d"."""
+    """A number of seconds in one unit, as "4.0 s", "3 min", "2 h" or "5 d"."""
     for unit, size in ("d", 86400), ("h", 3600), ("min", 60):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -258,12 +258,12 @@ def took(seconds: float) -> str:
 
 
 def since(seconds: float) -> str:
-    """How long ago a time in seconds since 1970 is, by this machine's clock: for the eye alone."""
+    """The age of a time in seconds since 1970, by this machine's clock; only for display."""
     return age(time.time() - seconds)
 
 
 def size(count: int) -> str:
-    """So many bytes in one unit, as "3.0 MiB"."""
+    """A number of bytes in one unit, as "3.0 MiB"."""
     for unit, bytes_ in ("MiB", 2**20), ("KiB", 2**10):
         if count >= bytes_:
             return f"{count / bytes_:.1f} {unit}"
@@ -281,14 +281,14 @@ _LONGEST_TOKEN = 16_384
 
 
 class Tickets:
-    """A ticket that is exchanged for a key once: for a URL that others may see after it was used."""
+    """A ticket that can be exchanged for a key once, for a URL that others may see after its use."""
 
     def __init__(self, key: str) -> None:
         self._key = key
         self.ticket: str = secrets.token_urlsafe(32)
 
     def take(self, ticket: str) -> str | None:
-        """The key for this ticket, None for any other one; it is used up then."""
+        """The key for this ticket, None for any other one; the ticket is then used up."""
         if not self.ticket or not compare_digest(ticket.encode(), self.ticket.encode()):
             return None
         self.ticket = ""
@@ -308,7 +308,7 @@ async def form(request: Request) -> dict[str, str]:
             if len(data) > _LONGEST_FORM:
                 raise Refused(413, f"a form is at most {_LONGEST_FORM} bytes")
     except ClientDisconnect:
-        raise Refused(400, "the form is not all here") from None  # a fault of nobody's here, for no log
+        raise Refused(400, "the form is not all here") from None  # not an error of the server, so not logged
     try:
         return {name: values[-1] for name, values in parse_qs(data.decode(), keep_blank_values=True).items()}
     except ValueError as error:
@@ -316,7 +316,7 @@ async def form(request: Request) -> dict[str, str]:
 
 
 def _ours(request: Request) -> bool:
-    """Whether a page of ours sent it: browsers say so by themselves, and no script can say it for them."""
+    """Whether one of our pages sent it: browsers set these headers, and scripts cannot."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
@@ -325,17 +325,17 @@ def _ours(request: Request) -> bool:
 
 
 async def sign_in_page(request: Request, _: Api) -> Response:
-    """The page on which a token is given."""
+    """The page for entering a token."""
     return token_page(request)
 
 
 def token_page(request: Request, problem: str = "", status: int = 200) -> Response:
-    """The same page, with what was wrong before."""
+    """The sign-in page, with the problem of the last attempt."""
     return page(request, "sign_in", problem=problem, status=status)
 
 
 async def sign_in(request: Request, api: Api) -> Response:
-    """Keep a token that the service knows."""
+    """Sign in with a token that the service accepts."""
     token = (await form(request)).get("token", "").strip()
     if not token or len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable():
         return token_page(request, "That is no token.", 401)
@@ -352,7 +352,7 @@ async def sign_in(request: Request, api: Api) -> Response:
 
 
 def entered(request: Request, token: str) -> Response:
-    """Go to the first page, with this token kept."""
+    """Go to the first page, with this token in a cookie."""
     response = RedirectResponse(request.scope["root_path"] + "/", 303, HEADERS)
     secure = "https" in (request.scope["scheme"], request.headers.get("x-forwarded-proto"))
     path = request.scope["root_path"]
@@ -361,7 +361,7 @@ def entered(request: Request, token: str) -> Response:
 
 
 async def sign_out(request: Request, _: Api) -> Response:
-    """Forget the token."""
+    """Sign out: drop the token."""
     await form(request)
     response = RedirectResponse(request.scope["root_path"] + "/sign-in", 303, HEADERS)
     response.delete_cookie(COOKIE, path=request.scope["root_path"], httponly=True, samesite="strict")

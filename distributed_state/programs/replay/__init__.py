@@ -1,1 +1,1 @@
-"""Replay recorded conversations on several workers, kill some, and verify that what was acknowledged was kept."""
+"""Replay recorded conversations on several workers, kill some, and verify that no acknowledged write was lost."""

@@ -1,11 +1,11 @@
-"""Hands out turns to workers, kills some, and keeps the log of what was acknowledged.
+"""Hands out turns to workers, kills some, and keeps the log of acknowledged turns.
 
 Law: a turn counts as acknowledged when the commit's reply reached a worker and its report reached us, whatever happens
 to the worker afterwards; a turn that was not acknowledged is handed out again. A worker is a process that may be
-killed, or a thread of this process. It either finishes a turn or is gone: WorkerDied says so.
+killed, or a thread of this process. It either finishes a turn or raises WorkerDied.
 
-A file holds one conversation a line, `{"id": ..., "messages": [...]}`, with messages in the OpenAI chat format. A file
-that cannot be read as a whole is not read at all.
+A file has one conversation per line, `{"id": ..., "messages": [...]}`, with messages in the OpenAI chat format. A file
+with an invalid line is refused as a whole.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Conversation:
 
 
 def read_conversations(path: Path | None) -> list[Conversation]:
-    """Read a file, or the sample that comes with the package. Raises InvalidValue naming the line."""
+    """Read a file, or the package's sample. Raises InvalidValue that names the line."""
     if path is None:
         text = resources.files(__package__).joinpath("sample.jsonl").read_bytes()
         return parse_conversations(text.splitlines(), "the sample")
@@ -66,7 +66,7 @@ def read_conversations(path: Path | None) -> list[Conversation]:
 
 
 def parse_conversations(lines: Iterable[bytes], place: str) -> list[Conversation]:
-    """Check and cut every line. Raises InvalidValue naming the line."""
+    """Check every line and split it into turns. Raises InvalidValue that names the line."""
     found: dict[str, Conversation] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -102,7 +102,7 @@ def _message(fields: Any, place: str, at: int) -> Message:
 
 
 def cut(messages: Iterable[Message]) -> tuple[tuple[Message, ...], ...]:
-    """Start a turn at every user's message; what comes before the first one goes with it."""
+    """Start a turn at every user message; messages before the first one belong to its turn."""
     turns: list[list[Message]] = [[]]
     asked = False
     for message in messages:
@@ -130,7 +130,7 @@ _FIRST_GUESS_SECONDS = 0.004
 
 
 class Coordinator:
-    """Has all turns of all conversations served by `workers` workers, `kills` of which die on the way."""
+    """Has all turns of all conversations served by `workers` workers, and kills a worker `kills` times."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Coordinator:
     ) -> None:
         self.tally = Tally()
         self.total = sum(len(conversation.turns) for conversation in conversations)
-        # The last tenth stays free, for kills that come too late for their turn and need another one.
+        # The last tenth is reserved for kills that came too late for their turn and need another one.
         self._early = self.total * 9 // 10
         if kills > self._early:
             raise InvalidValue(f"{self.total} turns are too few for {kills} kills; at most {self._early}")
@@ -165,7 +165,7 @@ class Coordinator:
                 for number in range(self._workers):
                     slots.create_task(self._slot(number))
         except ExceptionGroup as failed:
-            # The others failed because of the first, or in the same way.
+            # The other failures are consequences of the first, or the same.
             raise failed.exceptions[0] from None
         return self.tally
 
@@ -213,7 +213,7 @@ class Coordinator:
             raise StateError(f"failed {_TRIES} times: {self.tally.failures[-1]}")
         async with self._change:
             if not turn.committed:
-                # In front, so that the conversation does not fall behind the others.
+                # At the front, so that the conversation keeps up with the others.
                 self._waiting.appendleft(turn)
             else:
                 self.tally.turns += 1
@@ -233,7 +233,7 @@ class Coordinator:
                 self._acknowledge(Ack(turn.conversation.id, turn.number, report["version"], report["first"]))
             case "already":
                 turn.committed = True
-                self.tally.struck[BEFORE] -= 1  # so it was assumed when the first worker died
+                self.tally.struck[BEFORE] -= 1  # this was assumed when the first worker died
                 self.tally.struck[UNHEARD] += 1
             case "done":
                 self._recent.append(report["seconds"]["turn"])
@@ -263,7 +263,7 @@ class Coordinator:
             return
         self._strikes.pop()
         if self._begun > self._early:
-            # There may be no turn left to make up for one that comes too late.
+            # A kill that comes too late needs a later turn, and there may not be one: kill at once.
             self._strike(worker, turn)
             return
         # Spread over the usual length of a turn, so that kills land in every part of one.
@@ -273,7 +273,7 @@ class Coordinator:
 
     def _strike(self, worker: Worker, turn: Turn) -> None:
         if worker.killed or turn.stage in ("done", "failed"):
-            self._strikes.append(self._begun)  # too late for this turn: the next one that begins
+            self._strikes.append(self._begun)  # too late for this turn: kill in the next one that begins
         else:
             self.tally.kills += 1
             worker.kill()
@@ -281,12 +281,12 @@ class Coordinator:
     def _struck(self, where: str) -> None:
         self.tally.struck[where] += 1
         if where == IDLE:
-            self._strikes.append(self._begun)  # the report that its turn was over was on the way: one more
+            self._strikes.append(self._begun)  # the report that its turn was over was on the way: kill another
 
 
 @dataclass
 class Tally:
-    """Counts of what happened so far; the progress display and the report read them."""
+    """The counts so far, for the progress display and the report."""
 
     turns: int = 0
     kills: int = 0
@@ -302,9 +302,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """One acknowledged turn: the version and the number of the first message that the commit's reply named.
+    """One acknowledged turn: the version and the number of its first message, from the commit's reply.
 
-    A reply that had to be asked for again may come without the number.
+    A reply that had to be requested again may lack the number.
     """
 
     conversation: str
@@ -315,7 +315,7 @@ class Ack:
 
 @dataclass
 class Turn:
-    """One turn on its way. `stage` is the last that its worker reported."""
+    """One turn in progress. `stage` is the last that its worker reported."""
 
     conversation: Conversation
     number: int
@@ -346,7 +346,7 @@ class Worker(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Be ready for turns. Raises StateError saying why not."""
+        """Get ready for turns. Raises StateError with the reason if that fails."""
 
     @abstractmethod
     async def serve(self, order: dict[str, Any], listen: Listen) -> None:
@@ -354,15 +354,15 @@ class Worker(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it with SIGKILL, wherever it is."""
+        """End it with SIGKILL, at any point."""
 
     @abstractmethod
     async def stop(self, listen: Listen | None) -> None:
-        """End it: at once, or, for one who listens, after it said its last words and closed its store."""
+        """End it: at once, or with `listen` after it sent its last report and closed its store."""
 
 
 class ProcessWorker(Worker):
-    """A process of its own, as it would run on another machine."""
+    """A separate process, as it would run on another machine."""
 
     def __init__(self, settings: dict[str, Any], log: Path) -> None:
         self._settings = settings
@@ -432,7 +432,7 @@ class ThreadWorker(Worker):
         self._thread = ThreadPoolExecutor(1, "replay-worker")
 
     async def start(self) -> None:
-        pass  # the store is open already
+        pass  # the store is already open
 
     async def serve(self, order: dict[str, Any], listen: Listen) -> None:
         loop = asyncio.get_running_loop()

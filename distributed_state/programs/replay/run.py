@@ -1,7 +1,7 @@
 """One replay from end to end: servers, workers, verification, report.
 
-Law: whatever was started here ends here, and every figure is counted or measured in the run that it reports. The
-verification is given what went in, what was acknowledged and what came out, and describes every difference.
+Law: every process started here ends here, and every figure is counted or measured in the reported run. The verification
+compares the input, the acknowledged turns and the stored result, and describes every difference.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def replay(plan: Plan, console: Console) -> Report:
             start = time.monotonic()
             store.archive()
             lag = time.monotonic() - start
-        # A new store: nothing that it answers can come from the hot tier of the store that wrote.
+        # A new store, so that no answer can come from the hot tier of the store that wrote.
         with StateStore.open(**settings, archiver=False) as store, console.status("reading back from SQL"):
             found = verify(store, plan.conversations, tally.acks)
         messages = sum(len(conversation.messages) for conversation in plan.conversations)
@@ -68,7 +68,7 @@ def replay(plan: Plan, console: Console) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to replay, where, and how many workers to kill."""
+    """The input of a replay, its servers, and the number of kills."""
 
     conversations: Sequence[Conversation]
     url: str | None = None
@@ -91,9 +91,9 @@ class Plan:
 
 @contextmanager
 def _settings(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
-    """The settings that all stores of this replay share, with a new server if none is named."""
+    """The settings that all stores of this replay share, with a new server unless one is given."""
     settings: dict[str, Any] = {"archive": plan.archive or f"sqlite:///{folder / 'archive.db'}"}
-    # On servers that hold other data too, every replay has a namespace of its own.
+    # The servers may hold other data, so every replay has its own namespace.
     settings["namespace"] = plan.namespace or f"replay-{uuid.uuid4().hex[:8]}"
     if plan.in_process:
         yield settings
@@ -132,7 +132,7 @@ async def _display(tally: Tally, progress: Progress, task: Any) -> None:
 
 
 def verify(store: StateStore, conversations: Sequence[Conversation], acks: Sequence[Ack]) -> list[str]:
-    """Read every conversation from SQL and say how it differs from what it should be."""
+    """Read every conversation from SQL and describe its differences from the expected one."""
     by_id = defaultdict(list)
     for ack in acks:
         by_id[ack.conversation].append(ack)
@@ -144,7 +144,7 @@ def verify(store: StateStore, conversations: Sequence[Conversation], acks: Seque
 
 
 def _kept(store: StateStore, id: str) -> Kept:
-    # history() and at() answer from SQL alone.
+    # history() and at() read only SQL.
     session = store.session(id)
     history = session.history()
     if not history:
@@ -156,7 +156,7 @@ def _kept(store: StateStore, id: str) -> Kept:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One conversation as the SQL database has it: messages, turn counter, what each version appended, last phase."""
+    """One conversation in the SQL database: messages, turn counter, each version's appended messages, last phase."""
 
     messages: Sequence[dict[str, Any]]
     turns: Any
@@ -165,7 +165,7 @@ class Kept:
 
 
 def differences(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> list[str]:
-    """Say everything by which `kept` differs from what it should be; an empty list if nothing does."""
+    """Describe every difference between `kept` and the expected conversation; an empty list without differences."""
     found = [*_order(conversation, kept), *_versions(kept), *_acknowledged(conversation, acks, kept)]
     if kept.turns != len(conversation.turns):
         found.append(f"the turn counter is {kept.turns!r} instead of {len(conversation.turns)}")
@@ -212,7 +212,7 @@ def _short(message: dict[str, Any]) -> str:
 
 
 def gaps(versions: Iterable[int]) -> Iterator[str]:
-    """Say where versions first are not 1, 2, 3, and so on."""
+    """Describe the first place where versions are not 1, 2, 3, and so on."""
     for wanted, version in enumerate(versions, 1):
         if version != wanted:
             yield f"version {version} stands where version {wanted} should"
@@ -220,7 +220,7 @@ def gaps(versions: Iterable[int]) -> Iterator[str]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, and of the same types all the way down: 1, 1.0 and True are three values."""
+    """Whether values are equal and have equal types at every level: 1, 1.0 and True differ."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
@@ -235,7 +235,7 @@ def same(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result. `differences` is empty if everything acknowledged was kept as promised."""
+    """The result. `differences` is empty if no acknowledged write was lost or changed."""
 
     conversations: int
     messages: int
@@ -262,7 +262,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of one operation, in milliseconds."""
+    """The latency of one operation, in milliseconds."""
 
     p50_ms: float
     p99_ms: float
@@ -280,7 +280,7 @@ def latency(seconds: list[float]) -> Latency:
 
 
 def summarise(tally: Tally, *, conversations: int, messages: int, lag: float, differences: list[str]) -> Report:
-    """Put the tally of a run and the outcome of its verification together."""
+    """Combine the tally of a run and the result of its verification."""
     hits = sum(hot["hot_hits"] for hot in tally.hot.values())
     reads = hits + sum(hot["hot_misses"] for hot in tally.hot.values())
     return Report(

@@ -1,16 +1,16 @@
-"""One worker of a replay: serves whatever turn it is handed. Law: it remembers nothing between two turns.
+"""One worker of a replay: serves any turn that it receives. Law: it keeps no state between turns.
 
 As a process it speaks JSON lines, orders on stdin and reports on stdout:
 
-    -> the settings of the store; not as an argument, where everybody on the machine could read its passwords
+    -> the settings of the store; not as arguments, because other users of the machine could read the passwords
     <- {"report": "ready"}
     -> {"conversation": id, "turn": n, "messages": [...]}
-    <- {"report": "begin"}                                  before the turn's lease is asked for
-    <- {"report": "ack", "version": v, "first": m}          as soon as the commit's reply is here
+    <- {"report": "begin"}                                  before the turn's lease is requested
+    <- {"report": "ack", "version": v, "first": m}          as soon as the commit's reply has arrived
     <- {"report": "already"}                                a predecessor committed this turn and was killed
-    <- {"report": "done", "seconds": {...}}                 when nothing is left to do; now and then with "hot"
+    <- {"report": "done", "seconds": {...}}                 when the turn is finished; sometimes with "hot"
     <- {"report": "failed", "error": text}
-    <- {"report": "bye", "hot": {...}}                      when there are no more orders
+    <- {"report": "bye", "hot": {...}}                      after the last order
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def serve_turn(store: StateStore, order: dict[str, Any], report: Report) -> None
     except StateError as error:
         report({"report": "failed", "error": f"{type(error).__name__}: {error}"})
         return
-    # Figures cost a round trip, so not every turn pays for them; those of the last turns before a kill are missed.
+    # Figures cost a round trip, so only some turns report them; those of the last turns before a kill are lost.
     hot = {"hot": hot_figures(store)} if random.random() < FIGURES_SHARE else {}
     report({"report": "done", "seconds": watch.seconds} | hot)
 
 
 def hot_figures(store: StateStore) -> dict[str, int]:
-    """How often this worker's hot tier knew what was asked."""
+    """The hits and misses of this worker's hot tier."""
     stats = store.stats()
     return {name: stats[name] for name in ("hot_hits", "hot_misses")}
 

@@ -1,6 +1,6 @@
 """A PostgreSQL server. Law: started by root it runs as the user nobody, because PostgreSQL refuses to run as root.
 
-Others run as nobody too. So its folder is entered by a group alone that no other process is in.
+Other programs run as nobody too, so only a group that no other process belongs to may enter its folder.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PostgresServer(Server):
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
             body = struct.pack("!i", 3 << 16) + b"user\0postgres\0database\0postgres\0\0"
             connection.sendall(struct.pack("!i", len(body) + 4) + body)
-            # 'R' asks for the password; 'E' says that it still starts, or recovers from a crash.
+            # 'R' requests the password; 'E' reports that it is still starting or recovering from a crash.
             return connection.recv(1) == b"R"
 
     def _processes(self) -> list[int]:
@@ -90,7 +90,7 @@ class PostgresServer(Server):
             super()._send(number)
 
     def _may_try_again(self) -> bool:
-        # After a crash the backends of the old postmaster may live for another moment.
+        # After a crash the backends of the old postmaster may still live for a moment.
         return "shared memory block" in self._log_tail(600)
 
 
@@ -110,7 +110,7 @@ def postgres_server(
 
 def _verifier(password: str) -> str:
     """The verifier that PostgreSQL stores for a password, for SCRAM (RFC 5803)."""
-    # Once, not the 4,096 times of a server's own, which take 4 ms of each connection: nobody guesses 24 random bytes.
+    # One iteration, not a server's usual 4,096, which take 4 ms per connection: 24 random bytes cannot be guessed.
     times, salt = 1, secrets.token_bytes(16)
     salted = pbkdf2_hmac("sha256", password.encode(), salt, times)
     stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
@@ -120,20 +120,20 @@ def _verifier(password: str) -> str:
 
 
 def _unused_group() -> int:
-    """The number of a group that has no name: nobody is in it but whom we put there."""
-    # Below 65,536: a container may know no others.
+    """The number of a group without a name: its only members are the processes that we put there."""
+    # Below 65,536: a container may not have larger numbers.
     names = {each.gr_gid for each in grp.getgrall()}
     return random.SystemRandom().choice([number for number in range(20_000, 60_000) if number not in names])
 
 
 def _enter_as(directory: Path, group: int) -> None:
-    """Let the group into a folder of root's, but not look around there, and nobody else."""
+    """Let only the group enter a folder of root's, without listing it."""
     shutil.chown(directory, group=group)
     directory.chmod(0o710)
 
 
 def _binaries_for_nobody(binaries: Path, directory: Path, group: int) -> Path:
-    """The folder itself, or a copy below `directory` if the user nobody may not look into it (a venv of root's)."""
+    """The folder itself, or a copy below `directory` if the user nobody cannot read it (a venv of root's)."""
     try:
         with open(directory / "server.log", "ab", opener=private_opener) as log:
             launch([str(binaries / "postgres"), "--version"], directory, log.fileno(), nobodys_group=group).wait()
@@ -149,7 +149,7 @@ def _binaries_for_nobody(binaries: Path, directory: Path, group: int) -> Path:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started and that have not ended."""
+    """The running child processes of a process."""
     try:
         words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

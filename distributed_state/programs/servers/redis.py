@@ -1,11 +1,11 @@
-"""Redis or Valkey servers: one alone, a primary with replicas and the Sentinels that watch it, or a cluster.
+"""Redis or Valkey servers: a single one, a primary with replicas and Sentinels, or a cluster.
 
-Law: a server persists and evicts nothing unless its options say so, and lets nobody in unasked. Its password is a new
-one each time, unless the options name one. The server reads it from its stdin: everybody on the machine can read a
-command line. Commands to it go over one plain socket, without a driver. Who is the primary, the Sentinels say.
+Law: a server persists and evicts nothing unless its options say so, and always requires a password. The password is new
+each time, unless the options set one. The server reads it from stdin, because all users of the machine can read command
+lines. Commands to it go over a plain socket, without a driver. The Sentinels determine the primary.
 
-A cluster is formed, and changed, by the commands that `redis-cli --cluster` sends. A node is asked each time what it
-knows of the others. A slot is moved step by step, so that a test can stop between any two steps.
+A cluster is formed and changed by the commands that `redis-cli --cluster` sends. A node's view of the others is read
+each time. A slot is moved step by step, so that a test can stop between any two steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from distributed_state.settings import private_opener, without_password
 
 _CHUNK = 65_536
 SERVICE = "mymaster"
-# A Sentinel asks for INFO every ten seconds and greets the others every two; a failover would take twenty.
+# By default a Sentinel reads INFO every ten seconds and announces itself every two; a failover would take twenty.
 _PERIODS_MS = ("info-period", 500, "publish-period", 200, "ping-period", 200)
 
 
@@ -46,8 +46,8 @@ _PERIODS_MS = ("info-period", 500, "publish-period", 200, "ping-period", 200)
 def redis_server(*options: str, binary: str | None = None, directory: Path | None = None) -> Iterator[RedisServer]:
     """Run a Redis or Valkey server while the block runs; by default it persists nothing and evicts nothing.
 
-    `options` are words of its command line (`"--appendonly", "yes"`), but passwords (`"--requirepass", "word"`), which
-    others must not see there. Files in a `directory` of yours are kept.
+    `options` are words of its command line (`"--appendonly", "yes"`); passwords (`"--requirepass", "word"`) are passed
+    on stdin instead, to hide them from other users. Files in your own `directory` are kept.
     """
     with working_folder(directory) as place:
         server = RedisServer(binary or redis_binary(), options, place)
@@ -60,7 +60,7 @@ def redis_server(*options: str, binary: str | None = None, directory: Path | Non
 
 @contextmanager
 def redis_server_unless(url: str | None, directory: Path) -> Iterator[tuple[str, str]]:
-    """Run a server unless the URL of one is given: the URL to use, and a name for people, without its password."""
+    """Run a server unless a URL is given; yield the URL, and a name for display without the password."""
     if url:
         yield url, without_password(url)
         return
@@ -76,7 +76,7 @@ class RedisServer(Server):
         self.binary = binary
         self._options = list(options)
         self.password = _taken("--requirepass", self._options) or new_password()
-        # Those that share a password, as a cluster's nodes do, replicate each other.
+        # Servers that share a password, such as a cluster's nodes, can replicate each other.
         self._primary_password = _taken("--masterauth", self._options) or self.password
 
     @property
@@ -104,12 +104,12 @@ class RedisServer(Server):
             connection.ask("REPLICAOF", "127.0.0.1", primary.port)
 
     def in_sync(self) -> bool:
-        """Whether it is a replica that has the data of its primary and receives its writes. May raise OSError."""
+        """Whether it is a replica with its primary's data, and receives its writes. May raise OSError."""
         return self.info("replication").get("master_link_status") == "up"
 
     def _settings(self) -> dict[str, str]:
         defaults = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "maxmemory-policy": "noeviction"}
-        # A replica is synchronised at once, not after the five seconds in which others might ask for the same.
+        # A replica is synchronised at once, instead of waiting five seconds for other replicas.
         defaults |= {"repl-diskless-sync-delay": "0"}
         return defaults | {"port": str(self.port), "dir": str(self.directory)}
 
@@ -122,17 +122,17 @@ class RedisServer(Server):
         try:
             return str(self.ask("PING")) == "PONG"
         except ReplyError as error:
-            # One whose options name other users is up too. To who gives no password it would not say that it loads.
+            # A server that refuses the login is up too. Without a password it would not report that it is loading.
             return not str(error).startswith("LOADING")
 
 
 def with_password(options: Sequence[str]) -> list[str]:
-    """The same with a new password, unless they name one: for servers that share it."""
+    """The options with a new password unless they set one, for servers that share it."""
     return [*options] if "--requirepass" in options else [*options, "--requirepass", new_password()]
 
 
 def _taken(name: str, words: list[str]) -> str | None:
-    """The value of an option, which is no longer among the words."""
+    """Remove an option from the words, and return its value."""
     if name not in words:
         return None
     at = words.index(name)
@@ -153,7 +153,7 @@ def redis_sentinel(
     binary: str | None = None,
     directory: Path | None = None,
 ) -> Iterator[RedisSentinel]:
-    """Run a primary, its replicas and their Sentinels, who replace a primary that is silent for `down_after_ms`.
+    """Run a primary, its replicas and Sentinels, which replace a primary that is silent for `down_after_ms`.
 
     `options` are words of the servers' command line, not of the Sentinels'.
     """
@@ -195,11 +195,11 @@ class RedisSentinel:
             sentinel.start()
         self.wait_converged()
 
-    # Who is what
+    # Roles
 
     @property
     def primary(self) -> RedisServer:
-        """The server that most Sentinels name as the primary. It may be one that was just killed."""
+        """The server that most Sentinels name as the primary. It may just have been killed."""
         named = [sentinel.primary_port() for sentinel in self._answering()]
         port = max(named, key=named.count)
         return next(server for server in self.servers if server.port == port)
@@ -213,7 +213,7 @@ class RedisSentinel:
     # Faults
 
     def kill_primary(self) -> RedisServer:
-        """Kill the primary and return it; `start` brings it back, and the Sentinels make a replica of it.
+        """Kill the primary and return it; `start` brings it back, and the Sentinels make it a replica.
 
         They replace it some seconds later: `wait_replaced` waits for that.
         """
@@ -222,13 +222,13 @@ class RedisSentinel:
         return primary
 
     def failover(self) -> RedisServer:
-        """Let the Sentinels replace a primary that is well, and return the new one when all agree."""
+        """Let the Sentinels replace a working primary, and return the new one when all agree."""
         before = self.primary
         self._answering()[0].ask("SENTINEL", "FAILOVER", SERVICE)
         return self.wait_replaced(before)
 
     def wait_replaced(self, before: RedisServer) -> RedisServer:
-        """Wait until another server than this one is the primary for all, and return it."""
+        """Wait until all agree on another primary, and return it."""
         wait_until(lambda: self.primary is not before, f"the primary on port {before.port} was not replaced")
         self.wait_converged()
         return self.primary
@@ -249,7 +249,7 @@ class RedisSentinel:
         return all(sentinel.knows(len(sentinels) - 1, ports) for sentinel in sentinels)
 
     def kill(self) -> None:
-        """End every process at once; what they hold goes with their folders."""
+        """Kill every process; their data is removed with their folders."""
         for server in (*self.sentinels, *self.servers):
             server.kill()
 
@@ -272,13 +272,13 @@ class RedisSentinel:
 
 
 class SentinelServer(RedisServer):
-    """One Sentinel. It keeps what it learns in its configuration, so it comes back knowing the others."""
+    """One Sentinel. It stores its knowledge in its configuration, so it still knows the others after a restart."""
 
     def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int, down_after_ms: int) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         super().__init__(binary, ("--requirepass", primary.password), directory)
         self._configuration = directory / "sentinel.conf"
-        # It holds the password, of which the command line says nothing.
+        # The file holds the password, which must not appear in the command line.
         with open(self._configuration, "w", encoding="utf-8", opener=private_opener) as file:
             file.write(self._first_configuration(primary, quorum, down_after_ms))
 
@@ -288,7 +288,7 @@ class SentinelServer(RedisServer):
         return _url(self.password, f"127.0.0.1:{self.port}")
 
     def start(self) -> None:
-        """Start, or start again with what it knew, and wait until it answers."""
+        """Start, or restart with its configuration, and wait until it answers."""
         super().start()
         self.ask("SENTINEL", "DEBUG", *_PERIODS_MS)
 
@@ -315,7 +315,7 @@ class SentinelServer(RedisServer):
             f"sentinel failover-timeout {SERVICE} 3000",
             f"sentinel parallel-syncs {SERVICE} 5",
             f"sentinel auth-pass {SERVICE} {primary.password}",
-            f"requirepass {self.password}",  # which it gives to the other Sentinels too
+            f"requirepass {self.password}",  # it also uses this to log in to the other Sentinels
         ]
         return "\n".join(lines) + "\n"
 
@@ -340,7 +340,7 @@ def _fields(answer: list[str]) -> dict[str, str]:
 
 
 class Connection:
-    """One socket to a server on loopback. Answers are text; bytes that are none survive a round trip."""
+    """One socket to a server on loopback. Answers are text; bytes that are not UTF-8 survive a round trip."""
 
     def __init__(self, port: int, *, password: str | None = None, timeout: float = 5.0) -> None:
         """Connect, or raise OSError (a TimeoutError if the server stays silent), or ReplyError for a wrong password."""
@@ -362,11 +362,11 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._socket.close()
 
     def ask(self, *words: str | int) -> Any:
-        """Send one command and return its answer. Raises hiredis.ReplyError if it is an error."""
+        """Send one command and return its answer. Raises hiredis.ReplyError for an error reply."""
         self._socket.sendall(packed([str(word).encode("utf-8", "surrogateescape") for word in words]))
         while (answer := self._reader.gets()) is False:
             received = self._socket.recv(_CHUNK)
@@ -398,7 +398,7 @@ _MIGRATE_MS = 5000
 def redis_cluster(
     *options: str, primaries: int = 3, replicas: int = 1, binary: str | None = None, directory: Path | None = None
 ) -> Iterator[RedisCluster]:
-    """Run a cluster of Redis or Valkey servers while the block runs, formed anew each time.
+    """Run a new cluster of Redis or Valkey servers while the block runs.
 
     `options` are words of each node's command line; a later one wins (`"--cluster-node-timeout", "5000"`).
     """
@@ -427,11 +427,11 @@ class RedisCluster:
         return f"redis+cluster://:{self.nodes[0].password}@{self._places()}"
 
     def start(self, primaries: int, replicas: int) -> None:
-        """Start `primaries` nodes, each with this many `replicas`, share the slots out, and wait until all agree."""
+        """Start `primaries` nodes with `replicas` each, distribute the slots, and wait until all agree."""
         first = [self._new_node() for _ in range(primaries)]
         rest = [self._new_node() for _ in range(primaries * replicas)]
         for at, node in enumerate(first):
-            # Different from the start: two primaries with the same epoch would first have to settle that.
+            # Different from the start: two primaries with the same epoch would first have to resolve that.
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1)
             node.ask("CLUSTER", "ADDSLOTSRANGE", SLOTS * at // primaries, SLOTS * (at + 1) // primaries - 1)
         for one, other in combinations(self.nodes, 2):
@@ -441,7 +441,7 @@ class RedisCluster:
             node.ask("CLUSTER", "REPLICATE", first[at % primaries].id)
         self.wait_converged()
 
-    # Who is what
+    # Roles
 
     def primaries(self) -> list[ClusterNode]:
         """The nodes that answer and have slots, in the order of their first slots."""
@@ -472,15 +472,15 @@ class RedisCluster:
         return chosen
 
     def failover(self, primary: ClusterNode) -> ClusterNode:
-        """Hand a primary's part over to one of its replicas, which has all its writes; return the new primary."""
+        """Promote one of a primary's replicas after it received all writes; return the new primary."""
         return self._promote(primary, ())
 
     def takeover(self, primary: ClusterNode) -> ClusterNode:
-        """Let a replica take a primary's part without asking anyone, the primary least of all; return the replica."""
+        """Promote a replica without the agreement of its primary or of other nodes; return the replica."""
         return self._promote(primary, ("TAKEOVER",))
 
     def wait_converged(self) -> None:
-        """Wait until all nodes that answer agree on who is what, serve every slot, and replicas are in sync."""
+        """Wait until all nodes that answer agree on the roles, serve every slot, and replicas are in sync."""
         wait_until(self.converged, f"the nodes {self._places()} did not agree")
 
     def converged(self) -> bool:
@@ -527,7 +527,7 @@ class RedisCluster:
         self.wait_converged()
 
     def move_slots(self, slots: Iterable[int], to: ClusterNode, *, pause: float = 0.0) -> None:
-        """Move slots to a node one after the other, as under load: each stays on its way for `pause` seconds."""
+        """Move slots to a node one after the other; as under load, each move takes `pause` seconds."""
         by_port = {node.port: node for node in self.nodes}
         for slot in slots:
             # The target is updated first when a slot is handed over, so its view is the newest.
@@ -543,7 +543,7 @@ class RedisCluster:
             end_move(slot, source, to, others)
 
     def kill(self) -> None:
-        """End every process at once; what they hold goes with their folders."""
+        """Kill every process; their data is removed with their folders."""
         for node in self.nodes:
             node.kill()
 
@@ -575,7 +575,7 @@ class RedisCluster:
         return all({m.port for m in node.members() if m.joined} >= ports for node in self._answering())
 
 
-# One node, and what it knows of the others
+# One node, and its view of the others
 
 
 class ClusterNode(RedisServer):
@@ -589,7 +589,7 @@ class ClusterNode(RedisServer):
 
     def _settings(self) -> dict[str, str]:
         settings = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf", "cluster-node-timeout": "1000"}
-        # Not the port + 10000: that may be lent to an outgoing connection.
+        # Not the port + 10000, which may be assigned to an outgoing connection.
         return super()._settings() | settings | {"cluster-port": str(self.bus_port)}
 
     def start(self) -> None:
@@ -598,15 +598,15 @@ class ClusterNode(RedisServer):
         self.id = str(self.ask("CLUSTER", "MYID"))
 
     def itself(self) -> Member:
-        """What it believes of itself. Raises OSError if it does not answer."""
+        """The node's view of itself. Raises OSError if it does not answer."""
         return next(member for member in self.members() if member.port == self.port)
 
     def members(self) -> list[Member]:
-        """All nodes that it knows, itself among them. Raises OSError if it does not answer."""
+        """All nodes that it knows, including itself. Raises OSError if it does not answer."""
         return [Member.of(line) for line in self.ask("CLUSTER", "NODES").splitlines()]
 
     def serving(self) -> bool:
-        """Whether it takes commands for all slots, and as a replica has its primary's data. May raise OSError."""
+        """Whether the cluster is ok, and a replica has its primary's data. May raise OSError."""
         with self.connect() as connection:
             if info(connection.ask("CLUSTER", "INFO"))["cluster_state"] != "ok":
                 return False
@@ -616,7 +616,7 @@ class ClusterNode(RedisServer):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A line of CLUSTER NODES: what one node believes of another, or of itself."""
+    """A line of CLUSTER NODES: one node's view of another, or of itself."""
 
     id: str
     port: int
@@ -626,7 +626,7 @@ class Member:
 
     @classmethod
     def of(cls, line: str) -> Member:
-        """Read a line; slots on their way (`[93-<-id]`) belong to whom they belonged."""
+        """Parse a line; moving slots (`[93-<-id]`) still belong to their old node."""
         id, address, flags, primary, _, _, _, _, *slots = line.split()
         port = int(address.partition("@")[0].rpartition(":")[2])
         ends = (word.split("-") for word in slots if not word.startswith("["))
@@ -647,14 +647,14 @@ class Member:
 
 
 def begin_move(slot: int, source: ClusterNode, target: ClusterNode) -> None:
-    """Mark a slot as on its way: from now on its keys may be on either node."""
+    """Mark a slot as moving: from now on its keys may be on either node."""
     # The target first: the source may redirect a client to it at once.
     target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
     source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
 
 
 def move_keys(slot: int, source: ClusterNode, target: ClusterNode, count: int = _KEYS_AT_ONCE) -> int:
-    """Move up to `count` keys of a slot on its way, and return how many were moved."""
+    """Move up to `count` keys of a moving slot, and return their number."""
     with source.connect() as connection:
         keys = connection.ask("CLUSTER", "GETKEYSINSLOT", slot, count)
         if keys:
@@ -664,12 +664,12 @@ def move_keys(slot: int, source: ClusterNode, target: ClusterNode, count: int = 
 
 
 def end_move(slot: int, source: ClusterNode, target: ClusterNode, others: Iterable[ClusterNode]) -> None:
-    """Hand a slot over, and tell the `others` at once rather than by gossip."""
-    # The target first: were it the source, a crash in between would leave a slot that nobody has.
+    """Hand a slot over, and notify the `others` at once rather than by gossip."""
+    # The target first: with the source first, a crash in between would leave a slot without an owner.
     for node in (target, source, *others):
         try:
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
         except ReplyError as error:
-            # A node that gave its last slot away, and learned so by gossip, is already a replica of the new owner.
+            # A node that gave its last slot away, and learned it by gossip, is already a replica of the new owner.
             if node is target or "only with masters" not in str(error):
                 raise
