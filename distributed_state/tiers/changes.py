@@ -1,7 +1,7 @@
-"""A change being put together. Law: whatever needs no server is checked here, before anything is sent.
+"""A change that is being built. Law: everything that can be checked without a server is checked here, before sending.
 
-What is collected may be kept for long, in a batch, a turn and then in hot, so it is compact. If one commit has
-several steps for an item, the last one counts, with what it expects.
+Collected changes may be kept for long, in a batch, a turn and then in hot, so they are compact. If one commit has
+several operations for an item, the last one counts, with its expectation.
 
 Design: section 4.
 """
@@ -27,12 +27,12 @@ from distributed_state.warm.answers import Draft, Expectations
 
 
 def _compact(data: bytes) -> bytes:
-    """The same bytes in memory of their own size: whatever orjson returns holds a block of 4 KB or more."""
+    """A copy of exactly the needed size, because bytes from orjson hold a block of 4 KB or more."""
     return bytes(memoryview(data))
 
 
 class ItemChanges:
-    """Collects steps of items, of one record: `p` put, `q` delete, `n` put if there is none; and what is expected."""
+    """Collects a record's item operations and expectations: `p` puts, `q` deletes, `n` puts if the item is absent."""
 
     __slots__ = ("_codec", "_epoch", "_expected", "_settings", "_size", "_steps")
 
@@ -52,7 +52,7 @@ class ItemChanges:
         return [name for name, (kind, *_) in self._steps.items() if kind != b"q"]
 
     def copy(self) -> ItemChanges:
-        """The same, to go on from without touching these."""
+        """A copy that can be extended without changing this."""
         other = ItemChanges(self._settings, self._codec)
         other._steps, other._expected = dict(self._steps), dict(self._expected)
         other._epoch, other._size = self._epoch, self._size
@@ -68,7 +68,7 @@ class ItemChanges:
             self._expected[name] = expected
 
     def put_stored(self, name: bytes, frame: bytes) -> None:
-        """Put an item as it is stored, or delete it if the frame is empty: ten times as many as a caller may put."""
+        """Put a stored item, or delete it if the frame is empty: ten times as many as callers may put."""
         self._add((b"p" if frame else b"q", name, frame), 10 * MOST_ITEMS)
 
     def _put(self, item: PutItem, name: bytes) -> Step:
@@ -89,7 +89,7 @@ class ItemChanges:
             raise TooLarge(f"one commit changes at most {most} items")
 
     def _expectation(self, item: PutItem | DeleteItem, name: bytes) -> Step | None:
-        """What must be so of an item, as a step: of a value that is expected it was looked up which item has it."""
+        """An item's expectation, as an operation. Here `equals` is an item: a plain value was looked up before."""
         absent = isinstance(item, PutItem) and item.if_absent
         given = bool(absent) + bool(item.if_present) + (item.equals is not ANY)
         if given > 1:
@@ -118,16 +118,16 @@ class ItemChanges:
 
     @property
     def steps(self) -> Sequence[Step]:
-        """One for each item, in order."""
+        """One operation per item, in order."""
         return tuple(self._steps.values())
 
     @property
     def expected(self) -> Sequence[Step]:
-        """What must be so of items, as steps."""
+        """The expectations of items, as operations."""
         return tuple(self._expected.values())
 
     def under(self, epoch: str) -> str:
-        """The epoch under which the change holds that is asked to hold under this one, '' for any. Raises Conflict."""
+        """Combine this required epoch with that of the expected items, '' for any. Raises Conflict if they differ."""
         if epoch and self._epoch not in ("", epoch):
             raise Conflict(f"{self._codec.record[:200]}: an item that is expected was read under another epoch")
         return epoch or self._epoch
@@ -135,15 +135,15 @@ class ItemChanges:
 
 _EXACT = 10**15
 MOST_STEPS = 10_000
-"""A commit takes so many fields, messages and tags at most: Redis does nothing else while it applies it."""
+"""The maximum of fields, messages and tags in a commit: Redis does nothing else while it applies it."""
 
 
 class Changes:
-    """Collects what one commit changes. The last word on a field counts.
+    """Collects the changes of one commit. The last change of a field wins.
 
-    `prepare(key, value)` and `prepare_message(message)` make of a value what is stored, or raise InvalidValue. `now`
-    is the clock that field TTLs go by. `owner`, `actor` and `lifetime` are as in `Draft`; without an actor the context
-    says who acts.
+    `prepare(key, value)` and `prepare_message(message)` convert a value to the one that is stored, or raise
+    InvalidValue. `now` is the clock for field TTLs. `owner`, `actor` and `lifetime` are as in `Draft`; the default
+    actor is the context's.
     """
 
     def __init__(
@@ -170,31 +170,31 @@ class Changes:
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
         self._size = 0
-        self._items: ItemChanges | None = None  # most changes have none
+        self._items: ItemChanges | None = None  # most changes have no items
         self._events: list[tuple[bytes, bytes, bytes]] = []
-        self.sums: dict[str, None] = {}  # the names of what is incremented, in order
+        self.sums: dict[str, None] = {}  # the names of the incremented fields, in order
         self._most: float = MOST_STEPS
 
     def __bool__(self) -> bool:
         return bool(self._fields or self._first or self._last or self._events or self._items)
 
     def whole(self) -> None:
-        """Take any number of steps: they are a record's whole state, which has limits of its own."""
+        """Accept any number of operations: they are a record's whole state, which has limits of its own."""
         self._most = math.inf
 
     def _admit(self, name: bytes | None = None) -> None:
-        """Raise TooLarge if there is no room for another step; a field that is changed already takes none."""
+        """Raise TooLarge if there is no room for another operation; another change of the same field needs no room."""
         if len(self._fields) + len(self._last) >= self._most and name not in self._fields:
             raise TooLarge(f"one commit changes at most {MOST_STEPS} fields, messages and tags; make several commits")
 
     def copy(self) -> Changes:
-        """The same changes, to go on from without touching these."""
+        """The same changes in a copy that can be extended without changing these."""
         other = copy(self)
         other.detach()
         return other
 
     def detach(self) -> None:
-        """Share no list with the changes that this was copied from."""
+        """Copy the lists and dicts that are shared with the original."""
         self._fields = dict(self._fields)
         self._first = list(self._first)
         self._last = list(self._last)
@@ -204,11 +204,11 @@ class Changes:
 
     @property
     def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:
-        """The step for each field that is changed, by its stored name."""
+        """The operation for each changed field, by its stored name."""
         return self._fields
 
     def set(self, key: str, value: Any, *, ttl: float | None = None, until: float = field_ttl.NEVER) -> Any:
-        """Set a field, for `ttl` seconds or until a time in seconds since 1970; return the value as it is stored."""
+        """Set a field, for `ttl` seconds or until a time in seconds since 1970; returns the value as it is stored."""
         name = codec.encode_key(key)
         if self._prepare is not None:
             value = self._prepare(key, value)
@@ -225,7 +225,7 @@ class Changes:
         return value
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Set a field to bytes that are encoded already."""
+        """Set a field to encoded bytes."""
         size = len(data)
         if size > self._settings.max_field_bytes:
             key = codec.decode_key(name)
@@ -245,17 +245,17 @@ class Changes:
             self.set(key, value, ttl=ttl)
 
     def delete(self, key: str) -> None:
-        """Delete a field; one that is not there is no error."""
+        """Delete a field; a missing one is not an error."""
         name = codec.encode_key(key)
         self._admit(name)
         self._fields[name] = (b"d", name, b"")
 
     def leave(self, name: bytes) -> None:
-        """Forget what was to become of a field."""
+        """Drop a pending field change."""
         self._fields.pop(name, None)
 
     def increment(self, key: str, by: int) -> None:
-        """Add a whole number on the server. Several to one field add up."""
+        """Add an integer on the server. Several increments of one field add up."""
         name = codec.encode_key(key)
         if self._codec.covers(key):
             raise InvalidValue(f"{key!r}: is encrypted, so the server cannot add to it; increment() and apply() can")
@@ -269,7 +269,7 @@ class Changes:
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
     def append(self, message: Message | dict[str, Any]) -> Message:
-        """Add a message; what is stored of it."""
+        """Add a message; returns the message as it is stored."""
         self._admit()
         if self._prepare_message is not None:
             message = self._prepare_message(message)
@@ -283,7 +283,7 @@ class Changes:
         return message
 
     def phase(self, phase: str | None) -> None:
-        """Move to a phase, and announce it; None is none."""
+        """Move to a phase and emit an event; None removes the phase."""
         if phase is None:
             self._fields[PHASE] = (b"d", PHASE, b"")
         else:
@@ -292,15 +292,15 @@ class Changes:
         self.emit("session.phase", {"phase": phase})
 
     def tag(self, key: str, *texts: str) -> None:
-        """Tag the record with one text or several under a key, beside those that it has. Raises InvalidValue."""
+        """Add one tag or several under a key, in addition to existing ones. Raises InvalidValue."""
         self.put_tags({key: texts}, {})
 
     def untag(self, key: str, *texts: str) -> None:
-        """Take tags away. One that is not there is no error."""
+        """Remove tags. A missing one is not an error."""
         self.put_tags({}, {key: texts})
 
     def put_tags(self, tag: Mapping[str, str | Iterable[str]], untag: Mapping[str, str | Iterable[str]]) -> None:
-        """Tag the record with these, and take those away."""
+        """Add some tags and remove others."""
         given, gone = tag_texts(tag, "tag"), tag_texts(untag, "untag")
         if both := set(given) & set(gone):
             raise InvalidValue(f"tag and untag both have {min(both)!r:.80}")
@@ -310,7 +310,7 @@ class Changes:
 
     @property
     def items(self) -> ItemChanges:
-        """What becomes of items."""
+        """The changes of items."""
         if self._items is None:
             self._items = ItemChanges(self._settings, self._codec)
         return self._items
@@ -330,39 +330,39 @@ class Changes:
         equals: Any = ANY,
         keep: bool = False,
     ) -> None:
-        """Put an item, as an item of `write(items=[...])`; but `equals` takes an Item that was read, or None."""
+        """Put an item, with the arguments of `PutItem`; but `equals` takes an Item that was read, or None."""
         self.items.add(PutItem(
             collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals,
             keep=keep,
         ))  # fmt: skip
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
-        """Delete an item; one that is not there is no error, unless it must be."""
+        """Delete an item; a missing one is not an error, unless it is required to exist."""
         self.items.add(DeleteItem(collection=collection, key=key, if_present=if_present, equals=equals))
 
     def layer(self, version: int) -> None:
-        """Show the items of this version from now on, 0: none; what was put so far in this change is forgotten."""
+        """Show the items of this version from now on, 0: none; drops item operations collected so far."""
         self._items = None
         self._first = [step for step in self._first if step[0] != b"y"] + [(b"y", b"", b"%d" % version)]
 
     def clear(self, *, messages: bool, items: bool = False, tags: bool = False) -> None:
-        """Delete all fields, what was set so far in this change included; hide messages, items, tags if asked."""
+        """Delete all fields, also those set so far in this change; hide messages, items, tags if requested."""
         self._first = [step for step in self._first if step[0] != b"c"]
         self._first.append((b"c", TAG if tags else b"", b""))
         if items:
             self.layer(0)
         if messages:
             self.wipe()
-            self.reserved(SUMMARY, None)  # it says what was in them
+            self.reserved(SUMMARY, None)  # it summarizes them
         self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
         self._size = 0
 
     def undelete(self) -> None:
-        """Let a deleted record begin again."""
+        """Start a deleted record again."""
         self.reserved(DELETED, None)
 
     def copy_messages(self, steps: Iterable[tuple[bytes, bytes, bytes]]) -> None:
-        """Append messages of another record as they are stored, with their numbers and times."""
+        """Append stored messages of another record, with their numbers and times."""
         self._last += steps
 
     def wipe(self) -> None:
@@ -371,22 +371,22 @@ class Changes:
         self._last = [step for step in self._last if step[0] != b"m"]
 
     def reserved(self, name: bytes, value: bytes | None) -> None:
-        """Set or delete a field by its stored name, the store's own ones included."""
+        """Set or delete a field by its stored name, reserved ones included."""
         self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, _compact(value))
 
     def label(self, label: str) -> None:
-        """Name the version that this change becomes."""
+        """Name the version that this change creates."""
         if not isinstance(label, str) or not label or len(label) > 500:
             raise InvalidValue(f"a label is a str of 1 to 500 characters, not {label!r:.80}")
         self._last.append((b"l", b"", label.encode("utf-8", "surrogatepass")))
 
     def emit(self, type: str, data: Mapping[str, Any]) -> None:
-        """Write a lifecycle event with the change, if it is one of a session."""
+        """Write a lifecycle event with the change, if the record is a session."""
         if self._codec.record.startswith("session:"):
             self._events.append((b"e", type.encode(), _compact(codec.encode(data, "data"))))
 
     def set_lifetime(self, idle_ms: int, whole_ms: int) -> None:
-        """End a session after this time without a commit, or this one from now on; 0: never."""
+        """End the session after `idle_ms` without a commit, and at the latest `whole_ms` from now; 0: no limit."""
         if not idle_ms and not whole_ms:
             self.reserved(LIFETIME, None)
         if self._codec.record.startswith("session:"):
@@ -402,9 +402,9 @@ class Changes:
         expectations: Expectations = (),
         durability: str | None = None,
     ) -> Draft:
-        """Build the change as it is sent: for this version of the record and this epoch, if they are given.
+        """Build the change as it is sent, optionally only for this version of the record and this epoch.
 
-        Raises InvalidValue if it changes nothing; Conflict if an item that it expects was read under another epoch.
+        Raises InvalidValue if it changes nothing; Conflict if an expected item was read under another epoch.
         """
         if expected is not None and (type(expected) is not int or expected < 0):
             raise InvalidValue(f"expect_version is an int from 0 on, not {expected!r}")

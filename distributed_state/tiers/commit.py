@@ -1,9 +1,9 @@
 """The write path: one change of one record, in one round trip. Law: only a commit changes a record.
 
 `commit` sends a change to warm under an op id, keeps it until it is archived (`memory.py`), merges it into hot, and
-waits for its durability; the archiver brings it to cold later. The server may ask for something before it applies the
-change: the record from SQL, a started partition, whether a write whose reply was lost had been applied.
-`_supply_and_resend` does that, and sends the change again under the same op id, so that it is applied once.
+waits for its durability; the archiver writes it to cold later. Before the server applies the change, it may need
+something: the record from SQL, a started partition, or whether a write whose reply was lost had been applied.
+`_supply_and_resend` supplies that, and sends the change again under the same op id, so that it is applied once.
 
 A record that left Redis and came back has lost its op ids; SQL has them all. A write that neither of them has was not
 applied and may be sent again. While SQL is down the caller gets DurabilityUnknown: if the write were reported as
@@ -143,7 +143,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
     if not creation and tiers.known_ids.get(text) != "":
         entry = tiers.hot.entries.get(text)
         if entry is None or not entry.version:
-            creation = "+"  # the server begins the record if it does not know the id either
+            creation = "+"  # the server starts the record if it does not know the id either
     lock_value = tiers.leases.lock_value(text)
     listening = tiers.link.subscribed_as(names.channel)
     op = tiers.warm.ops.begin(draft.steps, names.text)
@@ -156,7 +156,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
     """Apply one change each to several records, in one round trip. A refused change is returned as its error."""
     if len({names.text for names, _ in writes}) < len(writes):
-        # On a server that does not know the script yet, the second might be carried out before the first.
+        # If a server does not know the script yet, the second change might run before the first.
         raise InvalidValue("a record stands twice in a batch, which changes each once")
     levels = [draft.level or tiers.confirming.level for _, draft in writes]
     for level in levels:
@@ -209,7 +209,7 @@ async def _supply_and_resend(
     answer: Answer,
     trailing_call: Call | None = None,
 ) -> Committed:
-    """Do what the server asks for before it can apply the change, and send it again under the same op id.
+    """Supply the data that the server needs to apply the change, and send it again under the same op id.
 
     Returns the commit, after the writer has kept it among its unarchived commits. A check (kind "") is not kept.
     """
@@ -275,7 +275,7 @@ def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> 
 
 
 def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done: Committed) -> None:
-    """Merge the commit into the hot copy, or drop the copy if the answer does not say all that the commit changed."""
+    """Merge the commit into the hot copy, or drop the copy if the answer does not contain all changes."""
     tiers.see(names.partition, done.epoch)
     text = names.ref.text
     tiers.known_ids.add(text)
@@ -294,7 +294,7 @@ def _may_change_lifetime(op: OpId) -> bool:
 
 
 async def sums(tiers: Tiers, names: RecordKeys, done: Committed, keys: Iterable[str]) -> dict[str, int]:
-    """The sums of a commit's increments; from SQL if the answer has none, because only SQL knew the commit."""
+    """The sums of a commit's increments; from SQL if the answer lacks them, because only SQL knew the commit."""
     if done.results is not None:
         results = iter(done.results)
         # Without steps of items, whose names may equal those of fields. Results of fields come first.
@@ -334,7 +334,7 @@ async def swap(
 
 
 async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T:
-    """Try again while somebody else is faster, up to `conflict_retries` times."""
+    """Retry while other writers are faster, up to `conflict_retries` times."""
     return await retrying.until_no_conflict(once, tiers.settings.conflict_retries, tiers.port.sleep)
 
 

@@ -1,8 +1,8 @@
-"""How hard a commit is kept before it is acknowledged. Law: a level that was not reached is reported, never hidden.
+"""How durable a commit is before it is acknowledged. Law: a missed level is reported, never hidden.
 
 The level is that of the write itself, its batch or turn; else of the innermost `with store.durable()` of the context
-for this store (`ambient`); else of the store's settings. It is ensured after the commit, in an exchange of its own: a
-commit at `memory` knows nothing of all this. A repetition, too, is acknowledged only at its level.
+for this store (`ambient`); else of the store's settings. It is confirmed after the commit, in an exchange of its own,
+so commits at `memory` have no extra cost. A repeated request, too, is acknowledged only at its level.
 
 Design: section 14.
 """
@@ -27,7 +27,7 @@ _LOST = "Redis lost it before it was archived"
 
 
 class Applied(NamedTuple):
-    """A commit that was applied, and the level that was asked for it."""
+    """An applied commit, and its requested level."""
 
     names: RecordKeys
     done: Committed
@@ -36,14 +36,14 @@ class Applied(NamedTuple):
 
 
 def asked(tiers: Tiers) -> Level:
-    """The level that holds here and now for what names none itself."""
+    """The current level for writes that set none themselves."""
     return ambient.level(tiers.settings) or tiers.confirming.level
 
 
 async def admit(tiers: Tiers, level: Level) -> None:
-    """Look, once, whether the servers can keep this level. Raises ConfigurationError if they never can.
+    """Check, once, whether the servers can reach this level. Raises ConfigurationError if they never can.
 
-    What is missing now, as a replica that is away, is a warning: it may be back any time.
+    A temporary problem, such as a replica that is down, is only logged, because it may end at any time.
     """
     if level is MEMORY or level in tiers.confirming.admitted:
         return
@@ -53,18 +53,18 @@ async def admit(tiers: Tiers, level: Level) -> None:
 
 
 async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId, level: Level) -> None:
-    """Wait until the commit has its level. Raises DurabilityUnknown: it is applied, but maybe not kept so."""
+    """Wait until the commit has its level. Raises DurabilityUnknown: it is applied, but maybe not at its level."""
     (missed,) = await ensure_many(tiers, [Applied(names, done, op, level)])
     if missed is not None:
         raise missed
 
 
 async def ensure_many(tiers: Tiers, many: Sequence[Applied]) -> list[DurabilityUnknown | None]:
-    """The same for commits of a batch, those of one level together; None for each that has it."""
+    """The same for the commits of a batch, grouped by level; None for each that has its level."""
     results: list[DurabilityUnknown | None] = [None] * len(many)
     levels: dict[Level, list[int]] = {}
     for at, each in enumerate(many):
-        if each.done.offset and each.level is not MEMORY:  # else it is from SQL that we know it
+        if each.done.offset and each.level is not MEMORY:  # without an offset, the answer came from SQL
             levels.setdefault(each.level, []).append(at)
     for level, group in levels.items():
         reasons = await _reasons(tiers, level, [many[at] for at in group])
@@ -75,9 +75,9 @@ async def ensure_many(tiers: Tiers, many: Sequence[Applied]) -> list[DurabilityU
 
 
 async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: int) -> None:
-    """The same for whatever made a record this version, once read under this epoch, at the level that holds here.
+    """The same for the commit of this version of a record, read under this epoch, at the current level.
 
-    For what a repeated request is answered with: the first one may have been told that its level was not reached.
+    For the answer to a repeated request: the first one may have received DurabilityUnknown.
     """
     level = asked(tiers)
     if level is MEMORY:
@@ -88,7 +88,7 @@ async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: i
         claim = Claim(names.journal, names.meta, names.record, epoch, 0, "", version)
         reason, cause = (await _confirmed(tiers, level, [claim]))[0]
     if reason == ABSENT:
-        # Or the level is the archive: it has the record's version when all that is written is there.
+        # Or the level is `archived`: the record's version is in SQL when the whole partition is archived.
         try:
             await tiers.archiver.drain([names.partition])
             archived = await tiers.port.sql(tiers.cold.has_version, names.ref.text, version)
@@ -100,7 +100,7 @@ async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: i
 
 
 async def ensure_event(tiers: Tiers, keys: PartitionKeys, epoch: str, offset: int, id: str) -> None:
-    """The same for a lifecycle event that was written by itself, at the level that holds here."""
+    """The same for a lifecycle event that was written alone, at the current level."""
     level = asked(tiers)
     if level is MEMORY:
         return
@@ -125,13 +125,13 @@ async def _event_confirmed(
     tail = await tiers.warm.partitions.tail(keys)
     if tail is None or tail[0] != epoch:
         return ABSENT, None
-    # Others may have written since: it is looked for before the end, and in SQL if it is too far.
+    # Other entries may follow it: it is searched for before the end, and in SQL if it is too far back.
     claim = Claim(keys.journal, keys.meta, keys.meta, epoch, tail[1], event, 0, again=True)
     return (await _confirmed(tiers, level, [claim]))[0]
 
 
 async def _reasons(tiers: Tiers, level: Level, many: Sequence[Applied]) -> list[tuple[str, StateError | None]]:
-    """Why each commit may not have the level, and the error behind that; '' for those that have it."""
+    """Why each commit may not have the level, and the error that caused it; '' for those that have it."""
     events = [tiers.warm.ops.event(each.op) for each in many]
     if level is ARCHIVED:
         return [await _archived(tiers, each, event) for each, event in zip(many, events, strict=True)]
@@ -145,7 +145,7 @@ async def _reasons(tiers: Tiers, level: Level, many: Sequence[Applied]) -> list[
     found = await _confirmed(tiers, level, claims)
     for at, (reason, _) in enumerate(found):
         if reason == ABSENT:
-            # Archived since, and dropped from the journal; or lost. Whatever is in SQL outlives what a level names.
+            # Archived since and dropped from the journal, or lost. Data in SQL satisfies every level.
             found[at] = await _held(tiers, many[at], events[at])
     return found
 
@@ -166,7 +166,7 @@ async def _archived(tiers: Tiers, each: Applied, event: str) -> tuple[str, State
 
 
 async def _held(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateError | None]:
-    """Whether SQL has this very change. If it was sent again, it may be so far back that it was not looked for."""
+    """Whether SQL has this very change. If it was sent again, it may be too far back in the journal to be found."""
     try:
         if each.done.time_ms is None:
             await tiers.archiver.keep(each.names, each.done, event)
