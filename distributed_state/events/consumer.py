@@ -126,7 +126,7 @@ class AsyncEvents:
         self._subscription.buffer = buffer
 
     def end(self) -> None:
-        """Wake up whoever waits for an event, with None."""
+        """Make `next` return None, also to a caller that waits."""
         self._subscription.close()
 
     def leave(self) -> bool:

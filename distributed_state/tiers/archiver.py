@@ -349,7 +349,7 @@ class Archiver:
         self._cursors.update(passed.fits)
 
     async def _known(self, partitions: Sequence[int]) -> dict[int, Cursor]:
-        """The cursors before the journals are read; a partition that SQL does not know has none."""
+        """The cursors before the journals are read; a partition unknown to SQL has no cursor."""
         known = {each: self._cursors.get(each) for each in partitions}
         if None in known.values():
             stored = await self._port.sql(self._cold.cursors)

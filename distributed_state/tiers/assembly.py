@@ -1,17 +1,18 @@
-"""The three tiers of a process, for every thread and event loop. Law: here they are made and closed.
+"""The three tiers of a process, for every thread and event loop. Law: they are made and closed here.
 
-Known ids spare looks into SQL. Redis has the ids of all records of a partition (known_ids.lua). A replica has those
-that it wrote, which exist (`KnownIds`), and those that SQL did not have: such a miss leaves a hydration token in Redis
-for half a minute, which every commit and every hydration of that record removes. While that very token is still there,
-SQL would still have nothing. Tokens are never used twice, and one of another epoch proves nothing.
+Known ids save queries to SQL. Redis has the ids of all records of a partition (known_ids.lua). A replica has the ids of
+records that it wrote, which exist, and of those that SQL did not have (`KnownIds`). Such a miss leaves a hydration
+token in Redis for half a minute, which every commit and every hydration of that record removes. While the same token
+exists, SQL still has no such record. Tokens are never used twice, and a token of another epoch proves nothing.
 
-*Without the token, a record could be begun a second time that another worker had begun and archived, and that had
-expired meanwhile.*
+*Without the token, a record could be started a second time although another worker had started and archived it, and it
+had expired meanwhile.*
 
-Branches are kept in SQL before their event is published, by the replica that keeps them or, if that process dies in
-between, by one that archives the partition. The id of the event follows from the branch, so it is published once.
+Branches are kept in SQL before their event is published. The replica that keeps them publishes it or, if that process
+dies in between, a replica that archives the partition. The event's id is derived from the branch, so it is published
+once.
 
-Closing tries every step, whatever happened to the one before.
+Closing tries every step, even after one fails.
 
 Design: sections 10, 14.
 """
@@ -58,14 +59,14 @@ log = logging.getLogger(__name__)
 Step = Callable[[], Awaitable[None] | None]
 _LOOK_EVERY = 0.05  # seconds between two looks at the last archiving
 _LOOK_SECONDS = 15.0  # between two looks for branches whose event was not published
-_CLOCKS_MS = 600_000  # how far the clock of the process that kept a branch may be ahead of Redis'
+_CLOCKS_MS = 600_000  # how far the clock of the process that kept a branch may be ahead of Redis' clock
 _KNOWN_IDS = 16_384
-_SILENCE = 1.0  # seconds without a word after which a replica is not there
-_SILENT_SECONDS = 10.0  # for which a replica that did not answer is not waited for again
+_SILENCE = 1.0  # seconds without an answer after which a replica counts as silent
+_SILENT_SECONDS = 10.0  # how long a replica that did not answer is not waited for
 
 
 class Tiers:
-    """Hot, warm and cold, with what moves between them."""
+    """Hot, warm and cold, and the parts that move data between them."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Tiers:
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.memory, link, active=settings.beat > 0)
-        self._silent: dict[str, float] = {}  # who did not say what they remember, and when
+        self._silent: dict[str, float] = {}  # replicas that did not report their unarchived commits, and when
         self.recovery.connect(self._gather, self._diverged)
         self.memory.late = self._late
         self.handlings: list[HandlerWorker] = []
@@ -140,11 +141,11 @@ class Tiers:
         return hot, link
 
     def within(self, text: str, max_staleness: float) -> bool:
-        """Whether what hot holds of this record is at most this old."""
+        """Whether hot has this record and its copy is at most this old."""
         check_staleness(max_staleness)
         most = self.settings.max_staleness
         if 0 < most < max_staleness:
-            # Cut silently, it would look like a cache that does not work. With hot off (0) every read is fresh enough.
+            # Limiting it silently would look like a broken cache. With hot off (0) every read is fresh enough.
             text = f"max_staleness={max_staleness:g} is more than the store's {most:g}, and hot reads are never older"
             raise InvalidValue(f"{text}: leave it out, or open the store with max_staleness={max_staleness:g}")
         entry = self.hot.entries.get(text)
@@ -163,7 +164,7 @@ class Tiers:
         silent: list[str] = []
         with self._mutex:
             self._listening[text] = names.channel
-            # Records read only once are never kept, so those that hot does not hold have a bound of their own.
+            # Records read only once are never kept, so records without a hot copy have a limit of their own.
             while len(self._listening) - len(silent) > 2 * self.settings.hot_entries + 100:
                 oldest = next(iter(self._listening))
                 self._listening[oldest] = self._listening.pop(oldest)
@@ -177,7 +178,7 @@ class Tiers:
         channel = self._listening.pop(text, None)
         if channel is not None:
             self.link.leave(channel)
-        # Only now: a load that began while we listened must not be kept.
+        # Last: a load that started while we listened must not be kept.
         self.hot.forget(text)
 
     def _receive(self, channel: bytes, payload: bytes) -> None:
@@ -192,30 +193,30 @@ class Tiers:
             self.hot.apply(self.keys.text_of(channel), epoch.decode(), int(version), ops)
 
     def see(self, partition: int, epoch: str) -> None:
-        """The server answered under this epoch, "" for none; what is kept from another life of Redis is forgotten."""
+        """Note the epoch of an answer, "" for none; a new one drops cached data of an earlier life of Redis."""
         known = self._epochs.get(partition)
         if known != epoch and (known or epoch):
             if known:
-                # Whoever emptied one partition emptied all that this server has: nothing says which entries changed.
+                # Emptying one partition empties the whole server, and nothing shows which entries changed.
                 self.link.renew(partition)
-                # Their channels are confirmed, and will not be once more.
+                # Their channels are confirmed already, and will not be again.
                 self.refill.add([at for text in self.hot.all_aside() if (at := self._listening.get(text))])
             self._epochs[partition] = epoch
 
     def epoch(self, partition: int) -> str:
-        """The epoch last seen of a partition."""
+        """The epoch last seen for a partition."""
         return self._epochs.get(partition, "")
 
     async def _epochs_over(self) -> dict[int, Position]:
-        """Behind how many epochs of each partition a consumer is if Redis holds none of it, as SQL knows."""
+        """A consumer's positions in partitions of which Redis has nothing, from the epochs in SQL."""
         try:
             over = await self.port.sql(self.cold.last_events)
         except ColdUnavailable:
-            return {}  # as if none were: at worst a consumer is told to resync, and has missed nothing
+            return {}  # as if there were none: at worst a consumer gets a resync without having missed anything
         return {at: Position.behind(epochs, known) for at, (epochs, known) in over.items()}
 
     def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
-        """A lease on a record, not taken yet."""
+        """A lease on a record, not acquired yet."""
         hot = self.hot
         return AsyncLease(
             self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=hot.expect, forget=hot.forget, **more
@@ -240,7 +241,7 @@ class Tiers:
             return [], set()
         now = self.port.monotonic()
         known = await self.presence.known()
-        # One that was silent a moment ago is not waited for in every partition.
+        # A replica that was silent a moment ago is not waited for in every partition.
         waited = {each for each in known if now - self._silent.get(each, -math.inf) > _SILENT_SECONDS}
         found, silent = await self.gathering.gather(partition, epoch, waited, silence=_SILENCE)
         self._silent.update(dict.fromkeys(silent, now))
@@ -250,13 +251,13 @@ class Tiers:
         self.branches.noted(kept)
         records = sorted({each.record for each in kept})
         if any(self.archiver.is_at(self.keys.of(Ref.parse(each)).partition) for each in records):
-            # An archiver pass that began an epoch gets here, too: publishing would wait for that same pass.
+            # This may run in an archiver pass that starts an epoch: publishing would wait for that same pass.
             self.port.spawn(partial(self.branches.tell, records), "distributed-state-diverged")
         else:
             await self.branches.tell(records)
 
     async def _late(self, partition: int, epoch: str, entries: list[JournalEntry]) -> None:
-        """Keep what this replica was acknowledged under an epoch that ended without it."""
+        """Keep this replica's acknowledged commits that were missing when their epoch ended."""
         changes = [entry for entry in entries if entry.record]
         await self.branches.keep(partition, epoch, changes, "its writer was not heard when Redis had lost it")
         alone = [entry for entry in entries if not entry.record]
@@ -269,7 +270,7 @@ class Tiers:
         return await self.port.sql(self.cold.event, partition, id, since_ms)
 
     def figures(self) -> Figures:
-        """What this replica knows of itself without asking anybody."""
+        """This replica's state, collected without a request."""
         handlings = list(self.handlings)
         archiver = self.archiver
         return Figures(
@@ -296,7 +297,7 @@ class Tiers:
         )
 
     async def archive_rest(self) -> None:
-        """Archive what is not archived yet, if that can be done: an embedded Redis ends with its store."""
+        """Archive the remaining commits if possible, because an embedded Redis ends with its store."""
         try:
             await self.archiver.drain()
         except StateError as error:
@@ -304,13 +305,13 @@ class Tiers:
 
     async def close(self) -> None:
         """Stop the background work and drop the connections."""
-        # All are asked to end before one is waited for: where a server is silent, each would wait for it in turn.
+        # All are asked to end before any is waited for: otherwise each would wait for a silent server in turn.
         steps: list[Step] = [] if self.settings.url else [self.archive_rest]
         handlings = list(self.handlings)
         steps += [each.end for each in handlings]
         steps += [each.finish for each in handlings] + [each.close for each in handlings]
         steps += [self.background_events.close, *([self.last_archiving.finish] if self.settings.url else [])]
-        # The roll first: while a job waits for a SQL that hangs, the replica would seem to have died.
+        # The roll first: while a job waits for a hanging SQL, this replica would seem to have died.
         steps += [self.port.ask_all, self.presence.close, *(each.close for each in self.workers)]
         steps += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
         steps += [self.leases.close, self.link.close, self.port.close]
@@ -318,9 +319,9 @@ class Tiers:
 
 
 class LastArchiving:
-    """Has what this process wrote archived before its store closes, in `close_timeout` seconds at most.
+    """Archives this process's commits before its store closes, in `close_timeout` seconds at most.
 
-    In a thread of its own: a server that does not answer may hold that up, and not the one who closes.
+    It runs in its own thread: a server that does not answer may hold that up, but not the caller of `close`.
     """
 
     def __init__(self, port: Port, archiver: Archiver, memory: Memory, clock: ServerClock, settings: Settings) -> None:
@@ -333,7 +334,7 @@ class LastArchiving:
         self._why = ""
 
     async def finish(self) -> None:
-        """Wait until it is archived, or the time is over; then log how much is not."""
+        """Wait until everything is archived or the time is over; then log how much is not."""
         seconds = self._settings.close_timeout
         self._left = self._memory.written()
         if not seconds or not self._left:
@@ -347,15 +348,15 @@ class LastArchiving:
             job.ask()
         if self._left:
             if (account := waited.present()) is not None:
-                account.add(began)  # or a Redis that does not answer would be waited for again by the next steps
+                account.add(began)  # otherwise the next steps would wait again for a Redis that does not answer
             count = f"up to {len(self._memory)} commits" if self._memory.remembers else "commits"
             text = "close: %s of this process in %d partitions are in Redis and not archived yet: %s"
             log.warning(text, count, len(self._left), self._why)
 
     async def _run(self, over: Signal) -> None:
         try:
-            with waited.call():  # in a thread of its own it is no part of the call that closes
-                await self._memory.look()  # lets go of what is archived, and keeps what was lost with an epoch
+            with waited.call():  # this thread is not part of the call that closes
+                await self._memory.look()  # drops archived commits, and keeps those that were lost with an epoch
                 await self._archive()
                 await self._memory.look()
         except StateError as error:
@@ -366,7 +367,7 @@ class LastArchiving:
     async def _archive(self) -> None:
         self._left = await self._archiver.unreached(self._memory.written())
         if self._left and self._settings.archiver:
-            # Also where another worker archives: two at once are harmless, and the other one may be slow, or dead.
+            # Even if another worker archives: two at once are harmless, and the other one may be slow, or dead.
             await self._archiver.drain(self._left)
             self._left = await self._archiver.unreached(self._left)
         while self._left:
@@ -379,7 +380,7 @@ class LastArchiving:
 
 
 async def try_each(steps: Iterable[Step]) -> None:
-    """Take each step; what ends more than a step, as a cancellation does, is raised after the last one."""
+    """Take each step; errors other than StateError, such as a cancellation, are raised after the last one."""
     failed: BaseException | None = None
     for step in steps:
         try:
@@ -388,14 +389,14 @@ async def try_each(steps: Iterable[Step]) -> None:
                 await waits
         except StateError as error:
             log.warning("close: %s", error)
-        except BaseException as error:  # noqa: BLE001 - what is not ended would go on for good
+        except BaseException as error:  # noqa: BLE001 - steps that are not ended would go on for ever
             failed = failed or error
     if failed is not None:
         raise failed
 
 
 class Branches:
-    """The branches of a namespace, as one replica keeps them. `count` is how many SQL has; None: not asked yet."""
+    """The branches of a namespace, as one replica keeps them. `count` is their number in SQL; None: not counted yet."""
 
     def __init__(self, port: Port, cold: ColdStore, stream: Stream, keys: Keys) -> None:
         self._port = port
@@ -407,10 +408,10 @@ class Branches:
         self.count: int | None = None
 
     async def keep(self, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
-        """Keep commits of a closed epoch that their records do not continue, and publish it; what was new.
+        """Keep commits of a closed epoch that their records do not continue, and publish that; returns the new ones.
 
-        Harmless for what is kept or archived already, and for what was erased. The partition has an epoch again: else
-        the event is published later. Raises ColdUnavailable, and then nothing is kept.
+        Has no effect on kept, archived or erased commits. The partition must have an epoch again; otherwise the event
+        is published later. Raises ColdUnavailable, and then nothing is kept.
         """
         kept = await self._port.sql(self._cold.branches.keep, partition, epoch, list(entries), cause)
         self.noted(kept)
@@ -418,7 +419,7 @@ class Branches:
         return kept
 
     def noted(self, kept: Iterable[Kept]) -> None:
-        """Count what somebody kept in a transaction of their own, once that is committed."""
+        """Count and log branches that were kept in another transaction, once it is committed."""
         for each in kept:
             about = each.record[:200]
             log.warning(
@@ -427,7 +428,7 @@ class Branches:
             self.commits += each.commits
 
     async def tell(self, records: Iterable[str]) -> None:
-        """Publish `conversation.diverged` about each branch of these records, unless that was done."""
+        """Publish `conversation.diverged` for each branch of these records that is not published yet."""
         for record in sorted(records):
             for branch in await self._port.sql(self._cold.branches.of, record):
                 if not branch.told:
@@ -448,7 +449,7 @@ class Branches:
             await self._port.sql(self._cold.branches.told, branch.record, branch.id)
 
     async def look_after(self, partitions: Sequence[int]) -> None:
-        """Now and then: count the branches, and publish what nobody has of those in these partitions."""
+        """From time to time, count the branches, and publish unpublished ones in these partitions."""
         now = self._port.monotonic()
         if now < self._look_at:
             return
@@ -458,13 +459,13 @@ class Branches:
 
 
 class KnownIds(dict[str, str]):
-    """The ids that this replica knows, of records that it wrote and of records that SQL did not have.
+    """The ids that this replica knows: of records that it wrote, and of records that SQL did not have.
 
-    By the record's text: "" if it exists, else the hydration token under which SQL did not have it.
+    The key is a record's text; the value is "" if it exists, else the hydration token under which SQL did not have it.
     """
 
     def add(self, text: str, token: str = "") -> None:
-        """The record exists, or did not under this token."""
+        """Note that the record exists, or did not exist under this token."""
         if self.get(text) != token:
             self.pop(text, None)
             self[text] = token
@@ -473,8 +474,8 @@ class KnownIds(dict[str, str]):
 
 
 async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
-    """What Redis kept about the store; None if it kept nothing, and does now. `ask` sends a command."""
-    # Looked at first: a full Redis refuses SET even where NX would make it change nothing.
+    """Get Redis' note about the store; None if there was none, and it is written now. `ask` sends a command."""
+    # Read first: a full Redis refuses SET even where NX would change nothing.
     found: bytes | None = await ask(b"GET", keys.store)
     if found is None and await ask(b"SET", keys.store, orjson.dumps(layout), b"NX") is None:
         found = await ask(b"GET", keys.store)

@@ -2,21 +2,21 @@
 
 Redis can come back with data older than an acknowledgment: from a file, or after failover to a lagging server. Then
 live writers still know the lost commits. So each commit is kept here on its way back to the caller (`Memory.remember`),
-as the arguments that were sent and the answer. Its journal entry is computed from these only when somebody asks, byte
-for byte as commit.lua wrote it, but for the size of the journal, which nobody else needs.
-
+live writers still know the lost commits. So each commit is kept here before its caller gets it (`Memory.remember`),
+as the arguments that were sent and the answer. Its journal entry is computed from these only when it is needed, byte
+for byte as commit.lua wrote it, except for the size of the journal, which is not needed elsewhere.
 **Identity, never numbers.** An answer says how far its partition is archived under its epoch, so earlier commits of
+**Identity, never numbers.** An answer reports how far its partition is archived under its epoch, so earlier commits of
 that epoch are dropped; commits of other epochs are not. Once an epoch has ended, SQL is asked for each of its commits
-by event. An epoch never spans two lives of the data: a changed life begins a new epoch before it takes any commit.
 
-The memory is bounded in bytes. At the bound a writer has the archiver run, or waits for another writer that does; after
+The memory is bounded in bytes. At the bound a writer runs the archiver, or waits for another writer that does; after
 `retry_for` seconds its write is refused.
 
 **Gathering.** A replica that recovers a partition publishes a request with a token and an epoch, and reads a list to
-which each replica adds its unarchived commits in pieces, and then an end. A replica receives requests through its link,
-and looks for them when the link begins and several times a second while it is down. So a replica that does not answer
-for a while has ended or stands still: it counts as silent, and its commits become branches later (`late`). A request
-stands in one hash for the fleet, and in its partition for replicas that cannot reach that hash.
+which each replica adds its unarchived commits in pieces, and then an end mark. A replica receives requests through its
+link, and polls for them when the link starts and several times a second while it is down. So a replica that does not
+answer for a while has ended or is stopped: it counts as silent, and its commits become branches later (`late`). A
+request is in one hash for the fleet, and in its partition for replicas that cannot reach that hash.
 
 Design: section 14.
 """
@@ -283,7 +283,7 @@ class Memory:
     # In the background
 
     async def look(self) -> None:
-        """Drop the commits that are archived by now. No I/O if none are kept."""
+        """Drop the commits that are archived by now. No I/O if no commits are kept."""
         partitions = self.partitions()
         if partitions:
             states = await self._warm.partitions.reachable_states([self._keys.partition(each) for each in partitions])
@@ -355,7 +355,7 @@ class Gathering:
         self._warm = warm
         self._keys = keys
         self._memory = memory
-        self._link = link if active else None  # nobody waits for the answer of a replica that is not on the roll
+        self._link = link if active else None  # a replica that is not on the roll is not waited for
         self._active = active
         self._asked = port.signal()
         self._answered: dict[str, None] = {}
@@ -482,7 +482,7 @@ class Gathering:
         """Requests by partition: from the fleet's hash or, if that is unreachable, from our commits' partitions."""
         mine = self._memory.partitions()
         if not mine and not self._active:
-            return []  # nobody waits for our answer
+            return []  # our answer is not waited for
         try:
             rows = await self._port.command(b"HGETALL", self._keys.gatherings)
             return [(int(rows[at]), rows[at + 1].decode()) for at in range(0, len(rows), 2)]

@@ -1,4 +1,4 @@
-"""The read path: hot -> warm -> cold, and it stops at the first that knows. Law: a read changes nothing durable.
+"""The read path: hot -> warm -> cold; the first tier that has the record answers. Law: a read changes nothing durable.
 
 Design: sections 6, 10.
 """
@@ -26,7 +26,7 @@ from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
 ROUNDS = 100
-"""How often one call asks the server again, when each answer needs something to be done first."""
+"""How often one call asks the server again, if each answer requires something else first."""
 _OVERTAKEN = 20  # loads that newer commits made useless, before a reader takes its own load as the answer
 _FLIGHT_SECONDS = 15.0  # that a reader waits for the load of another one
 _LOOK_SECONDS = 0.5  # between two checks that the leader of a flight still runs
@@ -72,7 +72,7 @@ async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
             return await _living(tiers, loads.found[text])
         if flight.result is not None:
             return await _living(tiers, flight.result)
-        # Something newer was published on the way, or the leader of the flight failed: look again.
+        # Something newer was published meanwhile, or the leader of the flight failed: look again.
         known = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
 
@@ -89,7 +89,7 @@ async def _landed(tiers: Tiers, flight: Flight) -> bool:
 
 
 async def load_uncached(tiers: Tiers, names: RecordKeys) -> CachedRecord:
-    """Load the record from the server, which hydrates it if need be; hot does not keep it."""
+    """Load the record from the server, which hydrates it if necessary; hot does not keep it."""
     return await _load(tiers, names, None)
 
 
@@ -131,7 +131,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = F
 
 
 async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedRecord:
-    """Take a lease and read the record under it: one round trip if nobody else holds it."""
+    """Take a lease and read the record under it, in one round trip if no other holder has it."""
     hot = tiers.hot
     text = names.ref.text
     known = hot.known(text)
@@ -140,7 +140,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
     with Loads(hot) as loads:
         # Private: other readers must not wait for our lease.
         loads.take_off(text, freshness=tiers.link.freshness(names.channel), alone=True, private=True)
-        # Sent behind acquire.lua, and again with it after NOSCRIPT: so it shows the record as the holder found it.
+        # Sent after acquire.lua, and again with it after NOSCRIPT, so it shows the record as the holder found it.
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
@@ -195,7 +195,7 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
     try:
         loaded = await tiers.port.sql(partial(tiers.cold.load, text, window=window))
     except ColdUnavailable:
-        # SQL is down. If Redis still has the token under which SQL had no such record, it has none now either.
+        # SQL is down. If Redis still has the token under which SQL had no such record, that is still true.
         if not cold.token or cold.token != tiers.known_ids.get(text):
             raise
         loaded = None
@@ -217,7 +217,7 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
 async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> CachedRecord:
     """Load the record with all messages that Redis has; hot keeps only the recent ones."""
     entry = await _load(tiers, names, None)
-    # A server that lags may answer with less than hot had: then hot's copy is returned.
+    # A lagging server may answer with less than hot had; then hot's copy is returned.
     return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
 
 

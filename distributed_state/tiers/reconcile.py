@@ -4,8 +4,8 @@
 unarchived commits have later entries. In one order for all, an entry that continues its record without a gap will be
 archived; the others diverged.
 
-Two commits at one offset, or of one version of one record, belong to two histories: a Redis that came back older goes
-on counting from where it was. An entry names its predecessor by number only, so entries of two histories must not be
+Two commits at one offset, or of one version of one record, belong to two histories: a Redis that came back older
+continues its old numbers. An entry names its predecessor by number only, so entries of two histories must not be
 chained by number: that would give a state that never existed. The rules are:
 
 - Entries of the surviving journal are preferred: it is one history without gaps, and Redis shows its state.
@@ -17,7 +17,7 @@ chained by number: that would give a state that never existed. The rules are:
   first entry past that point and no further.
 - After an entry that does not continue its record, no later entry of the record does.
 
-In doubt an entry becomes a branch, which loses nothing; restoring too much would give a state that nobody wrote.
+In doubt an entry becomes a branch, which loses nothing; restoring too much would give a state that was never written.
 
 `Backfill` handles a SQL that was restored to an older state: it is brought up to Redis while the partition takes no
 writes, so all parts are of one moment. Each record gets its state at the end of the journal, where SQL's cursor is
@@ -203,7 +203,8 @@ _ENDS = ("conversation.deleted", "session.expired")
 class Backfill:
     """Brings an older SQL up to Redis, for one partition.
 
-    `discard` deletes records from Redis, and returns whether this replica may go on; None: only count, change nothing.
+    `discard` deletes records from Redis, and returns whether this replica may continue; None: only count, change
+    nothing.
     """
 
     def __init__(

@@ -1,15 +1,15 @@
 """How a partition starts, and starts again after Redis lost data. Law: SQL knows an epoch before Redis does.
 
-A replica that meets a partition without an epoch, or one that was written in another life of the data (`port.lives`),
-starts it (`Recovery.start`):
+A replica that finds a partition without an epoch, or one from another life of the data (`port.lives`), starts it
+(`Recovery.start`):
 
 1. `_attempt` compares the partition's life with the server's. If the server only renamed its data, or the slot moved
-   here, nothing was lost: the new name is noted (`rename.lua`), and the epoch goes on.
+   here, nothing was lost: the new name is noted (`rename.lua`), and the epoch continues.
 2. Otherwise it requests the right to start the partition (`mint.lua`). One replica at a time has it. Writes are blocked
    until recovery ends.
 3. `_bring_together` compares the journal's entry at SQL's cursor with the cursor, by event. If they are equal, the
    entries after it are archived. If not, Redis is older than SQL: records that are newer in SQL leave Redis and are
-   hydrated when somebody reads them.
+   hydrated at their next read.
 4. `_restore_unarchived` asks the live replicas for their unarchived commits. Those that continue SQL's history are
    archived; the others, and journal entries that SQL cannot continue with, are kept in branches.
 5. `_start` has SQL close the epoch and mint the next one, by a compare-and-set that fails if anything was archived
@@ -47,8 +47,8 @@ from distributed_state.warm.stream import count
 log = logging.getLogger(__name__)
 _PAGE = 1000  # entries of a journal
 _AT_ONCE = 200  # records
-CLOCKS_MS = 60_000  # how far the clocks of two servers may be apart that wrote one history, one after the other
-_MARGIN_US = 2_000_000  # and those of SQL and Redis
+CLOCKS_MS = 60_000  # how far the clocks of two servers may differ that wrote one history, one after the other
+_MARGIN_US = 2_000_000  # the same for the clocks of SQL and Redis
 _UPTIME_MS = 2_000  # error of a start time: `uptime_in_seconds` is whole seconds, and clocks of servers differ
 _LONGEST = 0.25
 
@@ -66,7 +66,7 @@ Gather = Callable[[int, str], Awaitable[tuple[list[JournalEntry], set[str]]]]
 
 
 class Recovery:
-    """Starts the partitions of one replica. `leave_mark` notes in Redis whose store it is.
+    """Starts the partitions of one replica. `leave_mark` writes the store's identity to Redis.
 
     `gather` asks all replicas for their unarchived commits of a partition under an epoch; it returns those, and the
     replicas that did not answer. `diverged` is called with the branches that were kept.
@@ -100,7 +100,7 @@ class Recovery:
         self._diverged = diverged
 
     async def start(self, partition: int, *, over: str = "", backfilled: Backfilled | None = None) -> None:
-        """Return once the partition has started, here or at another replica. Raises RecoveryInProgress if it lasts.
+        """Return when the partition has started, here or elsewhere. Raises RecoveryInProgress if that takes too long.
 
         Ends the epoch `over` even if it is of this life. `backfilled`: see `_start`.
         """
@@ -157,9 +157,9 @@ class Recovery:
         return {each: why for each, why in found.items() if again.get(each) == cursors.get(each)}
 
     async def repair(self, partition: int, *, dry_run: bool) -> Backfilled | None:
-        """Bring SQL up to Redis and begin a new epoch; None if SQL is not behind (see `_is_behind`).
+        """Bring SQL up to Redis and start a new epoch; None if SQL is not behind (see `_is_behind`).
 
-        Reads and writes of the partition wait meanwhile. With `dry_run` nothing is changed, and nobody waits.
+        Reads and writes of the partition wait meanwhile. With `dry_run` nothing is changed or blocked.
         """
         keys = self._keys.partition(partition)
         place = (await self._partitions.states([keys]))[partition]
@@ -186,7 +186,7 @@ class Recovery:
         return bool(await self._port.sql(self._cold.cursor, keys.partition) == cursor)
 
     async def _journal_at(self, keys: PartitionKeys, place: PartitionState, cursor: Cursor) -> Journal | None:
-        """The journal from SQL's cursor on; None if the cursor is of another epoch or its entry is not there."""
+        """The journal from SQL's cursor on; None if the cursor is of another epoch or its entry is missing."""
         if cursor.epoch != place.epoch:
             return None
         onward = await self._partitions.entries(keys, max(0, cursor.offset - 1), 2)
@@ -244,7 +244,7 @@ class Recovery:
         return not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
 
     async def _is_mixed(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
-        """Whether the keys of a partition may be of several moments, as a server ended while its slot was moving here.
+        """Whether a partition's keys may be of several moments, because a server ended while its slot was moving here.
 
         The former server may have restarted with older keys than those that it had handed over, or this one may have
         lost keys that it was handed.
@@ -339,7 +339,7 @@ class Recovery:
     async def _bring_together(
         self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, saved: _Saved
     ) -> tuple[Cursor, bool] | None:
-        """Archive what continues SQL, and discard from Redis what is newer in SQL. None: to be tried again.
+        """Archive the entries that continue SQL, and discard from Redis records that are newer in SQL. None: try again.
 
         Returns SQL's cursor afterwards, and whether Redis' stream of events is complete. Branches are noted in `saved`.
         """
@@ -383,7 +383,7 @@ class Recovery:
         return not await self._partitions.entries(keys, last.offset, 1)
 
     async def _archive_rest(self, keys: PartitionKeys, token: str, cursor: Cursor) -> Cursor | None:
-        """Archive the journal's entries after the cursor; the cursor afterwards, None if another replica is at it."""
+        """Archive the journal's entries after the cursor; the cursor afterwards, None if another replica does so."""
         while entries := await self._partitions.entries(keys, cursor.offset, _PAGE):
             carried = await self._archive(keys, token, cursor, entries)
             if carried is None:
@@ -402,7 +402,7 @@ class Recovery:
     async def _discard_newer(self, keys: PartitionKeys, token: str, seen: str) -> list[JournalEntry] | None:
         """Discard from Redis the records that are newer in SQL; the journal's entries that SQL lacks.
 
-        None if another replica is at it.
+        None if another replica does so.
         """
         after = since_ms = 0
         common = True  # whether SQL has all entries so far

@@ -1,8 +1,8 @@
-"""Brings back what hot held when a subscription ended. Law: an entry answers again only as one that is read then would.
+"""Restores the hot entries of a subscription that ended. Law: a restored entry answers as one that is read then.
 
-Each is asked about after its channel was confirmed once more, and kept under that subscription. The server is asked in
-batches whether what hot has kept aside still is the record, and only what is not is read. One batch is on its way at a
-time, and between two there is a pause, so that this takes a part of a process and of a server, and never all of it.
+Each entry is checked after its channel was confirmed again, and kept under that subscription. The server is asked in
+batches whether copies that are aside are still current, and only changed records are read. One batch at a time is in
+flight, with a pause after it, so that this never takes all of a process or a server.
 
 Design: section 7.
 """
@@ -25,13 +25,13 @@ from distributed_state.warm.link import Link
 from distributed_state.warm.scripts import READ
 
 log = logging.getLogger(__name__)
-_BATCH = 128  # records that are asked about at a time
+_BATCH = 128  # records that are checked at a time
 _WHOLE = 32  # records that are read at a time
 _LONGEST = 2.0  # seconds between two batches
 
 
 class _Wanted(NamedTuple):
-    """A record that is asked about. What its load brings is that of `known`, unless the server has another state."""
+    """A record to check. Its load has the result `known`, unless the server has another state."""
 
     channel: bytes
     text: str
@@ -40,9 +40,9 @@ class _Wanted(NamedTuple):
 
 
 class Refill:
-    """Works in the background while there is something to bring back.
+    """Runs in the background while there are entries to restore.
 
-    `see` is told of the epochs that are met, `start` has a partition start.
+    `see` receives the epochs of answers, `start` starts a partition.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Refill:
         self._closed = False
 
     def confirmed(self, channel: bytes) -> None:
-        """From now on every change of the record arrives: bring it back, if something of it is kept aside."""
+        """From now on every change of the record arrives: restore it, if its copy is aside."""
         if self._hot.aside(self._keys.text_of(channel)) is not None:
             self.add([channel])
 
     def add(self, channels: Iterable[bytes]) -> None:
-        """Bring back the records of these channels."""
+        """Restore the records of these channels."""
         with self._mutex:
             if self._closed:
                 return
@@ -95,7 +95,7 @@ class Refill:
             began = self._port.monotonic()
             left = await self._bring_back(channels)
             took = self._port.monotonic() - began
-            # Others have half of the time; a server that has nothing for us now has all of it.
+            # Other work gets half of the time, or all of it while the server cannot answer us.
             pause = took if len(left) < len(channels) else max(2 * pause, 0.02)
             self.add(left)
             await self._port.sleep(min(pause, _LONGEST))
@@ -111,9 +111,9 @@ class Refill:
             return channels
 
     async def _bring_back(self, channels: Sequence[bytes]) -> list[bytes]:
-        """Bring back what can be now; the channels of the rest.
+        """Restore the entries that can be restored now; returns the channels of the others.
 
-        Not those that are lost again: they are confirmed once more.
+        Not those that are lost again, because their channels will be confirmed again.
         """
         stopped = list[int]()
         with Loads(self._hot) as loads:
@@ -129,13 +129,13 @@ class Refill:
         return left + [each.channel for each in wanted if self._hot.aside(each.text) is not None]
 
     def _take_off(self, loads: Loads, channels: Sequence[bytes]) -> tuple[list[_Wanted], list[bytes]]:
-        """Begin a load of each record that is still aside; the channels of those that others load just now."""
+        """Start a load for each record that is still aside; returns also the channels that others are loading."""
         wanted: list[_Wanted] = []
         left: list[bytes] = []
         for channel in channels:
             text = self._keys.text_of(channel)
             known = self._hot.aside(text)
-            # Before the server is asked: what it says then is true under this subscription.
+            # Before the server is asked, so that its answer is valid under this subscription.
             freshness = self._link.freshness(channel)
             if known is None or freshness is None:
                 continue
@@ -148,7 +148,7 @@ class Refill:
     async def _ask(
         self, wanted: Sequence[_Wanted], found: dict[str, CachedRecord], stopped: list[int]
     ) -> list[_Wanted]:
-        """Note what is unchanged, let go of what Redis does not have any more; what is to be read."""
+        """Confirm unchanged entries and drop those that Redis no longer has; returns those to read."""
         groups: dict[int, list[_Wanted]] = {}
         for each in wanted:
             groups.setdefault(each.partition, []).append(each)
@@ -176,7 +176,7 @@ class Refill:
         return others
 
     async def _read(self, others: Sequence[_Wanted], found: dict[str, CachedRecord]) -> None:
-        """Read these whole."""
+        """Read these records."""
         calls = [(READ, *self._warm.read_call(self._keys.of(Ref.parse(each.text)), "", None)) for each in others]
         for each, answer in zip(others, await self._port.scripts(calls), strict=True):
             try:
@@ -186,7 +186,7 @@ class Refill:
                 if isinstance(fields, list):
                     self._see(each.partition, fields[0])
                     entry = CachedRecord.read(each.known.codec, fields[0], fields[1:])
-                    entry.used = True  # as what it replaces was: it is worth being brought back once more
+                    entry.used = True  # as its predecessor was, so that it is restored again
                     found[each.text] = entry
                 else:
                     self._hot.let_go(each.text)
@@ -201,7 +201,7 @@ class Refill:
             log.debug("refill: %s", error)
 
     def _refused(self, group: Sequence[_Wanted], error: StateError) -> None:
-        """Ask again later, if the server was away; else whoever reads the record next is told."""
+        """Retry later if the server was down; else drop the entries, and the next reader gets the error."""
         log.debug("refill: %s", error)
         if not isinstance(error, WarmUnavailable):
             for each in group:

@@ -26,7 +26,7 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,98}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """What is stored about a token, without its secret. Times are in seconds since 1970 by SQL's clock."""
+    """A token as it is stored, without its secret. Times are in seconds since 1970 by SQL's clock."""
 
     id: str
     prefix: str  # of all ids that its holder may use; "" stands for every tenant

@@ -1,4 +1,4 @@
-"""Frozen values that users get back: what was written, changes, snapshots, events. Law: they hold no connection.
+"""Frozen values returned to users: outcomes of writes, changes, snapshots, events. Law: they hold no connection.
 
 Design: section 1.
 """
