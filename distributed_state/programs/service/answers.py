@@ -1,20 +1,20 @@
 """Responses: JSON, errors, and answers that are sent as they are made.
 
-Law: one table maps errors to statuses, and what a client reads of one names nothing inside. A client that reads slowly
-costs a bounded number of bytes, and one that reconnects to a stream misses nothing.
+Law: one table maps errors to statuses, and error texts show clients no internal details. A client that reads slowly
+costs a bounded number of bytes, and a client that reconnects to a stream misses nothing.
 
-Errors are problem details (RFC 9457). The text of an error is a client's only where it is about what the client asked;
-that of an unavailable server, of a setting or of stored bytes names addresses, roles and files, and is for the log.
+Errors are problem details (RFC 9457). Clients see the text of an error only if it is about their own request. Errors of
+an unavailable server, a setting or stored bytes name addresses, roles and files, so their texts go to the log.
 
 Events are server-sent events, each with the position after it. The process holds a bounded number of them; the others
 wait in Redis. A client that reads nothing for a while is disconnected, and continues from `Last-Event-ID` when it
 reconnects. A download is read a page at a time, as its client takes it. Source: the WHATWG HTML standard, "Server-sent
 events".
 
-A position counts the events of each partition, of all tenants together: plain, it would tell how busy the others are,
-and when a given record of theirs may have changed. So a tenant's callers get it encrypted, and of one of a few lengths.
-Every worker of the store opens it: the key comes from the id of its archive, which no answer shows. Callers of all
-tenants get it plain.
+A position counts the events of each partition, of all tenants together. In plain text it would reveal how busy other
+tenants are, and when a given record of theirs may have changed. So callers of one tenant get it encrypted, and padded
+to one of a few lengths. Every worker of the store can open it: the key is derived from the id of the archive, which no
+answer shows. Callers of all tenants get it in plain text.
 
 Design: sections 23, 28.
 """
@@ -77,7 +77,7 @@ from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
 
-# The most specific class counts. Any other error is a fault of the worker or of the stored data: 500.
+# The most specific class wins. Any other error is a fault of the worker or of the stored data: 500.
 STATUS: dict[type[BaseException], int] = {
     Unauthenticated: 401,
     AccessDenied: 403,
@@ -89,14 +89,14 @@ STATUS: dict[type[BaseException], int] = {
     TooLarge: 413,
     InvalidValue: 422,
     Locked: 423,
-    ConfigurationError: 501,  # what was asked takes a setting that the service has not
+    ConfigurationError: 501,  # the request needs a setting that the service does not have
     NotPermitted: 503,  # an operator has switched our user off, or is changing its password
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
-    DurabilityUnknown: 503,  # applied, or perhaps: see _UNKNOWN
+    DurabilityUnknown: 503,  # applied, or perhaps applied: see _UNKNOWN
 }
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
-# Their texts say what was asked, and are passed on. Of all others a client reads what stands below.
+# The texts of these errors are about the request, and clients get them. For all other errors they get those of _SAID.
 PUBLIC = (Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Deleted, InvalidValue)
 _SAID: dict[type[BaseException], str] = {
     Locked: "somebody else holds the record",
@@ -111,7 +111,7 @@ _SAID: dict[type[BaseException], str] = {
     ConfigurationError: "the service is not set up for this; its log says why",
     StateError: "the worker failed; its log says how",
 }
-# A repeated turn with a request id completes what it began; without one it would be a second turn.
+# Repeated with its request id, a turn is completed; without one the repetition would be a second turn.
 _APPLIED = "the turn is applied, not all that belongs to it is: repeat it under its request id"
 _UNKNOWN = "it may have been applied: read the record before it is sent again, and send it with an Idempotency-Key"
 _HTTP = {
@@ -124,7 +124,7 @@ _HTTP = {
     503: "Unavailable",
 }
 _DETAIL = 500  # characters
-_QUIET = 60.0  # seconds between two lines of a log about one thing that is not set up
+_QUIET = 60.0  # seconds between two log lines about the same missing setting
 _logged: dict[str, float] = {}
 PROBLEM = "application/problem+json"
 
@@ -134,23 +134,23 @@ def encode(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        # Large integers and lone surrogates, which the store keeps and orjson does not write.
+        # The store keeps large integers and lone surrogates, which orjson does not write.
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 def answer(
     value: Any, status: int = 200, *, version: int | None = None, headers: dict[str, str] | None = None
 ) -> Response:
-    """The response to a request that succeeded; its ETag is the `version` of the record."""
+    """Return the response to a successful request; its ETag is the `version` of the record."""
     response = Response(encode(value), status, headers, media_type="application/json")
-    response.headers["Cache-Control"] = "private, no-cache"  # kept by its client alone, which asks whether it holds
+    response.headers["Cache-Control"] = "private, no-cache"  # only the client caches it, and revalidates it
     if version is not None:
         response.headers["ETag"] = f'"{version}"'
     return response
 
 
 def refusal(error: Exception, request: Request | None = None) -> Response:
-    """The response to a request that raised this error."""
+    """Return the response to a request that raised this error."""
     if isinstance(error, HTTPException):
         name = _HTTP.get(error.status_code, "HTTPException")
         return _refused(name, str(error.detail), error.status_code, request, dict(error.headers or {}))
@@ -169,7 +169,7 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
 
 
 def log_seldom(problem: str) -> None:
-    """Log what the service is not set up for, once a minute: who asks for it again and again fills no log."""
+    """Log a missing setting at most once a minute, so that repeated requests do not fill the log."""
     about = problem.partition(":")[0]
     now = time.monotonic()
     if now - _logged.get(about, -_QUIET) >= _QUIET:
@@ -178,7 +178,7 @@ def log_seldom(problem: str) -> None:
 
 
 def said(error: StateError) -> str:
-    """The text of an error for its client."""
+    """The text of an error as its client may see it."""
     if isinstance(error, PUBLIC):
         return str(error)
     if isinstance(error, DurabilityUnknown):
@@ -187,7 +187,7 @@ def said(error: StateError) -> str:
 
 
 def _conditional(error: StateError, status: int, request: Request | None) -> int:
-    """The status, 412 where a condition that the request named does not hold."""
+    """The status; 412 if a condition of the request does not hold."""
     if request is not None:
         if isinstance(error, Conflict) and (IF_MATCH in request.headers or IF_NONE_MATCH in request.headers):
             return 412
@@ -197,7 +197,7 @@ def _conditional(error: StateError, status: int, request: Request | None) -> int
 
 
 def _found(error: StateError) -> dict[str, Any]:
-    """Details that a caller needs to go on, such as the version that was found."""
+    """Details that a caller needs to continue, such as the version that was found."""
     names: tuple[str, ...] = ()
     if isinstance(error, (Conflict, Deleted, DurabilityUnknown)):
         names = ("version",)
@@ -230,7 +230,7 @@ def _refused(
 
 
 class PaidResponse(Response):
-    """A response for which bytes were taken: they are given back when the socket has taken it, or its client left."""
+    """A response that holds bytes of the budget, until the socket has taken it or its client has left."""
 
     def __init__(self, response: Response, taken: Taken) -> None:
         self._response = response
@@ -238,7 +238,7 @@ class PaidResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        # A server that does not count connections, as in a test, gives none.
+        # Servers that do not count connections, such as those of tests, provide none.
         connection = scope.get("state", {}).get(CONNECTION)
         if connection is not None:
             connection.pay(self._taken)
@@ -252,7 +252,7 @@ class PaidResponse(Response):
 
 
 async def compress(response: Response) -> None:
-    """Compress the body, in a thread: for megabytes it takes as long as many requests."""
+    """Compress the body in a thread: compressing megabytes takes as long as many requests."""
     response.body = await asyncio.to_thread(gzip.compress, bytes(response.body), 1)
     response.headers["Content-Encoding"] = "gzip"
     response.headers["Content-Length"] = str(len(response.body))
@@ -261,17 +261,17 @@ async def compress(response: Response) -> None:
 
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
-_MANY = 8  # waiting events from which on a stream counts as catching up
+_MANY = 8  # a stream with this many waiting events counts as catching up
 _NONCE = 12  # bytes
-_STEP = 256  # lengths are multiples of it
-A_PAGE = 4 * PAGE  # bytes that some lines take while they are made: stored, unpacked, written, encoded
+_STEP = 256  # lengths of positions are multiples of it
+A_PAGE = 4 * PAGE  # bytes that a page of lines takes while it is made: stored, unpacked, written, encoded
 
 
 # Events
 
 
 class Heard(Query):
-    """Which events: `types` are names or patterns, several or separated by commas; `since` is where to go on."""
+    """Selects events: `types` are names or patterns, repeated or separated by commas; `since` is a position."""
 
     types: list[str] = Field(default_factory=list)
     since: str | None = None
@@ -292,8 +292,8 @@ class EventStream(Response):
         shown: Callable[[str], str],
         buffered: Buffered,
     ) -> None:
-        # `over` is called at its end, `hears` says which events the client may receive, `count` gets the bytes sent,
-        # `shown` is a position as the client gets it
+        # `over` is called when the stream ends, `hears` decides whether the client may receive an event, `count` gets
+        # the bytes sent, `shown` turns a position into the client's form of it
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
@@ -305,11 +305,11 @@ class EventStream(Response):
         self._shown_position = shown
         self._sent_position = ""
         self.buffered = buffered
-        """The bytes that it holds; the events that wait count there, too."""
+        """The bytes that the stream holds, including those of waiting events."""
         self._ended = False
 
     async def join(self) -> None:
-        """Subscribe before anything is answered, so that an error is answered with its own status."""
+        """Subscribe before the answer begins, so that an error still gets its own status."""
         await self._events.join()
 
     def end(self) -> None:
@@ -330,7 +330,7 @@ class EventStream(Response):
             log.info("a client of the event stream read nothing for %g s and was disconnected", self._limits.slow)
             connection = scope.get("state", {}).get(CONNECTION)
             if connection is not None:
-                connection.abort()  # closing it would wait for the client to read what is buffered
+                connection.abort()  # closing would wait until the client has read the buffer
                 await asyncio.wait((leaving,), timeout=1)  # or uvicorn would log the response as incomplete
         finally:
             self._over(self)
@@ -345,19 +345,19 @@ class EventStream(Response):
         self.buffered.count(-len(block))
 
     async def _next(self) -> bytes | None:
-        """Return what to write next, None at the end."""
+        """Return the next bytes to write, None at the end."""
         event = await self._readable(self._limits.heartbeat)
         if event is None:
-            # A position without an event moves a client on past events of other types.
+            # A position without an event moves the client past events of other types.
             return None if self._ended else b":\n%b\n" % self._position().encode()
         if self._events.waiting < _MANY:
             return await self._block(event)
-        # Hundreds of streams that catch up together would hold up everything else.
+        # Hundreds of streams that catch up at once would delay all other requests.
         async with turn():
             return await self._block(event)
 
     async def _block(self, event: Event) -> bytes:
-        """This event and those that are here already, as they are written together."""
+        """This event, and the events that already wait after it, as one block of bytes."""
         parts = [self._shown(event)]
         size = len(parts[0])
         while size < _TOGETHER and self._events.waiting:
@@ -371,7 +371,7 @@ class EventStream(Response):
     async def _readable(self, timeout: float) -> Event | None:
         """Return the next event that the client may receive, or None after `timeout` seconds.
 
-        A corrupt one is skipped: a client that reconnects would get the error forever.
+        A corrupt event is skipped: a client that reconnects would get the same error forever.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -406,7 +406,7 @@ class EventStream(Response):
 
 
 class Positions:
-    """Seals positions for the callers of one tenant, and opens those that were sealed for it."""
+    """Encrypts positions for the callers of one tenant, and decrypts those that were encrypted for it."""
 
     def __init__(self, archive_id: str, tenant: str) -> None:
         key = hashlib.blake2b(archive_id.encode(), digest_size=32, person=b"event positions")
@@ -423,9 +423,9 @@ class Positions:
         return urlsafe_b64encode(nonce + sealed).decode()
 
     def open(self, sealed: str) -> str:
-        """The position as the store takes it: "oldest" and "" are themselves.
+        """The position as the store takes it; "oldest" and "" pass unchanged.
 
-        Raises InvalidValue for what was not sealed for this tenant.
+        Raises InvalidValue if it was not sealed for this tenant.
         """
         if self._cipher is None or sealed in ("oldest", ""):
             return sealed
@@ -440,7 +440,7 @@ class Positions:
 
 
 class Download(Response):
-    """Writes the lines of an export, some at a time. An error behind the first of them ends the connection."""
+    """Writes the lines of an export, a page at a time. An error after the first page ends the connection."""
 
     media_type = "application/jsonl"
 
@@ -454,7 +454,7 @@ class Download(Response):
         taken: Taken,
         count: Callable[[int], None],
     ) -> None:
-        # `lines` are the first ones; `taken` holds their bytes. `count` is called with the bytes that are sent.
+        # `lines` are the first lines; `taken` holds their bytes. `count` is called with the bytes that are sent.
         title = quote(name[:200], safe="", errors="replace")
         named = f"attachment; filename=\"export.jsonl\"; filename*=UTF-8''{title}.jsonl"
         super().__init__(headers={"Content-Disposition": named, "Cache-Control": "no-store"})
@@ -467,7 +467,7 @@ class Download(Response):
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write all lines, or as far as the client reads them in time."""
+        """Write all lines, as long as the client reads them in time."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             while self._lines:
@@ -488,7 +488,7 @@ class Download(Response):
             connection = scope.get("state", {}).get(CONNECTION)
             if connection is None:
                 raise
-            connection.abort()  # an answer that ends as it should would be taken for a whole file
+            connection.abort()  # after a regular end the client would take the file for complete
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):  # or uvicorn would log the response as incomplete
                     await receive()

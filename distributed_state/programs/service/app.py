@@ -1,14 +1,14 @@
-"""The worker as an ASGI application. Law: every request has a time limit, and every error an answer.
+"""The worker as an ASGI application. Law: every request has a time limit, and every error gets an answer.
 
-A request takes one way: guard (who sent it, what they may, what the worker has room for), parse, engine, answer.
+Every request takes the same path: guard (caller, rights, room in the worker), parse, engine, answer.
 
-`X-Request-Id` comes back with the answer, made here where it is missing, and is in the access log. It is not an
-`Idempotency-Key`, because proxies make up another one for each attempt, nor the actor that history shows: that is
-`X-Actor`, which whatever authenticates users in front of the workers sets.
+The answer repeats the request's `X-Request-Id`, or gets a new one, and the access log shows it. It is not an
+`Idempotency-Key`, because proxies make up another one for each attempt. It is not the actor that history shows, either:
+that is `X-Actor`, set by the proxy that authenticates users in front of the workers.
 
-A request that was abandoned is cleaned up after its answer: a turn that is cancelled releases its lease, which takes a
-while if Redis does not answer. Operators and load balancers ask a worker whether it can serve: each server gets at most
-one small probe a second, however many ask, and a scrape of metrics asks nothing but this process.
+An abandoned request is cleaned up after its answer: a cancelled turn releases its lease, which takes a while if Redis
+does not answer. Operators and load balancers ask a worker whether it can serve. However many ask, each server gets at
+most one small probe a second, and a scrape of metrics reads only this process.
 
 Design: sections 24, 27.
 """
@@ -77,7 +77,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
-    """A probe of each server of a store."""
+    """One probe for each server of a store."""
     tiers = store.tiers()
     return {
         "redis": Probe("redis", lambda: any_server(tiers.port, store.keys), seconds),
@@ -86,12 +86,12 @@ def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
 
 
 async def any_server(port: Port, keys: Keys) -> None:
-    """Check that one server of a cluster takes a write.
+    """Check that at least one server of a cluster accepts writes. Raises the first server's error if none does.
 
-    A worker that failed its probe because one server is unavailable could serve none of the others.
+    If one unavailable server failed the probe, the worker could not serve the records of the others.
 
-    A PING is answered by a replica, by a server that is full, and for a user who may do nothing. `SET XX` of a key that
-    is never there writes nothing, and is refused as a commit is. Raises what the first server says if none takes it.
+    PING is not enough: a replica, a full server, and a server where our user has no rights all answer it. `SET XX` of a
+    key that never exists writes nothing, and is refused whenever a commit would be.
     """
     owned: dict[str, bytes] = {}
     for partition in range(keys.partitions):
@@ -114,7 +114,7 @@ async def any_server(port: Port, keys: Keys) -> None:
 
 
 class Probe:
-    """A probe of one server, its result cached. While one hangs, no second one is started."""
+    """A probe of one server, with a cached result. While a probe hangs, no second one is started."""
 
     def __init__(self, name: str, ask: Callable[[], Awaitable[Any]], seconds: float) -> None:
         self._name = name
@@ -141,7 +141,7 @@ class Probe:
         return self._result
 
     def _log(self) -> None:
-        """Log a new result once: callers of /readyz may not be shown it."""
+        """Log a new result once, as /readyz may not show it to its callers."""
         if self._result != self._logged:
             self._logged = self._result
             if self._result:
@@ -155,14 +155,14 @@ class Probe:
         return ""
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Cancel the running probe."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
 
 
 async def ready(request: Request, probes: Mapping[str, Probe], *, public: bool) -> Response:
-    """The answer to GET /readyz, or ?need=redis. If `public`, without what a server said, which names addresses."""
+    """Answer GET /readyz, or ?need=redis. If `public`, leave out the servers' messages, as they name addresses."""
     needed = request.query_params.get("need", "redis,sql").split(",")
     try:
         asked = {name: probes[name] for name in needed}
@@ -182,7 +182,7 @@ async def ready(request: Request, probes: Mapping[str, Probe], *, public: bool) 
 
 
 class Measures:
-    """Counts requests, and shows how many run, how many read events, and whether the worker serves at all."""
+    """The metrics of requests: how many were answered, run now or read events, and whether the worker serves."""
 
     def __init__(
         self, *, running: Callable[[], float], streams: Callable[[], float], ready: Callable[[], float]
@@ -205,7 +205,7 @@ class Measures:
             Gauge(f"{_PREFIX}_{name}", text, registry=self.registry).set_function(read)
 
     def by_tenant(self, most: int) -> None:
-        """Count also by tenant from now on: the first `most` of them, and all others as one."""
+        """Also count by tenant from now on: the first `most` tenants, and all others as one."""
         self._named, self._most = set[str](), most
         text, labels = "of a tenant; those that came behind the most that are told apart are 'others'.", ["tenant"]
         prefix = "distributed_state_tenant"
@@ -215,7 +215,7 @@ class Measures:
         self._bytes = Counter(f"{prefix}_bytes", f"Bytes of bodies and answers, {text}", labels, registry=self.registry)
 
     def of_tenant(self, tenant: str, status: int, size: int) -> None:
-        """Count one request of a tenant, with the bytes of its body and its answer."""
+        """Count one request of a tenant; `size` is the bytes of its body and its answer."""
         if not self._most:
             return
         if tenant not in self._named:
@@ -227,16 +227,16 @@ class Measures:
         self._bytes.labels(tenant).inc(size)
 
     def begin(self, store: Collector) -> None:
-        """Show what a store knows, too, from now on."""
+        """Also show the metrics of a store from now on."""
         self.registry.register(store)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count one request."""
+        """Count one request and its time."""
         self._requests.labels(method, route, status).inc()
         self._seconds.labels(method, route).observe(seconds)
 
     def shown(self) -> Response:
-        """All of it, as Prometheus reads it."""
+        """All metrics in the format of Prometheus."""
         return Response(generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -244,12 +244,12 @@ class Measures:
 
 
 class Work:
-    """The requests that are running, and those that are being cleaned up."""
+    """The requests that are running or being cleaned up."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Future[None]] = set()
-        self._end: float | None = None  # when all of it has to be over
+        self._end: float | None = None  # when all requests must have ended
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -278,17 +278,18 @@ class Work:
         try:
             return task.result()
         finally:
-            # What it raised leads to this frame, and all that its request had would wait for the garbage collector.
+            # An exception refers to this frame: with `task` in it, all data of the request would stay in memory until
+            # the next garbage collection.
             del task
 
     def _done(self, over: asyncio.Future[None], task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         _settle(over)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: the client may have been answered before
+            task.exception()  # marks it as retrieved: the client may already have its answer
 
     async def finish(self, seconds: float) -> None:
-        """Wait for what is running, and what begins meanwhile, at most so long; then abandon it."""
+        """Wait at most this long for all requests, also those that begin meanwhile; then abandon the rest."""
         self._end = asyncio.get_running_loop().time() + seconds
         await self._ended(seconds)
         for over in list(self._waiting):
@@ -298,7 +299,7 @@ class Work:
     async def _ended(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        # Again for those that began meanwhile: they would be abandoned with all of their time left.
+        # A loop, because requests may begin meanwhile: without it they would be abandoned with all of their time left.
         while self._tasks and (left := end - loop.time()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
 
@@ -309,15 +310,15 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 log_of_requests = logging.getLogger("distributed_state.service.access")
-_LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
+_LARGE = 16 * 1024  # bytes from which on an answer is compressed, if its client accepts gzip
 _RECOGNIZED_FOR = 2.0  # seconds after which the caller of a stream of events is checked again
-_TAKEN = "taken"  # in the state of a request: what it holds of the budget
-_CLEANING_UP = 2.0  # seconds for a request that was abandoned
+_TAKEN = "taken"  # in the state of a request: the bytes that it has taken from the budget
+_CLEANING_UP = 2.0  # seconds to clean up an abandoned request
 _JOINING = 4  # streams at once: each asks SQL and Redis for the position of every partition
 
 
 class Service:
-    """One store, served over HTTP: `begin` with it when it is open, `leave`, `drain` and `close` before it closes."""
+    """One store, served over HTTP. Call `begin` once the store is open; `leave`, `drain`, `close` before it closes."""
 
     def __init__(
         self,
@@ -328,18 +329,18 @@ class Service:
         origins: tuple[str, ...] = (),
         more: Sequence[Operation] = (),
     ) -> None:
-        # `origins`: of web pages whose scripts may call the service, as "https://app.example.com"; none by default.
-        # `more`: operations that are served too, but not described
+        # `origins`: web pages whose scripts may call the service, such as "https://app.example.com"; none by default.
+        # `more`: additional operations, which the OpenAPI description leaves out
         self.limits = limits or Limits()
         self.authentication = authentication or Authentication()
         self.store: AsyncStateStore | None = None
         self.draining = False
         self.awaited = "Redis and SQL"
-        """Which servers it waits for until it begins; not a secret."""
+        """The servers that it waits for until it begins; shown to clients."""
         self._probes: dict[str, Probe] = {}
         self._work = Work()
         self.budget = Budget(self.limits.in_flight, self.limits.room)
-        """The bytes that its requests, answers and streams hold."""
+        """The bytes held by requests, answers and streams."""
         self._sizes = Sizes(self.limits.in_flight // 8)
         self._places = Shares(self.limits.requests, "requests")
         self._hearers = Shares(self.limits.streams, "event streams")
@@ -367,7 +368,7 @@ class Service:
         )
         self.ops = Starlette(routes=self._ops(), exception_handlers={HTTPException: self._unrouted})
         for each in (self.app, self.ops):
-            each.router.redirect_slashes = False  # to a host that the client names, and without TLS
+            each.router.redirect_slashes = False  # a redirect would lead to a host that the client names, without TLS
 
     def _routes(self) -> list[Route]:
         return [
@@ -379,7 +380,7 @@ class Service:
         ]
 
     def _ops(self) -> list[Route]:
-        """Routes for operators: in the application too, unless they have a port of their own."""
+        """Routes for operators; the application has them too, unless they have their own port."""
         return [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -389,7 +390,7 @@ class Service:
     # Lifecycle
 
     def begin(self, store: AsyncStateStore) -> None:
-        """Serve this store from now on; until then every answer but that of /healthz is 503."""
+        """Serve this store from now on. Before that, every answer except that of /healthz is 503."""
         self.authentication.begin(store)
         self._probes = probes(store, self.limits.check)
         self.measures.begin(collector(store))
@@ -397,23 +398,23 @@ class Service:
         self.store = store
 
     def wait_for(self, server: str) -> None:
-        """Say that this is what it waits for."""
+        """Name the server that the worker waits for, for the answers until then."""
         self.awaited = f"{server}, which does not answer"
 
     async def leave(self) -> None:
-        """Fail /readyz, so that load balancers stop sending requests, and go on serving for a moment."""
+        """Fail /readyz, so that load balancers stop sending requests, and continue to serve for a moment."""
         self.draining = True
         if self.store is not None:
             await asyncio.sleep(self.limits.notice)
 
     async def drain(self) -> None:
-        """End the streams of events, and wait for the running requests. Those that come later have the time left."""
+        """End the event streams, and wait for the running requests. Later requests get the time that is left."""
         for stream in [*self._streams]:
             stream.end()
         await self._work.finish(self.limits.drain)
 
     async def close(self) -> None:
-        """Close what it opened. Call it when the last request was answered."""
+        """Close probes and authentication. Call it after the last request was answered."""
         await self.authentication.close()
         for probe in self._probes.values():
             await probe.close()
@@ -425,11 +426,11 @@ class Service:
     async def _serve(self, operation: Operation, request: Request) -> Response:
         began = time.perf_counter()
         about = requests.record_of(request)
-        # In the context of the request's own task, and of those that it begins.
+        # Set in the context of the request's own task, which the tasks that it starts inherit.
         logs.REQUEST_ID.set(requests.request_id(request))
         logs.RECORD.set(about)
         try:
-            with waited.call() as account:  # of Redis, whatever is asked of it
+            with waited.call() as account:  # counts the time in which this request waits for Redis
                 try:
                     response = await self._served(operation, request, about)
                 except WarmUnavailable:
@@ -486,12 +487,12 @@ class Service:
             return response
 
     async def _read(self, operation: Operation, asked: Asked, about: str | None, parsed: int) -> Response:
-        """The answer that may be large, with room for it taken before it is made."""
+        """Make an answer that may be large, after taking room for it."""
         request, caller, limits = asked.request, asked.caller, self.limits
         kind = (operation.path, request.path_params.get("id", ""), caller.tenant, *operation.kind(request))
         copies = operation.copies
         if copies is None:
-            # What it is made of is counted elsewhere if hot keeps it.
+            # Records in the hot tier are counted there, so only the answer itself is counted here.
             copies = 1 if about in asked.store.tiers().hot.entries else 3
         taken = request.state.taken = await self._sizes.take(self.budget, caller.party, kind, parsed, copies)
         with waited.making_room(Growing(self.budget, taken, parsed, copies, limits.answer)):
@@ -500,7 +501,7 @@ class Service:
         taken.become(size)
         self._sizes.note(kind, size)
         if operation.right is not None and size > limits.answer:
-            # What is bounded as it is stored may be longer as JSON.
+            # Stored values are bounded, but may be longer as JSON.
             raise InvalidValue(f"the answer is {size} bytes, more than {limits.answer}: ask for less")
         return response
 
@@ -526,11 +527,12 @@ class Service:
         return await self._sent(request, refusal(error, request), 0.0)
 
     async def _events(self, asked: Asked, given: Heard) -> Response:
-        """The stream of events: `types=conversation.*&since=`, and the header Last-Event-ID, which goes first."""
+        """Open an event stream: `types=conversation.*&since=`; the header Last-Event-ID overrides `since`."""
         if self.draining:
             raise Unavailable("this worker is stopping")
         if asked.request.method == "HEAD":
-            # Its answer is over with its head: a proxy sends somebody else's request next, who would wait for ever.
+            # The answer to HEAD ends with its head. A proxy sends another client's request next on this connection, and
+            # that would wait forever for the stream to end.
             return Response(media_type=EventStream.media_type)
         types = [each for several in given.types for each in several.split(",") if each]
         positions = Positions(asked.store.tiers().archive_id, asked.caller.prefix)
@@ -552,7 +554,7 @@ class Service:
         return stream
 
     async def _end_when_refused(self, stream: EventStream, asked: Asked) -> None:
-        """End a stream once its caller's token is revoked or has expired: it was checked for one request."""
+        """End a stream once its caller's token is revoked or has expired: one check covers a single request only."""
         caller = asked.caller
         with contextlib.suppress(StateError, HTTPException):
             while caller == asked.caller:
@@ -586,7 +588,7 @@ class Service:
         return await ready(request, self._probes, public=public)
 
     async def _metrics(self, request: Request) -> Response:
-        """GET /metrics: with authentication on, on the service's own port only for who may see all tenants."""
+        """GET /metrics. With authentication, on the service's own port, only for admins of all tenants."""
         try:
             if self.authentication.known and request.app is self.app:
                 caller = await self.authentication.caller(request)
@@ -598,7 +600,7 @@ class Service:
 
 
 async def _done(operation: Operation, asked: Asked) -> Response:
-    """Parse the request, and have it answered: in a task of its own, so what is set here ends with it."""
+    """Parse the request and answer it. It runs in its own task, so the context set here ends with that task."""
     CALLER.set(asked.caller)
     given = requests.parsed(asked.request, operation, asked.limits)
     with asked.store.acting_as(asked.caller.actor) if asked.caller.actor else contextlib.nullcontext():
@@ -606,7 +608,7 @@ async def _done(operation: Operation, asked: Asked) -> Response:
 
 
 def cors(origins: tuple[str, ...]) -> list[Middleware]:
-    """Let the scripts of these pages call the service. Credentials of the browser are never sent along."""
+    """Let the scripts of these pages call the service. The browser never sends its credentials along."""
     return [
         Middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],

@@ -1,12 +1,13 @@
-"""Connections of a worker. Law: whenever one waits for its client a clock runs, and there is room for one more client.
+"""Connections of a worker. Law: each wait for a client has a time limit, and there is room for one more client.
 
-Beyond a limit the connection that waits for its client longest is closed: a client that sends and reads in time waits
-for a moment only, and is never the oldest. Those whose client was answered before go after all others.
+Beyond a limit, the connection that has waited longest for its client is closed. A client that sends and reads in time
+keeps its connection waiting for moments only, so it is never the oldest. Connections whose client has already been
+answered are closed after all others.
 
-uvicorn's own protocol has no limit for the time that a head, a body or the reading of an answer takes, and none for
-what all connections hold together. This one is made of h11, which costs a tenth of a millisecond more than httptools:
-httptools knows no limit of a request's head, loses the body of a request that offers an upgrade to HTTP/2, and does not
-report every disconnect.
+uvicorn's own protocol does not limit how long a head, a body or the reading of an answer takes, nor the bytes that all
+connections hold together. This protocol uses h11, which costs a tenth of a millisecond more than httptools. httptools
+does not limit the head of a request, loses the body of a request that offers an upgrade to HTTP/2, and does not report
+every disconnect.
 
 Design: section 24.
 """
@@ -28,13 +29,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from distributed_state.programs.service.limits import Budget, Limits, Taken, trim_memory
 
 log = logging.getLogger(__name__)
-CONNECTION = "connection"  # in the state of a request: the one it came by, which ASGI itself cannot abort
+CONNECTION = "connection"  # in the state of a request: its connection, which ASGI itself cannot abort
 _OTHERS = 256  # descriptors for Redis, SQL, logs, and what the interpreter opens
-_CROWD = 500  # connections whose memory is given back once they are gone
+_CROWD = 500  # closed connections after which memory is returned to the system
 BACKLOG = 1024  # connections that wait to be accepted; the loop may accept all of them before we see the first
-_HEAD = 16 * 1024  # bytes of a head that has no end yet
+_HEAD = 16 * 1024  # bytes of an incomplete head
 _LAST = 1.0  # seconds for a request that has not begun when the worker stops
-_FAST = 16  # times the slowest rate: a client that reads so fast is not disconnected to make room for another
+_FAST = 16  # times the slowest rate: a client that reads this fast is not disconnected to make room for another
 _PROBLEMS = {408: ("Request Timeout", "Timeout"), 503: ("Service Unavailable", "Unavailable")}
 
 
@@ -42,7 +43,7 @@ _PROBLEMS = {408: ("Request Timeout", "Timeout"), 503: ("Service Unavailable", "
 
 
 class Connections:
-    """Counts connections and the bytes that they hold; one for each worker."""
+    """Counts connections and the bytes that they hold; each worker has one."""
 
     def __init__(self, limits: Limits, budget: Budget | None = None) -> None:
         self.limits = limits
@@ -52,7 +53,7 @@ class Connections:
         self._gone = 0
         self._all: set[Connection] = set()
         self._addresses: Counter[str] = Counter()
-        # Those that wait for their client, the longest first: of clients that were never answered, and of others.
+        # Connections that wait for their client, the longest first: of clients that were never answered, and of others.
         self._strangers: dict[Connection, None] = {}
         self._known: dict[Connection, None] = {}
 
@@ -67,7 +68,7 @@ class Connections:
     # Connections
 
     def enter(self, connection: Connection) -> str:
-        """Why this connection cannot be served, "" if it can be. It leaves by `leave` in any case."""
+        """Return why this connection cannot be served, "" if it can. It must call `leave` in both cases."""
         self._all.add(connection)
         self._addresses[connection.address] += 1
         most = self.limits.per_address
@@ -78,7 +79,7 @@ class Connections:
         return ""
 
     def leave(self, connection: Connection) -> None:
-        """It is closed."""
+        """Stop counting a closed connection."""
         if connection in self._all:
             self._all.discard(connection)
             self._gone += 1
@@ -88,13 +89,13 @@ class Connections:
                 del self._addresses[connection.address]
 
     def waits(self, connection: Connection, *, known: bool) -> None:
-        """From now on it waits for its client, of whom a request was answered before if it is `known`."""
+        """Note that it waits for its client; `known`: the client was answered before."""
         self.goes_on(connection)
         if connection in self._all:
             (self._known if known else self._strangers)[connection] = None
 
     def goes_on(self, connection: Connection) -> None:
-        """It no longer waits for its client."""
+        """Note that it no longer waits for its client."""
         self._strangers.pop(connection, None)
         self._known.pop(connection, None)
 
@@ -116,7 +117,7 @@ class Connections:
     def hold(self, connection: Connection, size: int) -> bool:
         """Count `size` more bytes that this connection holds; False if there is no room for them.
 
-        Those that wait for their clients make room, the longest first, and this one not before them.
+        To make room, connections that wait for their clients are closed, the longest first, but not this one.
         """
         if self.budget.arrive(size):
             return True
@@ -134,7 +135,7 @@ class Connections:
     # Time
 
     async def watch(self) -> None:
-        """Look at all connections again and again, and give the memory of crowds of them back."""
+        """Check the time limits of all connections in a loop, and return memory after many have closed."""
         limits = self.limits
         pause = min(1.0, min(limits.head, limits.arriving, limits.leaving) / 4)
         loop = asyncio.get_running_loop()
@@ -152,9 +153,9 @@ class Connections:
 
 
 def room(wanted: int) -> int:
-    """How many connections there can be, at most `wanted`, by the descriptors that this process may open.
+    """How many connections the limit of file descriptors allows, at most `wanted`.
 
-    The soft limit of those is raised, as far as it may be, to what is wanted.
+    The soft limit is raised as needed, up to the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = wanted + BACKLOG + _OTHERS
@@ -168,7 +169,7 @@ def room(wanted: int) -> int:
 
 
 class Connection(H11Protocol):
-    """A connection that keeps to the limits, and that a request can abort."""
+    """A connection that enforces the limits, and that a request can abort."""
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
@@ -176,18 +177,18 @@ class Connection(H11Protocol):
         self.address = ""
         self._all = connections
         self._limits = connections.limits
-        self._answered = False  # a request of this client, before
-        self._until: float | None = None  # when a head or a body has to be here; None: neither is waited for
-        self._kept = 0  # bytes for the request that is served
-        self._unread: tuple[float, int] | None = None  # since when the client reads too slowly, and how much it has to
-        self._unpaid = 0  # bytes of it that no request has taken from the budget
+        self._answered = False  # whether an earlier request of this client was answered
+        self._until: float | None = None  # the deadline of a head or a body; None: it waits for neither
+        self._kept = 0  # bytes of the current request
+        self._unread: tuple[float, int] | None = None  # since when the client reads too slowly, and the unread bytes
+        self._unpaid = 0  # unread bytes that no request has taken from the budget
         self._lost = False
         self._paid: list[Taken] = []  # for answers that are written, or about to be
         self._last = False  # the worker stops: the next request is the last one
 
     @property
     def held(self) -> int:
-        """Bytes of its request and of its unread answer."""
+        """The bytes of its request and of its unread answer."""
         return self._kept + self._unpaid + sum(each.size for each in self._paid if self._unread)
 
     # The life of a connection
@@ -204,7 +205,7 @@ class Connection(H11Protocol):
             self._wait(self._limits.head)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Release all that the connection holds."""
         self._all.leave(self)
         self._until = None
         self._lost = True
@@ -214,14 +215,14 @@ class Connection(H11Protocol):
             each.give_back()
         self._paid.clear()
         super().connection_lost(exc)
-        # All of these lead back to here. Without them it is gone now; with them it would stay, and some 20 KB with it,
-        # until the next full garbage collection, which may be long after thousands of connections.
+        # All of these refer back to the connection. Left in place, they would keep it and some 20 KB in memory until
+        # the next full garbage collection, perhaps long after thousands of other connections.
         self._wire.forget()
         self.app_state.clear()
         self.scope = self.cycle = None  # type: ignore[assignment]  # as before the first request
 
     def data_received(self, data: bytes) -> None:
-        """Read on: the first byte of a request starts its clock."""
+        """Read data; the first byte of a request starts its time limit."""
         if self.transport.is_closing():
             return
         if self._until is None and self._complete():
@@ -231,7 +232,7 @@ class Connection(H11Protocol):
             self.cycle.keep_alive = False
 
     def _seen(self, event: Any) -> None:
-        """Take note of what h11 has read."""
+        """Note an event that h11 has read."""
         if isinstance(event, h11.Request):
             self._wait(self._limits.arriving)
         elif isinstance(event, h11.EndOfMessage):
@@ -246,11 +247,11 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. The bytes of this one are no longer held."""
+        """Release the bytes of this request, and wait for the next one."""
         self._answered = True
         self._release()
         if self.conn.their_state is h11.SEND_BODY:
-            pass  # answered before it was here: the rest is thrown away as it comes, until the clock ends it
+            pass  # answered before the body arrived: the rest is discarded as it comes, until its time limit
         elif self.conn.trailing_data[0]:
             self._wait(self._limits.head)
         elif self._unread is None:
@@ -264,7 +265,7 @@ class Connection(H11Protocol):
         self._all.waits(self, known=self._answered)
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is answered."""
+        """Note that the client reads more slowly than the answer is written."""
         super().pause_writing()
         self._leave_unread(self.loop.time())
 
@@ -276,7 +277,7 @@ class Connection(H11Protocol):
             self.abort()
 
     def resume_writing(self) -> None:
-        """The client has read most of it."""
+        """Note that the client has read most of the answer."""
         super().resume_writing()
         self._read()
         self._all.goes_on(self)
@@ -299,14 +300,14 @@ class Connection(H11Protocol):
             if now > since + self._limits.leaving + read / self._limits.rate:
                 self.abort()
         elif self.transport.is_closing():
-            self._leave_unread(now)  # closing waits until all is read that was written
+            self._leave_unread(now)  # closing waits until the client has read everything
         elif self._until is not None and now > self._until and not self.flow.read_paused:
             self.end(408, "the request did not arrive in time")
 
     def timeout_keep_alive_handler(self) -> None:
-        """No other request came."""
+        """Close an idle connection, as no other request came."""
         if self.transport.get_write_buffer_size():
-            self.abort()  # nor was the last answer read, for which closing would wait
+            self.abort()  # closing would wait until the client has read the last answer
         else:
             super().timeout_keep_alive_handler()
 
@@ -315,18 +316,18 @@ class Connection(H11Protocol):
     def hold(self, size: int) -> None:
         """Count bytes that are kept for this request. Disconnects the client if there is no room for them."""
         if self.transport.is_closing():
-            return  # its request may go on for a moment, and nobody would take them off again
+            return  # the request may run for another moment, and these bytes would never be subtracted again
         self._kept += size
         if not self._all.hold(self, size):
             self.end(503, "this worker holds as many bytes of requests and answers as it may")
 
     def pay(self, taken: Taken) -> None:
-        """Have what was taken for the answer that comes count for its bytes."""
+        """Let the bytes taken from the budget cover the coming answer."""
         taken.reader = self._too_slow
         self._paid.append(taken)
 
     def answered(self, taken: Taken) -> None:
-        """Give back what was taken once the client has read the answer."""
+        """Give back the taken bytes once the client has read the answer."""
         taken.written = True
         if self._unread is None or self._lost:
             self._give_back(taken)
@@ -337,7 +338,7 @@ class Connection(H11Protocol):
             self._paid.remove(taken)
 
     def _too_slow(self, seconds: float) -> bool:
-        """Disconnect a client that has read its answer for so long, and not fast."""
+        """Disconnect a client that has been reading its answer slowly for this long; return whether it was."""
         if self._unread is None:
             return False
         since, size = self._unread
@@ -354,10 +355,10 @@ class Connection(H11Protocol):
     # The end
 
     def shutdown(self) -> None:
-        """Serve the request that runs, is here or on its way, and close the connection behind it.
+        """Serve the request that runs or arrives, and close the connection after it.
 
         A connection that is idle after an answer is closed at once. A client that has just connected sends its first
-        request, and one that was closed instead could not know whether it was served.
+        request; if its connection were closed instead, it could not know whether the request was served.
         """
         self._last = True
         begun = self._until is not None if self._answered else bool(self.conn.trailing_data[0])
@@ -368,7 +369,7 @@ class Connection(H11Protocol):
             self._until = end if self._until is None else min(self._until, end)
 
     def end(self, status: int, why: str) -> None:
-        """Disconnect the client, with this answer if it waits for one and has read what came before."""
+        """Disconnect the client, with this answer if it waits for one and has read the earlier answers."""
         self._until = None
         self._release()
         if self._unread is not None or not (self._complete() or not self.cycle.response_started):
@@ -377,20 +378,20 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         if not self._complete() or self.conn.trailing_data[0]:
-            self.transport.write(_problem_response(status, why))  # past h11, whose state need not allow it
+            self.transport.write(_problem_response(status, why))  # bypasses h11, whose state may not allow it
         if not self._complete():
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
 
     def abort(self) -> None:
-        """Disconnect the client, whatever it has not read yet."""
+        """Disconnect the client at once, even if it has unread bytes."""
         self._until = None
         self.transport.abort()
 
 
 class Wire(h11.Connection):
-    """HTTP as h11 reads it, each event seen by the connection, and a body of two lengths refused."""
+    """h11's reading of HTTP. It passes each event to the connection, and refuses a body with two lengths."""
 
     def __init__(self, seen: Callable[[Any], None]) -> None:
         super().__init__(h11.SERVER, _HEAD)
@@ -401,11 +402,11 @@ class Wire(h11.Connection):
         self._seen = None
 
     def next_event(self) -> Any:
-        """The next event. Raises RemoteProtocolError."""
+        """Return the next event. Raises RemoteProtocolError."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
-            # A proxy in front that goes by the other one of the two takes the body's rest for another request.
+            # A proxy that obeys the other one of the two would take the rest of the body for another request.
             if b"content-length" in names and b"transfer-encoding" in names:
                 raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding, of which one is right")
         if self._seen is not None:
@@ -423,7 +424,7 @@ def _problem_response(status: int, why: str) -> bytes:
 
 
 def _has_unread_bytes(transport: Any) -> bool:
-    """Whether bytes are here that were not read yet."""
+    """Whether bytes have arrived that were not read yet."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))

@@ -1,34 +1,33 @@
-"""Limits of a worker, and what a tenant may ask of it and may have.
+"""Limits of a worker, and limits and quotas of tenants.
 
-Law: everything that a client could make grow without bound has its limit here; a tenant that asks more is refused, and
-takes nothing from others.
+Law: everything that a client could make grow without bound has its limit here. A tenant beyond its limit is refused,
+and takes nothing from others.
 
-A tenant is a prefix of ids; where there are none, it is the actor. A request counts for each prefix that its caller's
-lies within: else a tenant whose admin makes tokens of tenants within it would have their quotas, too.
+A tenant is a prefix of ids; for callers of all tenants the actor takes its place. A request counts for each prefix that
+contains its caller's: otherwise a tenant whose admin makes tokens for tenants within it would have their quotas, too.
 
-`Rates` are requests and bytes a second, of this worker: behind a balancer that spreads requests evenly, a fleet of n
-workers allows n times as much. Their headers are RateLimit and RateLimit-Policy of the IETF's draft "RateLimit header
-fields for HTTP". `Traffic` is what tenants ask for, for operators to look at: each rate is the sum of what was asked
-for, weighted by how long ago that was. `Quota` is how many records and items a tenant has, counted in the archive once
-in a while, not at each request: so its bounds are not exact, as records that other workers began since, and those that
-are not archived, are not in the count.
+`Rates` limit requests and bytes a second in this worker: behind a balancer that spreads requests evenly, a fleet of n
+workers allows n times as many. Their headers are RateLimit and RateLimit-Policy of the IETF's draft "RateLimit header
+fields for HTTP". `Traffic` shows operators the load by tenant: each rate is a sum that weights requests by their age.
+`Quota` limits how many records and items a tenant has. They are counted in the archive once a minute, not at each
+request, so the bounds are not exact: new records of other workers and unarchived records are not in the count.
 
-`Shares` are places in the worker. A tenant that waits a lot, for leases or turns, would else take all places with a few
-bytes each: so a tenant leaves as many places free as it has. One alone gets half of them, two a third each. Callers of
-all tenants have no share: they may do everything anyway. Source: A. Choudhury and E. Hahne, "Dynamic queue length
-thresholds for shared-memory packet switches" (1998).
+`Shares` are places in the worker. A tenant that waits a lot, for leases or turns, would otherwise take all places with
+a few bytes each, so a tenant must leave as many places free as it has. A single tenant gets half of them, two get a
+third each. Callers of all tenants have no share: they may do everything anyway. Source: A. Choudhury and E. Hahne,
+"Dynamic queue length thresholds for shared-memory packet switches" (1998).
 
-`Budget` is the bytes that a worker holds for its clients: they are counted before they are there, and given back in any
-case. Bodies count as they arrive; a slow one makes room (`connections.py`). A request waits for what its body takes
-once it is read, and for what its answer takes: that is known of the last one of its kind, and guessed otherwise. It
-gives the bytes back when the socket has taken the answer. A party leaves a part free for others, as with places, and
-the request that waits longest is not overtaken for ever. An answer larger than the whole budget goes alone. Streams of
-events count what they buffer, and buffer little where they buffer much together.
+`Budget` is the bytes that a worker holds for its clients. They are counted before they are allocated, and always given
+back. Bodies count as they arrive; slow ones are evicted (`connections.py`). A request waits for room for its parsed
+body and for its answer, whose size is that of the last answer of its kind, or a guess. It gives the bytes back when the
+socket has taken the answer. A party leaves a part free for others, as with places, and the request that waits longest
+is not overtaken forever. An answer larger than the whole budget goes alone. Event streams count their buffers, and each
+buffers little while all of them together buffer much.
 
-Large blocks go back to the system when they are free. glibc learns from each large block that is freed to keep the next
-ones, and has an arena for each thread: after bodies and answers of a megabyte each, a worker kept 150 MB more than it
-used. Small blocks it gives back from the end of its heap only, where some byte is always in use: after 6,000 half heads
-it kept 45 MB more.
+Freed large blocks must go back to the system. With each large block that is freed, glibc keeps more of the next ones,
+and it has an arena for each thread: after bodies and answers of a megabyte each, a worker kept 150 MB more than it
+used. glibc returns small blocks only from the end of its heap, where some byte is always in use: after 6,000 incomplete
+heads it kept 45 MB more.
 
 Design: section 24.
 """
@@ -58,7 +57,7 @@ from distributed_state.values.model import escape
 class Limits:
     """Times in seconds, sizes in bytes."""
 
-    # Of a connection: who does not keep them is answered 408 where that is possible, and disconnected.
+    # For each connection: a client beyond these limits is answered 408 if possible, and disconnected.
     head: float = 10.0  # for the head of a request, from its first byte on, and from the connection's to its first
     arriving: float = 10.0  # for a body, and a second more for each `rate` bytes of it that came
     leaving: float = 10.0  # for a client to read its answer, and a second more for each `rate` bytes that it read
@@ -69,36 +68,36 @@ class Limits:
     in_flight: int = 64 * 2**20  # of all bodies, answers that are made or not read yet, and events that are not sent
     room: float = 10.0  # for room among these: a request that waits longer is answered 503
 
-    # Of a request.
+    # For each request.
     body: int = 2**20  # a larger one is answered 413 before all of it is read
     depth: int = 64  # of arrays and objects within each other
     values: int = 50_000  # in a body, however they are nested
-    fields: int = 5_000  # that one request sets: Redis serves nobody else meanwhile
+    fields: int = 5_000  # that one request sets: Redis serves no other request meanwhile
     messages: int = 1_000  # that one request appends
     answer: int = 16 * 2**20  # a larger one is refused, as it would be built in memory
-    request: float = 30.0  # for the work of one request, once its body is here
+    request: float = 30.0  # for the work of one request, once its body has arrived
     busy: float = 10.0  # how long a turn waits for another one of the same conversation
-    requests: int = 512  # at once; more are answered 429. One whose body is still on its way is not among them, and of
-    # those whose caller is being found out there may be as many beside
+    requests: int = 512  # at once; more are answered 429. Requests whose body has not arrived are not counted here.
+    # Requests whose caller is still being checked have a limit of their own, of the same size.
 
-    # Of a tenant, 0: any number. Of this worker, as each counts for itself.
+    # For each tenant, 0: any number. Each worker counts on its own.
     tenant_requests: float = 0.0  # a second, and ten seconds' worth at once; more are answered 429
     tenant_bytes: float = 0.0  # a second, of bodies and answers; likewise
-    tenant_metrics: int = 0  # how many tenants have metrics of their own: those that come first
-    tenant_conversations: int = 0  # counted in the archive once a minute, so about; more are answered 429
+    tenant_metrics: int = 0  # how many tenants have metrics of their own: the first ones
+    tenant_conversations: int = 0  # counted in the archive once a minute, so not exact; more are answered 429
     tenant_tasks: int = 0  # likewise
     tenant_users: int = 0
     tenant_items: int = 0  # of all its records together
 
-    # Of event streams.
+    # For event streams.
     streams: int = 512  # open at once; more are answered 429
-    heartbeat: float = 15.0  # between comments on a stream of events that is silent
-    slow: float = 10.0  # a stream of events whose client reads nothing for so long is closed
+    heartbeat: float = 15.0  # between comments on a stream without events
+    slow: float = 10.0  # a stream of events whose client reads nothing for this long is closed
 
-    # Of the worker itself.
+    # For the worker itself.
     notice: float = 1.0  # at shutdown: how long /readyz fails before connections are refused
     drain: float = 15.0  # then: for the requests that are running
-    archive: float = 5.0  # then: to archive what is written, if this worker archives
+    archive: float = 5.0  # then: to archive pending commits, if this worker archives
     close: float = 5.0  # then: to close the connections to the servers
     check: float = 1.0  # for the probe of one server by /readyz, and how long its result is cached
 
@@ -107,12 +106,12 @@ class Limits:
 
 
 _WINDOW = 10.0  # seconds whose quota may be used at once
-_TENANTS = 10_000  # remembered; of one that is forgotten nothing was asked for longest
+_TENANTS = 10_000  # remembered; the one without requests for the longest time is forgotten first
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is left of a quota, below zero if an answer was larger than that."""
+    """The rest of a quota, below zero if an answer was larger than the rest."""
 
     rate: float  # a second
     left: float
@@ -124,7 +123,7 @@ class _Bucket:
 
 
 class Rates:
-    """The requests and bytes of each tenant in a second; with both 0, nothing is refused. `traffic` counts all."""
+    """Limits requests and bytes a second of each tenant; 0: no limit. `traffic` counts all requests."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         given = {"requests": float(limits.tenant_requests), "bytes": float(limits.tenant_bytes)}
@@ -150,7 +149,7 @@ class Rates:
         self._use(caller, "requests", 1)
 
     def count(self, caller: Caller, size: int) -> None:
-        """Count bytes that were read or answered."""
+        """Count bytes of a body or an answer."""
         self.traffic.note(caller, size=size)
         self._use(caller, "bytes", size)
 
@@ -195,10 +194,10 @@ class Rates:
         return buckets
 
 
-# What tenants ask for now
+# Traffic by tenant
 
 
-_DECAY = 10.0  # after so long what was asked for counts for a third
+_DECAY = 10.0  # seconds after which a request counts for about a third
 _COUNTED_FOR = 60.0  # seconds that a count of conversations is shown
 
 
@@ -215,9 +214,9 @@ class _Tenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantTraffic:
-    """A tenant, "" for callers of all: what it asked for and was sent since the worker began, and in a second now.
+    """The traffic of a tenant, "" for callers of all: totals since the worker started, and current rates.
 
-    Tenants that lie within it are counted in it, and by themselves as well.
+    Tenants within it count for it, and also for themselves.
     """
 
     prefix: str
@@ -255,7 +254,7 @@ class Traffic:
         tenant.byte_rate = tenant.byte_rate * kept + size / _DECAY
 
     def busiest(self, limit: int) -> list[TenantTraffic]:
-        """Those who ask most now."""
+        """The tenants with the highest request rates now."""
         now = self._clock()
         found = []
         for prefix, each in list(self._tenants.items()):
@@ -295,7 +294,7 @@ class _Count:
 
 
 class Quota:
-    """Counts what each tenant has, and holds it to a limit of each kind; 0: no limit."""
+    """Counts the records and items of each tenant, and enforces a limit for each kind; 0: no limit."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._most: dict[str, int] = {
@@ -306,7 +305,7 @@ class Quota:
         self._counts: OrderedDict[tuple[str, str], _Count] = OrderedDict()
 
     def counts(self, caller: Caller, kind: str) -> bool:
-        """Whether what this caller has of a kind is counted: not that of one who is of no tenant."""
+        """Whether this kind is counted for the caller: never for a caller of all tenants."""
         return bool(self._most.get(kind) and caller.prefix)
 
     async def ask(self, store: AsyncStateStore, caller: Caller, kind: str, more: int = 1) -> None:
@@ -337,7 +336,7 @@ class Quota:
         return count
 
     async def _counted(self, store: AsyncStateStore, kind: str, prefix: str) -> int:
-        """How many there are, as far as it matters. As the service's own work: who may write need not list."""
+        """How many there are, counted up to the limit. No policy is asked: a writer need not have the right to list."""
         tiers = store.tiers()
         begin, most = escape(prefix), self._most[kind]
         if kind == "item":
@@ -349,7 +348,7 @@ class Quota:
 
 
 class Shares:
-    """So many places. `what` is for the text of the error."""
+    """A number of places, shared fairly between tenants. `what` names them in the text of the error."""
 
     def __init__(self, places: int, what: str) -> None:
         self._places = places
@@ -382,7 +381,7 @@ class Shares:
 
     @contextmanager
     def one(self, caller: Caller) -> Iterator[None]:
-        """Have a place meanwhile. Raises HTTPException."""
+        """Hold a place inside the block. Raises HTTPException."""
         self.take(caller)
         try:
             yield
@@ -391,10 +390,10 @@ class Shares:
 
 
 _SMALL = 16 * 1024  # a request this small does not wait: even in every place they hold a few megabytes together
-_PAGE = 128 * 1024  # bytes that are read from which on more may come
+_PAGE = 128 * 1024  # bytes: after reading more than this, an answer may become large
 _SIZES = 10_000  # kinds of answers whose size is remembered
-_FADES = 0.9  # of what was known, with each smaller one
-_LOADING = 0.25  # seconds after which a request of unknown size waits for a server, and holds nothing yet
+_FADES = 0.9  # factor of the remembered size with each smaller answer
+_LOADING = 0.25  # seconds after which a request of unknown size still waits for a server, and holds nothing yet
 _PRESSING = 2.0  # seconds after which a waiting request disconnects slow readers of its own party
 _OVERTAKEN = 2.0  # seconds after which no other request goes first
 _A_STREAM = 256 * 1024  # bytes that a stream of events buffers at most
@@ -408,11 +407,11 @@ class Budget:
     def __init__(self, most: int, patience: float = 10.0) -> None:
         self.most = most
         self.arrived = 0
-        """Bytes of bodies, of what is made of them, and of answers that nobody took anything for."""
+        """Bytes of bodies, of the values made from them, and of answers that no request has taken bytes for."""
         self.buffered = 0
         """Bytes that streams of events have not sent yet."""
         self._patience = patience
-        self._parties: Counter[str] = Counter()  # what each has taken, but for what is small
+        self._parties: Counter[str] = Counter()  # bytes taken by each party, without small amounts
         self._large = self._small = 0
         self._all: dict[Taken, None] = {}  # the oldest first
         self._waiting: list[_Waiting] = []
@@ -445,7 +444,7 @@ class Budget:
                     await self._granted(waiting)
             except BaseException:
                 if waiting.granted.done() and not waiting.granted.cancelled():
-                    self._count(party, -size)  # it was granted at the moment when it gave up
+                    self._count(party, -size)  # it was granted at the moment it gave up
                 raise
             finally:
                 if waiting in self._waiting:
@@ -507,20 +506,20 @@ class Budget:
         return size > _SMALL and (self._comes_after(party, now) or not self._fits(party, size))
 
     def _comes_after(self, party: str, now: float) -> bool:
-        """Whether somebody waits who goes first: one of its party, or one who has waited long."""
+        """Whether another waiting request goes first: one of its party, or one that has waited long."""
         return any(each.party == party or now - each.since > _OVERTAKEN for each in self._waiting)
 
     def _fits(self, party: str, size: int) -> bool:
         if not self._large:
-            return True  # it goes alone, however large it is
+            return True  # it runs alone, however large it is
         own = self._parties[party]
         free = self.most - self.taken - min(self.arrived + self.buffered, self.most // 2)
-        # The rest is for bodies. A party leaves half as much free as it has: one alone gets two thirds.
+        # The rest is for bodies. A party leaves half as much free as it has: a single party gets two thirds.
         free = min(free, self.most * 3 // 4 - self.taken)
         return size <= free and (not own or own + size <= 2 * (free - size))
 
     def _grant(self) -> None:
-        """Let those in that fit, in the order in which they came; of one party none goes before another."""
+        """Grant the waiting requests that fit, in the order of arrival, which is strict within a party."""
         if not self._waiting:
             return
         now = asyncio.get_running_loop().time()
@@ -549,17 +548,17 @@ class Budget:
     # Bodies
 
     def arrive(self, size: int) -> bool:
-        """Count bytes of a body; False: there is no room for them."""
+        """Count bytes of a body; False if there is no room for them."""
         self.arrived += size
         return self.has_room
 
     @property
     def has_room(self) -> bool:
-        """Whether bodies are within their part: a quarter of the budget, and whatever is free."""
+        """Whether bodies fit: into a quarter of the budget, or into all that is free."""
         return self.arrived <= max(self.most // 4, self.most - self.taken)
 
     def leave(self, size: int) -> None:
-        """So many bytes of bodies are held no longer."""
+        """Stop counting this many bytes of bodies."""
         self.arrived -= size
         self._grant()
 
@@ -580,17 +579,17 @@ class Taken:
         self.party = party
         self.size = size
         self.written = False
-        """Whether the answer is with the socket: then the connection gives it back."""
+        """Whether the socket has the answer; then the connection gives the bytes back."""
         self.reader: Callable[[float], bool] | None = None
-        """Disconnects the client if it has read slowly for this many seconds; whether it did."""
+        """Disconnects the client if it has read slowly for this many seconds; returns whether it did."""
 
     def become(self, size: int) -> None:
-        """Hold this many bytes from now on, whether or not they are free: they are in memory already."""
+        """Hold this many bytes from now on, even if they are not free, as they are already in memory."""
         if self._budget is not None:
             self._budget.change(self, size)
 
     def give_back(self) -> None:
-        """Hold nothing. A second time it does nothing."""
+        """Hold nothing. A second call has no effect."""
         if self._budget is not None:
             budget, self._budget, self.reader = self._budget, None, None
             budget.end(self)
@@ -619,7 +618,7 @@ class Growing:
         self._enough = min(largest * copies, budget.most // 2)
 
     def take(self, size: int) -> bool:
-        """Take room for this many bytes that were read; False: the caller must drop them, and `wait`."""
+        """Take room for this many bytes that were read; if False, the caller must drop them, and `wait`."""
         taken, wanted = self._taken, size * self._copies + self._beside
         if wanted > taken.size and taken.size < self._enough:
             wanted = self._wanted(size)
@@ -639,7 +638,7 @@ class Growing:
 
 
 class Buffered:
-    """The bytes that a stream of events holds: little where all of them together hold much."""
+    """The bytes that an event stream holds. It should hold few while all streams together hold many."""
 
     __slots__ = ("_budget", "_over", "size")
 
@@ -649,7 +648,7 @@ class Buffered:
         self.size = 0
 
     def count(self, size: int) -> None:
-        """Count bytes that came, or went."""
+        """Count bytes that were added, or with a negative size, removed."""
         if not self._over:
             self.size += size
             self._budget.buffered += size
@@ -666,7 +665,7 @@ class Buffered:
 
 
 class Sizes:
-    """How much answers of a kind held, as far as that is known."""
+    """The known sizes of answers, by kind."""
 
     def __init__(self, guess: int) -> None:
         self._guess = guess
@@ -681,7 +680,7 @@ class Sizes:
         if known is not None:
             return await budget.take(party, int(known) * times + beside)
         taken = await budget.take(party, self._guess + beside)
-        # One that waits for a server would keep others waiting for what is not there.
+        # While the request waits for a server, its guessed bytes are unused and would keep others waiting.
         asyncio.get_running_loop().call_later(_LOADING, _shrink, taken, self._guess + beside, beside)
         return taken
 
@@ -702,7 +701,7 @@ def _shrink(taken: Taken, guess: int, rest: int) -> None:
 
 
 def return_large_blocks() -> None:
-    """Have large blocks mapped each by itself. Without glibc this does nothing."""
+    """Let glibc map each large block by itself, so that it is returned when freed. No effect without glibc."""
     if tell := _of_glibc("mallopt"):
         tell(_MAP, _LARGE_BLOCK)
         tell(_TRIM, _LARGE_BLOCK)
@@ -710,7 +709,7 @@ def return_large_blocks() -> None:
 
 
 def trim_memory() -> None:
-    """Give back whole pages that are free, wherever they lie: 0.3 ms, and 16 ms for 100 MB. Likewise."""
+    """Return all free pages to the system: takes 0.3 ms, and 16 ms for 100 MB. No effect without glibc."""
     if give := _of_glibc("malloc_trim"):
         give(0)
 

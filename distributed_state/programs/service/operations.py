@@ -1,6 +1,6 @@
-"""The table of what is served under /v1, and its description.
+"""The table of all operations under /v1, and its description.
 
-Law: what is not in the table is neither served nor described.
+Law: only operations of the table are served and described.
 
 The description is OpenAPI 3.1. It is made and compressed once, at the first request for it.
 """
@@ -47,13 +47,13 @@ Line = Callable[..., Operation]
 _READ = (IF_NONE_MATCH,)
 _WRITE = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
 _HELD = (LEASE,)
-_AGAIN = (IF_MATCH, IDEMPOTENCY_KEY, LEASE)  # of a record that is there
+_AGAIN = (IF_MATCH, IDEMPOTENCY_KEY, LEASE)  # for an existing record
 _BEGIN = (IF_NONE_MATCH, IDEMPOTENCY_KEY)
-_PAST = 4  # copies of an answer: hot keeps nothing of it, so it is stored, unpacked, decoded and encoded
+_PAST = 4  # copies of an answer in memory, as the hot tier lacks it: stored, unpacked, decoded and encoded
 
 
 class _Number(IntegerConvertor):
-    """A number in a path. What has more digits than any is not found: Python refuses to read 4,301 of them."""
+    """A number in a path. A path with more than 40 digits is not found, as Python refuses to read 4,301 digits."""
 
     regex = "[0-9]{1,40}"
 
@@ -62,8 +62,8 @@ register_url_convertor("number", _Number())
 
 
 def operations(events: Serve) -> list[Operation]:
-    """All of them; `events` serves the stream of events."""
-    # Those of each request first: routes are tried in order.
+    """All operations; `events` serves the event stream."""
+    # Routes are tried in order, so the most frequent requests come first.
     many = [*_conversations(), *(each for scope in records.NAMES for each in _records(scope))]
     many += [
         Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", answer=search.Hits),
@@ -250,7 +250,7 @@ _ALWAYS = (401, 403, 413, 422, 429, 500, 501, 503)
 
 
 class Described:
-    """The description of these operations."""
+    """Serves the description of these operations."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._operations = operations
@@ -258,10 +258,10 @@ class Described:
         self._making = asyncio.Lock()
 
     async def openapi(self, request: Request) -> Response:
-        """The description as OpenAPI."""
+        """Answer with the OpenAPI description."""
         async with self._making:
             if self._made is None:
-                # A tenth of a second, in which requests would wait.
+                # This takes a tenth of a second, and would delay other requests.
                 self._made = await asyncio.to_thread(self._make)
         return self._made.answer(request)
 
@@ -276,7 +276,7 @@ class _Made:
     compressed: bytes
 
     def answer(self, request: Request) -> Response:
-        """The form that the client can read."""
+        """Answer in the form that the client accepts."""
         headers, data = {"Vary": "Accept-Encoding"}, self.data
         if "gzip" in request.headers.get("accept-encoding", ""):
             headers, data = {**headers, "Content-Encoding": "gzip"}, self.compressed
@@ -287,9 +287,9 @@ class _Made:
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457). `error` is the name of its class, `instance` the id of the request.
+    """Problem details of an error (RFC 9457). `error` is its class, `instance` the id of the request.
 
-    `version` is the one that was found, `phase` and `event` what does not go together.
+    `version` is the version that was found; `phase` and `event` are those of a refused transition.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -306,7 +306,7 @@ class Problem(BaseModel):
 
 
 def description(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The description as an object of JSON."""
+    """The description as a JSON object."""
     models: list[type[BaseModel]] = [Problem]
     models += [*(model for each in operations for model in (each.body, each.answer) if model is not None)]
     mode: JsonSchemaMode = "validation"
@@ -361,7 +361,7 @@ def _operation(operation: Operation, refs: dict[Any, Any], operations: Iterable[
 
 
 def _refused(operation: Operation) -> str:
-    """Name the headers that it refuses because it is not a single commit of this record."""
+    """Name the headers that the operation refuses, as it is not a single commit of this record."""
     lacking = [] if operation.method == "GET" else [each for each in CONDITIONS if each not in operation.headers]
     named = ", ".join(f"`{each}`" for each in lacking)
     return f" Takes no {named}: a request with one of them is refused (422)." if named else ""
@@ -388,7 +388,7 @@ def _query(model: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Drop null from a schema: a query has none, and an optional parameter is left out instead."""
+    """Drop null from a schema: a query cannot hold null, and an optional parameter is left out instead."""
     kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
     found = {**kinds[0], **{name: value for name, value in schema.items() if name != "anyOf"}} if kinds else schema
     return {
@@ -433,7 +433,7 @@ def _statuses(operation: Operation) -> set[int]:
 
 
 def _links(operation: Operation, operations: Iterable[Operation]) -> dict[str, Any]:
-    """From what made a record to all that can be done with it."""
+    """Links from an operation that makes a record to all operations on that record."""
     if operation.status != 201:
         return {}
     one = operation.path.removesuffix("/forks") if operation.path.endswith("/forks") else operation.path + "/{id}"

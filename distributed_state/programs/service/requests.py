@@ -1,19 +1,19 @@
-"""Requests as they are read, the types of bodies and answers, and how requests share the event loop.
+"""Parses requests, defines the types of bodies and answers, and shares the event loop between requests.
 
 Law: all input is checked before the store is used, nothing is read without a limit, and an operation names the right
 that it needs.
 
-A path is taken apart first, and each of its names is decoded once, so the id that is compared with a caller's prefix is
-the one that is read or written. A body is here whole before its request takes the place of another, and its shape is
-looked at before it is parsed: a parser makes an object of some 70 bytes of each `[]`, and one that calls itself for
-what is nested stops the loop.
+A path is split first, and each of its names is decoded once, so the id that is compared with a caller's prefix is the
+one that is read or written. A request takes a place only when its whole body has arrived. The body's shape is checked
+before it is parsed: a parser makes an object of some 70 bytes from each `[]`, and a recursive parser stops the loop on
+deep nesting.
 
-A body names nothing unknown, and its values pass as they were sent: values of users are looked at by the store alone.
-They are neither copied nor converted here, so that a large integer or an odd string comes back as it was sent. The
-description of the interface is made from the same types.
+Unknown names in a body are refused. Users' values are neither copied nor converted here, and only the store checks
+them, so that a large integer or an odd string comes back as it was sent. The description of the interface is made from
+the same types.
 
-Tasks that are ready together run together: thirty large answers of 40 ms each would keep /healthz waiting for all of
-them, and one of them at a time does for 40 ms (`in_turn`).
+Tasks that are ready together run together. Thirty large answers of 40 ms each would keep /healthz waiting for all of
+them; made one at a time, they delay it for 40 ms (`in_turn`).
 
 Design: sections 23, 24.
 """
@@ -55,18 +55,18 @@ from distributed_state.values.turn_times import TurnTimes
 
 T = TypeVar("T")
 _ROUNDS = 10  # of the loop: a new connection is accepted, read and answered in six
-_LARGE = 64 * 1024  # from which on reading and writing JSON counts as long
-_COPIES = 2  # at once, of whole records
-_SEARCHES = 2  # at once, of one party
+_LARGE = 64 * 1024  # bytes from which on reading or writing JSON takes long
+_COPIES = 2  # copies of whole records at once
+_SEARCHES = 2  # searches of one party at once
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 _copying: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-# Kept by those who hold one or wait for it.
+# Weak values: a lock exists as long as a task holds it or waits for it.
 _copies: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 _searches: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
 
 
 async def in_turn(size: int, work: Callable[[], T]) -> T:
-    """Do what takes long if that is `size` bytes of JSON, when nobody else of this event loop does."""
+    """Do work on `size` bytes of JSON. Large work runs one at a time in this event loop."""
     if size < _LARGE:
         return work()
     async with turn():
@@ -75,7 +75,7 @@ async def in_turn(size: int, work: Callable[[], T]) -> T:
 
 @asynccontextmanager
 async def turn() -> AsyncIterator[None]:
-    """Do what takes long inside, when nobody else of this event loop does."""
+    """Do long work inside the block, one at a time in this event loop."""
     async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         yield
         for _ in range(_ROUNDS):
@@ -84,7 +84,7 @@ async def turn() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def in_line(*places: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
-    """Have all of these inside. To wait for them is part of what the request waits for Redis."""
+    """Hold all of these inside the block. Waiting for them counts as the request's waiting for Redis."""
     async with AsyncExitStack() as stack:
         with waited.queued():
             for each in places:
@@ -94,9 +94,9 @@ async def in_line(*places: AbstractAsyncContextManager[Any]) -> AsyncIterator[No
 
 @asynccontextmanager
 async def copying(party: str) -> AsyncIterator[None]:
-    """Copy a whole record inside: a few at a time, and one of each party, which holds up itself alone.
+    """Copy a whole record inside: a few at a time, and one of each party, so that a party only delays itself.
 
-    A request of ten bytes reads and writes as much as the record has.
+    A request of ten bytes may read and write a whole large record.
     """
     loop = asyncio.get_running_loop()
     own = _copies.setdefault((id(loop), party), asyncio.Lock())
@@ -109,9 +109,9 @@ async def copying(party: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def searching(party: str) -> AsyncIterator[None]:
-    """Search inside: a few at a time of each party, so that others find SQL and a thread for it free.
+    """Search inside: a few at a time of each party, so that SQL and its threads stay free for others.
 
-    A request of fifty bytes may have thousands of documents looked at.
+    A request of fifty bytes may search thousands of documents.
     """
     own = _searches.setdefault((id(asyncio.get_running_loop()), party), asyncio.Semaphore(_SEARCHES))
     async with in_line(own):
@@ -120,7 +120,7 @@ async def searching(party: str) -> AsyncIterator[None]:
 
 PREFIX = "/v1"
 Serve = Callable[..., Coroutine[Any, Any, Response]]
-"""Answers what was asked: with an Asked, and the body or query if the operation has one."""
+"""Answers a request. Its arguments are an Asked, and the body or query if the operation has one."""
 
 IF_MATCH = "If-Match"
 IF_NONE_MATCH = "If-None-Match"
@@ -130,29 +130,29 @@ LAST_EVENT_ID = "Last-Event-ID"
 SESSION = "X-Session-Id"
 REQUEST_ID = "X-Request-Id"
 CONDITIONS = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
-"""Headers that change what a request means: an operation that does not take one refuses it, rather than ignore it."""
+"""Headers that change the meaning of a request: an operation that does not support one refuses the request."""
 READ = (
     *("Authorization", "Content-Type", REQUEST_ID, LAST_EVENT_ID, SESSION, *CONDITIONS),
     *("Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name"),
 )
-"""Headers of a request that a web page may send. X-Actor is none of them: it is set by what knows who is asking."""
+"""Headers of a request that a web page may send. X-Actor is not among them: the authenticating proxy sets it."""
 SENT = (
     *("ETag", "Link", "Location", REQUEST_ID, "Retry-After", "RateLimit", "RateLimit-Policy", "WWW-Authenticate"),
     "Mcp-Session-Id",
 )
-"""Headers of an answer that say more than its body."""
+"""Headers of answers that carry information besides the body; web pages may read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A method of a path: `path` as Starlette writes it.
 
-    `answer` is what it gives with `status`, and `media` its type; `headers` are those of CONDITIONS that it takes. What
-    `serve` is given beside the request is its `body` or `query`: its annotation says which. Without a `right` what is
-    served asks for rights itself.
+    `answer` is the type of the answer with `status`, and `media` its media type; `headers` are those of CONDITIONS that
+    it takes. The annotation of `serve` says whether it takes a `body` or a `query` besides the request. Without a
+    `right`, `serve` checks rights itself.
 
-    `copies` says how often an answer is in memory while it is made, and `kind` which of them are about as large, beside
-    those of one path and record.
+    `copies` is the number of copies of an answer in memory while it is made. Answers of one path, record and `kind`
+    have about the same size.
     """
 
     method: str
@@ -178,7 +178,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and all that answering it takes."""
+    """A request, and all that is needed to answer it."""
 
     store: AsyncStateStore
     limits: Limits
@@ -189,11 +189,11 @@ class Asked:
     budget: Budget
 
 
-# What requests bring, and what answers hold
+# Types of bodies, queries and answers
 
 
 class Body(BaseModel):
-    """What a request brings."""
+    """The body of a request."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -207,13 +207,13 @@ class Run(Body):
 
 
 class Query(BaseModel):
-    """What stands behind the ? of a request: texts, which are read as what is wanted."""
+    """The query string of a request; its texts are converted to the fields' types."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Answer(BaseModel):
-    """What an answer holds. It is a description: answers are not validated before they are sent."""
+    """The content of an answer. It is a description: answers are not validated before they are sent."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -249,7 +249,7 @@ _MESSAGE = {"type": "object", "properties": {"role": {"type": "string"}}, "addit
 Values = Annotated[dict[str, Any], PlainValidator(_is_object), WithJsonSchema(_VALUES)]
 """JSON values by name."""
 Encoded = Annotated[dict[str, Any], PlainValidator(_is_object), WithJsonSchema(_ENCODED)]
-"""Bytes by name, in base64: they stand beside the values, as JSON has none."""
+"""Bytes by name, in base64. They have an object of their own, as JSON cannot hold bytes."""
 Messages = Annotated[
     list[dict[str, Any]], PlainValidator(_are_messages), WithJsonSchema({"type": "array", "items": _MESSAGE})
 ]
@@ -257,11 +257,11 @@ Messages = Annotated[
 _LONGEST = 1024
 Id = Annotated[str, PlainValidator(_is_id), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _LONGEST})]
 Name = Annotated[str, PlainValidator(_is_text), WithJsonSchema({"type": "string"})]
-"""Any name that the store takes. Lone surrogates are among them, which pydantic does not take for text."""
+"""Any name that the store takes, also with lone surrogates, which pydantic's own str type refuses."""
 Span = Annotated[float, Field(ge=0.001, le=3e9)]
 """Seconds that a conversation may live."""
 Ttl = Annotated[float, Field(gt=0, le=1e9)]
-"""Seconds that a field is there."""
+"""Seconds until a field expires."""
 Label = Annotated[str, Field(min_length=1, max_length=500)]
 Texts = dict[Name, list[Name]]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
@@ -269,7 +269,7 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Versioned(Answer):
-    """The record's version, as this made it."""
+    """The version that this request made."""
 
     version: int
 
@@ -282,7 +282,7 @@ class Begun(Answer):
 
 
 class Written(Answer):
-    """What a write came to: the new version; `repeated` if its Idempotency-Key was answered before."""
+    """The new version; `repeated` if a request with this Idempotency-Key was answered before."""
 
     version: int
     repeated: bool
@@ -294,7 +294,7 @@ def value_shown(value: Any) -> dict[str, Any]:
 
 
 def expected(expect: Values | None, absent: list[str], present: list[str]) -> dict[str, Any]:
-    """What fields are to hold before. Raises InvalidValue."""
+    """The expected values of fields before a write. Raises InvalidValue."""
     found = dict(expect or {})
     for names, word in (absent, ABSENT), (present, PRESENT):
         for name in names:
@@ -310,10 +310,10 @@ def together(given: dict[str, Any] | None, encoded: dict[str, Any] | None) -> di
 
 
 class Times(Answer):
-    """Where the time of a turn went, in seconds: `total` is until its commit was sent, `commit` what that took.
+    """Where the time of a turn went, in seconds: `total` until its commit was sent, `commit` for the commit itself.
 
-    `lock` was waited for the lease, `read` for Redis and SQL, `elsewhere` is what nobody measured. `runs` are the 12
-    slowest of its tools and models, `more` that took `more_seconds` together. `commit` is null in a history.
+    `lock` is the wait for the lease, `read` the reads from Redis and SQL, `elsewhere` the unmeasured rest. `runs` are
+    the 12 slowest of its tools and models; `more` others took `more_seconds` together. `commit` is null in a history.
     """
 
     total: float
@@ -335,30 +335,30 @@ B = TypeVar("B", bound=BaseModel)
 
 # In the scope of a request
 ROUTE = "distributed_state.route"
-"""The path of its route, as "/v1/users/{id}"."""
+"""The path of its route, such as "/v1/users/{id}"."""
 UNREADABLE = "distributed_state.unreadable"
-"""Why a name of its path cannot be read, "" if all can be."""
+"""Why a name of its path cannot be read, "" if all are readable."""
 _PARTS = "distributed_state.parts"
 _BODY = "distributed_state.body"
 _ID = "distributed_state.request_id"
 
 _NONE: tuple[Match, Scope] = (Match.NONE, {})
-_NAME = re.compile(r"{(\w+)(?::\w+)?}")  # of a part of a path
+_NAME = re.compile(r"{(\w+)(?::\w+)?}")  # a part of a path that is a name
 _SCOPES = {"conversations": "session", "users": "user", "tasks": "task"}  # by the first word of a path
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _OTHER = bytes(set(range(256)) - set(b"[]{}"))
-A_VALUE = 100  # bytes that a value takes when it is read, at most about, beside those of its text
-_SHOWN = 3  # faults of one request that its answer names
+A_VALUE = 100  # bytes that a parsed value takes besides its text, an approximate upper limit
+_SHOWN = 3  # errors of one request that its answer names
 
 
 # Paths
 
 
 class NamedRoute(Route):
-    """A route that takes names percent-encoded, and in base64url where `base64` is the first part behind `start`.
+    """A route whose names are percent-encoded, or in base64url if the first part after `start` is `base64`.
 
-    The last name may be a `path`: that is all that is left.
+    The last name may be a `path`, which takes the whole rest.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str], start: str = "") -> None:
@@ -372,12 +372,12 @@ class NamedRoute(Route):
         self._rest = bool(self._names) and isinstance(self._names[-1][2], PathConvertor)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether it serves this request, and what its path names."""
+        """Return whether it serves this request, and the names of its path."""
         if scope["type"] != "http":
             return _NONE
         parts, encoded = _parts(scope, self._start)
         size = len(parts)
-        # All but one of a hundred routes end here.
+        # Most routes return here, so this check comes first.
         if size != self._size and not (self._rest and size > self._size):
             return _NONE
         for at, word in self._words:
@@ -400,7 +400,7 @@ class NamedRoute(Route):
 
 
 def _take(found: dict[str, Any], name: str, kind: Convertor[Any], part: bytes, encoded: bool) -> bool:
-    """Read a name, False if there is none here. Raises ValueError if it cannot be read."""
+    """Read a name into `found`; False if the part does not match. Raises ValueError if it cannot be read."""
     if isinstance(kind, StringConvertor | PathConvertor):
         if not part and isinstance(kind, StringConvertor):
             return False
@@ -414,12 +414,12 @@ def _take(found: dict[str, Any], name: str, kind: Convertor[Any], part: bytes, e
 
 
 def _parts(scope: Scope, start: int) -> tuple[list[bytes], bool]:
-    """The parts of a request's path below the root, as they were sent; whether their names are in base64url."""
+    """The parts of a request's path below the root, as they were sent, and whether names are in base64url."""
     root: str = scope.get("root_path", "")
     known: tuple[str, int, tuple[list[bytes], bool]] | None = scope.get(_PARTS)
     if known is None or known[0] != root or known[1] != start:
         raw: bytes | None = scope.get("raw_path")
-        if raw is None:  # a server need not say it
+        if raw is None:  # ASGI servers may leave it out
             raw = quote(scope["path"]).encode()
         begin, *parts = raw.split(b"/")
         # A target that does not begin with '/' names another host, or nothing.
@@ -438,7 +438,7 @@ def check_path(request: Request) -> None:
 
 
 def check_head(request: Request, operation: Operation) -> None:
-    """Raise InvalidValue for a path that cannot be read, and for a query or a condition that the operation ignores."""
+    """Raise InvalidValue for an unreadable path, or for a query or a condition that the operation does not support."""
     check_path(request)
     if operation.right is not None and operation.query is None and request.scope["query_string"]:
         raise InvalidValue(f"{request.method} {operation.path} takes no query")
@@ -448,20 +448,20 @@ def check_head(request: Request, operation: Operation) -> None:
 
 
 def parsed(request: Request, operation: Operation, limits: Limits) -> tuple[BaseModel, ...]:
-    """The request's body or query, as the operation takes it; () if it takes neither."""
+    """The request's body or query, parsed for the operation; () if it takes neither."""
     if operation.body is not None:
         return (body(request, limits, operation.body),)
     return () if operation.query is None else (query(request, operation.query),)
 
 
 def path_of(request: Request) -> str:
-    """The path as it was asked for, to be put into an answer."""
+    """The path as the client sent it, quoted for use in an answer."""
     raw: bytes | None = request.scope.get("raw_path")
     return quote(request.scope["path"]) if raw is None else quote(raw, safe="/%:@!$&'()*+,;=")
 
 
 def record_of(request: Request) -> str | None:
-    """The record that the path names, as logs have it: session:c1."""
+    """The record that the path names, as logs show it: session:c1."""
     id = request.path_params.get("id")
     kind = request.scope[ROUTE].split("/")[2]
     scope = _SCOPES.get(kind)
@@ -472,7 +472,7 @@ def record_of(request: Request) -> str | None:
 
 
 def header(request: Request, name: str) -> str:
-    """A header as UTF-8 text, all lines of it; "" if it was not sent. Raises InvalidValue for one that is no UTF-8."""
+    """A header as UTF-8 text, all lines of it; "" if it was not sent. Raises InvalidValue if it is not UTF-8."""
     try:
         return ", ".join(request.headers.getlist(name)).encode("latin-1").decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
@@ -480,7 +480,7 @@ def header(request: Request, name: str) -> str:
 
 
 def request_id(request: Request) -> str:
-    """The request's id: its X-Request-Id if that is printable, else one that is made here."""
+    """The request's id: its X-Request-Id if that is printable, else a new id."""
     found = request.scope.get(_ID)
     if found is None:
         given = request.headers.get("x-request-id", "")
@@ -492,7 +492,7 @@ def request_id(request: Request) -> str:
 
 
 def query(request: Request, model: type[B]) -> B:
-    """Read the query as `model` has it: what is a list there may stand several times."""
+    """Parse the query as `model`; a field that is a list may occur several times."""
     given: dict[str, Any] = {}
     for name, value in pairs(request):
         field = model.model_fields.get(name)
@@ -504,7 +504,7 @@ def query(request: Request, model: type[B]) -> B:
 
 
 def pairs(request: Request) -> list[tuple[str, str]]:
-    """The query as it was sent. Raises InvalidValue for one that is no UTF-8: two texts would be read as one."""
+    """The pairs of the query. Raises InvalidValue if it is not UTF-8: two texts would be read as one."""
     text = request.scope["query_string"].decode("latin-1")
     try:
         found = parse_qsl(text, keep_blank_values=True, errors="surrogatepass")
@@ -514,7 +514,7 @@ def pairs(request: Request) -> list[tuple[str, str]]:
 
 
 def next_page(request: Request, end: Any, order: str = "asc") -> dict[str, str]:
-    """The header that leads to the page behind `end`, in this order; none if `end` is None."""
+    """The Link header to the page after `end`, in this order; no header if `end` is None."""
     if end is None:
         return {}
     name = "before" if order == "desc" else "after"
@@ -544,9 +544,9 @@ def _checked(model: type[B], given: dict[str, Any], what: str) -> B:
 
 
 async def receive_body(request: Request, limits: Limits) -> int:
-    """Read the body into `request.state.body`, and see that it is of a shape that may be read as JSON.
+    """Read the body into `request.state.body`, and check that its shape is safe to parse as JSON.
 
-    Returns the bytes that it takes when it is read, at most about, beside those of its text.
+    Returns about the most bytes that its parsed values can take, without those of its text.
 
     Raises TooLarge and InvalidValue, and Unavailable if the client leaves before its end.
     """
@@ -575,14 +575,14 @@ async def _bytes(request: Request, limit: int) -> bytes:
 
 
 def count_values(data: bytes, most: int, depth: int) -> int:
-    """How many values a JSON text has, about. Raises InvalidValue if there are more than `most` or they lie deeper.
+    """Count about how many values a JSON text has; the result is meaningless for other texts.
 
-    Of a text that is no JSON the answer means nothing.
+    Raises InvalidValue if there are more than `most`, or if they are nested deeper than `depth`.
     """
     if data.count(b'"') > 4 * most:
-        # Nor is it taken apart: the parts would be as many.
+        # Refused before it is split, as there would be as many parts.
         raise InvalidValue(f"the body has more than {most} values")
-    # A run of backslashes begins within a string, so pairs of them are taken from its left.
+    # A run of backslashes begins within a string, so pairs of them are removed from its left.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
     outside = b"".join(plain.split(b'"')[::2])
     opened = outside.count(b"[") + outside.count(b"{")
@@ -592,7 +592,7 @@ def count_values(data: bytes, most: int, depth: int) -> int:
     if opened > depth:
         brackets = outside.translate(_BRACKETS, _OTHER)
         for _ in range(depth):
-            # Each round takes away the innermost ones.
+            # Each round removes the innermost brackets.
             brackets = brackets.replace(b"[]", b"")
         if brackets:
             raise InvalidValue(f"the body is nested deeper than {depth}, or its brackets are not closed")
@@ -600,18 +600,18 @@ def count_values(data: bytes, most: int, depth: int) -> int:
 
 
 def body(request: Request, limits: Limits, model: type[B]) -> B:
-    """The body, a JSON object as `model` has it; an empty one counts as {}."""
+    """Parse the body, a JSON object, as `model`; an empty body counts as {}."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # Other types, and none, a web page can send to any server without asking it first.
+        # A web page can send other types, or none, to any server without asking it first.
         raise HTTPException(415, f"a body is application/json, not {kind[:80] or 'without a Content-Type'}")
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        # What is a few kilobytes compressed may be gigabytes.
+        # A few kilobytes of compressed data may become gigabytes.
         raise HTTPException(415, f"a body is sent as it is, not as {coding[:80]!r}")
     data: bytes = request.state.body
     try:
-        # Not orjson: it reads large integers as floats, and a value must come back as it was sent. Of nothing but
-        # UTF-8, as its shape was looked at in that.
+        # Not orjson: it reads large integers as floats, and a value must come back as it was sent. Only UTF-8, as the
+        # check of the shape assumes it.
         given = json.loads(data.decode()) if data else {}
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"the body is not JSON: {str(error)[:200]}") from error
@@ -636,16 +636,16 @@ def _kind(value: Any) -> str:
 
 
 def digest(request: Request, *others: str) -> str:
-    """Identify a request to a record: a hash of its method, path, query and body, however they are written.
+    """Identify a request to a record: a hash of its method, path, query and body, in a normalized form.
 
-    The record's own id is left out: a fork has the answers of its source, and a request that comes again there is the
-    same. `others` are the ids of other records that the request is about.
+    The record's own id is left out: a fork inherits the answers of its source, and a request repeated there is the same
+    request. `others` are the ids of other records that the request names.
     """
     given = request.scope.get(_BODY, {})
     try:
         text = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        # Large integers and lone surrogates.
+        # orjson refuses large integers and lone surrogates.
         text = json.dumps(given, sort_keys=True).encode()
     asked = request.scope
     given_names = [str(each) for name, each in request.path_params.items() if name != "id"]

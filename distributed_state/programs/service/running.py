@@ -40,8 +40,8 @@ from distributed_state.store.asyncio import AsyncStateStore
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _OPS = 64  # connections to the port of health and metrics
-_UNSENT = 64 * 1024  # bytes of an answer that the kernel takes ahead of its client
-_ACCEPTING = 0.1  # seconds in which those who are connecting when the worker stops are accepted
+_UNSENT = 64 * 1024  # bytes of an answer that the kernel buffers for its client
+_ACCEPTING = 0.1  # seconds for which connecting clients are still accepted when the worker stops
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER, see socket(7)
 # In the language of filters (Linux, "Documentation/networking/filter.rst"): load byte 13 of the head of TCP, the flags;
 # drop the packet if SYN is one of them.
@@ -56,11 +56,11 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept the clients that have connected before the listeners are closed, which would reset them."""
+        """Accept clients that have already connected, as closing the listeners would reset them."""
         for each in sockets or ():
             _refuse_more(each)
         await asyncio.sleep(_ACCEPTING)
@@ -68,11 +68,11 @@ class Server(uvicorn.Server):
 
 
 def _refuse_more(listener: socket.socket) -> None:
-    """Let the kernel drop the first packet of new connections, where it can: their clients are refused soon after."""
+    """Let the kernel drop the first packet of new connections, if it can; their clients are refused soon after."""
     if sys.platform != "linux":
         return
     code = ctypes.create_string_buffer(_NO_SYN)
-    with contextlib.suppress(OSError):  # a sandbox without filters: what connects in the last moment is reset
+    with contextlib.suppress(OSError):  # a sandbox without filters: connections of the last moment are reset
         listener.setsockopt(
             socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", len(_NO_SYN) // 8, ctypes.addressof(code))
         )
@@ -94,24 +94,24 @@ def serve(
     mounts: Mapping[str, Callable[[ASGIApp], ASGIApp]] | None = None,
     report: Callable[[str], None] = log.info,
 ) -> None:
-    """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `report` is called with its URL.
+    """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any free port; `report` is called with its URL.
 
-    `access` says how callers are known, and then the store has `access=callers_policy()`; without it none but this
-    machine is served: another `host` is a ConfigurationError. With an `ops_port` health and metrics are there and
-    nowhere else. `more` are operations to serve beside the service's own, `mounts` applications by their paths, each
-    made of the service's.
+    `access` configures how callers are recognized; then the store must have `access=callers_policy()`. Without it only
+    this machine is served, and another `host` is a ConfigurationError. With an `ops_port`, only that port has health
+    and metrics. `more` are additional operations. `mounts` are additional applications by path, each made from the
+    service's application.
 
     While Redis or SQL are unavailable at the start, opening is repeated for `wait` seconds; then Unavailable is raised.
     ConfigurationError is raised at once. Uses uvloop if it is installed. Web pages from `origins` may call it.
     """
-    # Otherwise it would be written wherever the root logger's level is `info`.
+    # Without this the access log would be written wherever the root logger's level is `info`.
     log_of_requests.setLevel(logging.INFO if access_log else logging.WARNING)
     if access_log:
         _write_access()
     return_large_blocks()
     factory = None
     if find_spec("uvloop") is not None:
-        import uvloop  # type: ignore[import-not-found,unused-ignore]  # installed or not, as the user likes
+        import uvloop  # type: ignore[import-not-found,unused-ignore]  # optional: the user may install it
 
         factory = uvloop.new_event_loop
     if "FORWARDED_ALLOW_IPS" in os.environ:
@@ -129,15 +129,15 @@ def serve(
         if ops_port is not None:
             places[stack.enter_context(_listening(ops_host, ops_port))] = service.ops
         if not runner.run(_run(open_store, service, places, wait, report)):
-            # A thread waits for a server that does not answer, and a normal exit would wait for that thread.
+            # A thread still waits for a server that does not answer, and a normal exit would wait for the thread.
             sys.stdout.flush()
             os._exit(0)
 
 
 def mount(application: Starlette, path: str, mounted: ASGIApp) -> None:
-    """Serve an application below this path, and lead who leaves out the '/' behind it there.
+    """Serve an application below this path, and redirect the path without its final '/' to it.
 
-    By the path alone: Starlette would lead to the host that the client names, without TLS.
+    The redirect has a path only: Starlette's own would lead to the host that the client names, without TLS.
     """
 
     async def below(_: Request) -> Response:
@@ -159,7 +159,7 @@ async def _run(
     limits = service.limits
     store: AsyncStateStore | None = None
     closed = True
-    # Each port has its own: who takes all connections of the one leaves health and metrics theirs.
+    # Each port has its own limit, so a client that takes all connections of one port leaves health and metrics theirs.
     connections = {
         listener: Connections(limits, service.budget)
         if application is service.app
@@ -176,7 +176,7 @@ async def _run(
             store = await _unless(stopping, open_patiently(open_store, wait, service.wait_for))
             if store is not None:
                 service.begin(store)
-                # A full garbage collection would scan everything loaded so far, and nothing is answered meanwhile.
+                # A full garbage collection would scan everything loaded so far, and block all answers meanwhile.
                 gc.collect()
                 gc.freeze()
                 for name, listener in zip(("serving", "health and metrics"), places, strict=False):
@@ -201,10 +201,10 @@ async def _run(
 
 
 def config_of(application: Starlette, connections: Connections) -> uvicorn.Config:
-    """Make uvicorn serve an application with our connections; their `watch` runs beside it."""
-    protocol: Any = partial(Connection, connections)  # uvicorn calls what it is given, though its types say a class
+    """Make uvicorn serve an application with our connections; their `watch` must run beside it."""
+    protocol: Any = partial(Connection, connections)  # uvicorn only calls it, although its types require a class
     limits = connections.limits
-    # The address of a connection stays the peer's own: by that a proxy is known, see `auth.proxies`.
+    # The address of a connection stays the peer's own, by which proxies are recognized: see `Proxies`.
     return uvicorn.Config(
         application, http=protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_keep_alive=limits.idle,
@@ -245,12 +245,12 @@ async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T | None:
 
 
 async def _close(store: AsyncStateStore, limits: Limits) -> bool:
-    """Close the store; False if it took too long: then leases expire, and another worker archives."""
+    """Close the store; False if it took too long: its leases then expire, and another worker archives."""
     if store.settings.archiver:
         try:
             async with asyncio.timeout(limits.archive):
-                archiver = store.tiers().archiver  # the service's own work: no policy is asked for it
-                # Of the others SQL would be asked whether Redis lost them, and it may be away.
+                archiver = store.tiers().archiver  # the service's own work, for which no policy is asked
+                # Only partitions with a backlog: for others SQL, which may be down, is asked whether Redis lost them.
                 await archiver.drain([each for each, waiting in (await archiver.backlog()).items() if waiting])
         except (StateError, TimeoutError) as error:
             log.warning("not everything is archived yet: %s", str(error) or f"not within {limits.archive:g} s")
@@ -263,7 +263,7 @@ async def _close(store: AsyncStateStore, limits: Limits) -> bool:
 
 @contextmanager
 def _stopping_on_signals(stopping: asyncio.Event) -> Iterator[None]:
-    """Set `stopping` at the first signal; the second ends the process at once, whatever is still waited for."""
+    """Set `stopping` at the first signal; the second ends the process at once, even if work is still running."""
     loop = asyncio.get_running_loop()
 
     def received(number: int, _: Any) -> None:
@@ -292,7 +292,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     with listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Else it takes 4 MB of each connection, which no limit counts, and a slow client is not seen to read.
+            # Otherwise the kernel buffers 4 MB for each connection, which no limit counts and which hide a slow client.
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
             listener.bind(address)
@@ -308,7 +308,7 @@ def _shown(listener: socket.socket) -> str:
 
 
 def _write_access() -> None:
-    """One JSON object a line on stdout."""
+    """Write the access log to stdout, one JSON object a line."""
     lines = logging.StreamHandler(sys.stdout)
     lines.setFormatter(logging.Formatter("%(message)s"))
     log_of_requests.addHandler(lines)
