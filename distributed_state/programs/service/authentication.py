@@ -1,31 +1,30 @@
-"""Who sent a request, and what they may do. Law: nothing of the store's is done for a request without a caller.
+"""Recognizes the callers of requests, and checks their rights. Law: a request without a caller never uses the store.
 
-Without a setting that says how callers are known, only this machine may send requests. A caller is known by the headers
-of a trusted proxy, else by a bearer token: one of SQL's by its beginning, any other one is a JWT. A proxy is recognized
-by the address of the connection itself, not by one that `X-Forwarded-For` names.
+Without a setting for authentication, only this machine may send requests. A caller is recognized by the headers of a
+trusted proxy, else by a bearer token. A token with our own beginning is looked up in SQL; any other token is a JWT. A
+proxy is recognized by the address of the connection itself, not by an address in `X-Forwarded-For`.
 
-A request with a token that is known waits for no server. A token that was read counts for some seconds and is then read
-again in the background, so that a revoked one is refused within `Ages.revoked` seconds. While SQL is unavailable a
-token that was known is accepted for `Ages.away` seconds; one that was not known can be neither accepted nor refused.
-One query runs at a time, and all tokens that are asked for meanwhile go into the next one: a stranger who guesses costs
-no more queries than one who does not. Requests whose caller is not known yet are not among the requests that are
-served: there they would take the places of callers who are known.
+A request with a known token waits for no server. A token is valid for a few seconds after it was read, and is then read
+again in the background, so a revoked token is refused within `Ages.revoked` seconds. While SQL is unavailable a known
+token is accepted for `Ages.away` seconds; an unknown one can be neither accepted nor refused. One query runs at a time,
+and all tokens that arrive meanwhile go into the next query, so guessing tokens causes no additional queries. Requests
+do not take a place among the served requests until their caller is known: strangers would displace known callers.
 
-Of JWTs only signatures of key pairs are accepted: with a shared secret, the provider's public key would be one that
-everybody knows. Source: RFC 8725, "JSON Web Token Best Current Practices".
+JWTs must be signed with a key pair. If shared secrets were accepted, the provider's public key, which everybody knows,
+would pass as one. Source: RFC 8725, "JSON Web Token Best Current Practices".
 
-A browser on the same machine is one way in for strangers: a page of theirs has its own name resolved to 127.0.0.1, and
-its scripts may then read what the service answers (DNS rebinding). The name that it was called by stays in `Host`,
-which is compared with the names that the service may be called by.
+A stranger can attack through a browser on the same machine: the stranger's page resolves its own name to 127.0.0.1, and
+its scripts can then read the service's answers (DNS rebinding). `Host` still holds the page's name, so it is compared
+with the names that the service may be called by.
 
-A caller acts within one tenant, which is a prefix of ids: all records, users and tasks of a tenant have ids that begin
-with it, and a caller of a tenant is refused every other id before a server is asked, so that the answer does not show
-whether that exists. A tenant may lie within another one, as `acme:eu:` within `acme:`. Callers of both count for
-`acme:`: its admin makes tokens of tenants within it, and each would else have the limits of a tenant of its own.
+A caller acts within one tenant, which is a prefix of ids: the ids of all its records, users and tasks begin with it.
+Every other id is refused before a server is asked, so the answer does not show whether the record exists. A tenant may
+lie within another one, as `acme:eu:` within `acme:`. Callers of both count for `acme:`: its admin makes tokens for
+tenants within it, and each of these would otherwise have the limits of a tenant of its own.
 
-The store itself asks the policy for every record that a request names, whichever operation names it: an operation that
-forgets to check cannot give a tenant what is another's. What no line of the policy allows is denied. Outside of any
-request there is no caller: then it is the service's own work, such as ending sessions.
+The store itself asks the policy for every record that a request names, so an operation that forgets to check cannot
+give a tenant another tenant's data. The policy denies everything that it does not allow. Outside a request there is no
+caller, and the service does its own work, such as ending sessions.
 
 Design: section 24.
 """
@@ -70,14 +69,14 @@ from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken
 from distributed_state.values.model import SCOPES, unescape
 from distributed_state.values.results import Event
 
-_DEEPEST = 8  # tenants within each other that are counted by themselves; one that lies deeper counts for these
+_DEEPEST = 8  # nested tenants that are counted by themselves; a deeper one counts for these
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who was recognized: `actor` is what the history shows; `prefix` "" is every tenant.
+    """A recognized caller: history shows `actor`; `prefix` is the tenant, "" for all tenants.
 
-    `credential` is what it was recognized by, as far as that outlives a request: two may have one actor.
+    `credential` identifies the token or login, as several of them may share an actor.
     """
 
     actor: str = ""
@@ -85,13 +84,13 @@ class Caller:
     rights: frozenset[Right] = frozenset(RIGHTS)
     credential: str = ""
     tenants: tuple[str, ...] = field(init=False)
-    """The prefixes for which it counts, the uppermost first: its own, and those that this lies within."""
+    """The prefixes that its requests count for, the outermost first: its own, and those that contain it."""
     tenant: str = field(init=False)
-    """The uppermost of these, "" for callers of all tenants."""
+    """The outermost of these, "" for callers of all tenants."""
     parties: tuple[str, ...] = field(init=False)
-    """The same as names of parties; without a tenant its actor is the party. Of one text the two are different."""
+    """The same as names of parties; without a tenant, the actor is the party. A tenant never equals an actor's name."""
     party: str = field(init=False)
-    """The party that shares what is shared out: the uppermost tenant, or where there is none the actor."""
+    """The party for fair shares: the outermost tenant, or the actor of a caller of all tenants."""
 
     def __post_init__(self) -> None:
         ends = (at + 1 for at, letter in enumerate(self.prefix) if letter == ":" or at == len(self.prefix) - 1)
@@ -103,25 +102,25 @@ class Caller:
 
     @property
     def token(self) -> str | None:
-        """The id of the access token that it was recognized by, if that was one."""
+        """The id of the caller's access token, None if it was recognized in another way."""
         kind, _, id = self.credential.partition(":")
         return id if kind == "token" else None
 
     def hears(self, event: Event) -> bool:
-        """Whether it may receive an event: a caller of a tenant only those of the tenant's records."""
+        """Whether it may receive an event: a caller of a tenant only receives events of the tenant's records."""
         scope, _, name = event.subject.partition(":")
         return not self.prefix or (scope in SCOPES and unescape(name).startswith(self.prefix))
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("distributed_state_caller", default=None)
-"""Of the request that is being served; None outside of any: then it is the service's own work."""
+"""The caller of the current request; None outside requests, in the service's own work."""
 
 
 @contextmanager
 def serving(caller: Caller | None) -> Iterator[None]:
     """Serve this caller inside the block.
 
-    None is the service's own work, which must itself leave out what the client may not have.
+    None is the service's own work, which must filter the client's data itself.
     """
     before = CALLER.set(caller)
     try:
@@ -137,11 +136,11 @@ _NOBODY = Caller(prefix="nobody:", rights=frozenset())
 
 
 class _Recognized(Exception):
-    """Raised by our policy for `_NOBODY`, so that it is distinguished from another policy that denies."""
+    """Raised by our policy for `_NOBODY`, to distinguish it from another policy that denies."""
 
 
 def callers_policy(also: Policy | None = None) -> Policy:
-    """The `access` policy for the store of a service; with a policy of your own, both must allow it."""
+    """The `access` policy for the store of a service. With `also`, your own policy must allow a request too."""
 
     def policy(request: access.Request) -> bool:
         caller = CALLER.get()
@@ -161,21 +160,21 @@ def _in_tenant(prefix: str, request: access.Request) -> bool:
         return False
     if request.id is not None:
         return request.id.startswith(prefix)
-    # Many records: those of one of its users, or a listing of ids that begin so.
+    # Many records: those of one of the tenant's users, or of a prefix within the tenant.
     return request.user is not None or (request.prefix is not None and request.prefix.startswith(prefix))
 
 
 def _has_right(caller: Caller, request: access.Request) -> bool:
     rights = caller.rights
     if request.action == "read":
-        # A writer is answered with the new version and phase.
+        # A writer may read version and phase, as the answers to writes hold them.
         return "read" in rights or ("write" in rights and request.field in (VERSION, MOVES))
     if request.action == "write":
-        # Of a record as a whole: deleting it is one of those writes.
+        # The right to delete covers writes of a whole record, as deleting it is one of them.
         return "write" in rights or ("delete" in rights and request.id is not None and request.field is None)
     if request.action == "lock":
         return "write" in rights
-    # Erasing a record and forgetting a user; what is about the whole store takes the right itself.
+    # The right to delete covers erasing a record and forgetting a user; the whole store needs the right admin.
     about_some = request.id is not None or request.user is not None
     return "admin" in rights or ("delete" in rights and about_some)
 
@@ -196,9 +195,9 @@ T = TypeVar("T")
 Find = Callable[[Collection[str]], Awaitable[dict[str, FoundToken]]]
 
 # Access tokens
-_KNOWN = 10_000  # tokens that are remembered, and as many ids of which there is none
+_KNOWN = 10_000  # tokens that are remembered, and as many ids without a token
 _TOGETHER = 500  # ids in one query
-_WAITING = 10_000  # unknown ids that are to be asked for; more are answered 429
+_WAITING = 10_000  # unknown ids that wait for a query; more are answered 429
 _PAUSE = 0.02  # seconds between two queries
 
 # JWTs
@@ -207,10 +206,10 @@ _KEY_TYPES = ("RSA", "EC", "OKP")
 _LONGEST = 16_384  # characters of a token
 _LONGEST_ACTOR = 200
 _REMEMBERED = 10_000  # tokens that were checked
-_CHECKED_FOR = 60.0  # seconds that the check of a token counts, if it does not expire before
+_CHECKED_FOR = 60.0  # seconds that the check of a token counts, unless the token expires earlier
 _RENEW = 300.0  # seconds after which the keys are fetched again
-_LASTING = 3600.0  # seconds that they count while the provider is unavailable
-_FETCH_PAUSE = 10.0  # seconds between two fetches, whatever keys tokens name
+_LASTING = 3600.0  # seconds that the keys count while the provider is unavailable
+_FETCH_PAUSE = 10.0  # seconds between two fetches, also if tokens name unknown keys
 _FETCHING = 5.0  # seconds that the provider may be silent, and that a request waits for the keys
 
 # Proxies, and names of this machine
@@ -223,10 +222,10 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How callers are known: by the namespace's `tokens`, by JWTs of an `issuer`, by what a proxy says, by one `key`.
+    """Ways to recognize callers: the namespace's `tokens`, JWTs of an `issuer`, headers of a proxy, or one `key`.
 
-    By none of these: then the service is for its own machine, and called by one of `allow_host` or a name of this
-    machine's; `insecure` opens it for everybody.
+    Without any of them the service is for its own machine only, and is called by a name of `allow_host` or of this
+    machine; `insecure` opens it to everybody.
     """
 
     tokens: bool = False
@@ -238,7 +237,7 @@ class Access:
 
     @property
     def known(self) -> bool:
-        """Whether callers have to say who they are."""
+        """Whether callers must authenticate."""
         return self.tokens or self.issuer is not None or bool(self.trust_proxy or self.key)
 
 
@@ -249,11 +248,11 @@ class Authentication:
         self._access = access or Access()
         self.known = self._access.known
         self.proxies = Proxies(self._access.trust_proxy)
-        # One who has the key is on this machine, and so may be a browser that a page of a stranger uses.
+        # A caller with the key is on this machine, where a stranger's page may use the browser.
         closed = (self.known and not self._access.key) or self._access.insecure
         local = () if closed else LOCAL
         self.hosts = Hosts({*local, *self._access.allow_host})
-        # Apart: who names keys that a slow provider has not takes no place of those whose token SQL is asked for.
+        # Counted separately: JWTs that wait for a slow provider's keys take no place from tokens that wait for SQL.
         self._tokens = AccessTokens(strangers=Strangers(strangers)) if self._access.tokens else None
         self._jwts = Jwts(self._access.issuer, Strangers(strangers)) if self._access.issuer else None
 
@@ -280,7 +279,7 @@ class Authentication:
             await self._tokens.close()
 
     async def caller(self, request: Request) -> Caller:
-        """Find the caller of a request. Raises Unauthenticated, or Unavailable if it cannot be checked now."""
+        """Find the caller of a request. Raises Unauthenticated, or Unavailable if the caller cannot be checked now."""
         if not self.known:
             return Caller(actor=_text(request.headers.get(ACTOR, "")))
         if self.proxies.sent(request):
@@ -310,13 +309,13 @@ def _text(header: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """How old what is known of a token may be, in seconds."""
+    """Ages in seconds of a known token, and how long requests wait until it is read again."""
 
-    fresh: float = 2.0  # older: it is read again, in the background
-    revoked: float = 4.0  # older: the request waits for that
-    wait: float = 0.9  # and so long at most, if the token was known
-    wait_unknown: float = 5.0  # and so long if it was not
-    away: float = 60.0  # older: it no longer counts, even while SQL is unavailable
+    fresh: float = 2.0  # an older token is read again, in the background
+    revoked: float = 4.0  # for an older token the request waits until it is read again
+    wait: float = 0.9  # at most this long for a known token
+    wait_unknown: float = 5.0  # at most this long for an unknown one
+    away: float = 60.0  # an older token is no longer accepted, even while SQL is unavailable
 
 
 @dataclass(slots=True)
@@ -327,20 +326,20 @@ class _Known:
 
 
 class AccessTokens:
-    """The tokens that callers showed, as far as they are remembered."""
+    """The access tokens that callers have used, kept in memory."""
 
     def __init__(self, ages: Ages | None = None, strangers: Strangers | None = None) -> None:
         self._ages = ages or Ages()
         self._strangers = strangers or Strangers()
         self._find: Find | None = None
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._absent: OrderedDict[str, float] = OrderedDict()  # apart: guesses push out no token that there is
+        self._absent: OrderedDict[str, float] = OrderedDict()  # separate, so that guesses do not evict existing tokens
         self._wanted: dict[str, asyncio.Future[_Known | None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._silent = False  # SQL did not answer when it was last asked
 
     def begin(self, find: Find) -> None:
-        """Read tokens by this from now on."""
+        """Read tokens with this function from now on."""
         self._find = find
 
     async def close(self) -> None:
@@ -362,13 +361,13 @@ class AccessTokens:
         if known is None or known.found is None or not compare_digest(known.found.digest, digest(text)):
             raise Unauthenticated
         left = known.found.left
-        # Now, not when the request came: a token may have been read since, and 0 is what a revoked one has left.
+        # The time now, not when the request came: the token may have been read since, and a revoked one has 0 left.
         if left is not None and time.monotonic() >= known.read + left:
             raise Unauthenticated
         return known.caller
 
     async def _read(self, id: str, known: _Known | None, now: float) -> _Known | None:
-        """What is known of a token, read again if it is too old."""
+        """Return the known token, read again if it is too old."""
         absent = self._absent.get(id)
         if known is None and absent is not None and now - absent <= self._ages.fresh:
             return None
@@ -376,7 +375,7 @@ class AccessTokens:
             raise HTTPException(429, "too many unknown tokens are being looked up")
         reading = self._ask(id)
         age = 0.0 if known is None else now - known.read
-        # After one request waited in vain the others do not wait: else an outage would slow down every request.
+        # Once one request has waited in vain, others do not wait: an outage would slow down every request.
         if known is not None and (age <= self._ages.revoked or (self._silent and age <= self._ages.away)):
             return known
         try:
@@ -439,7 +438,7 @@ class AccessTokens:
         rights = frozenset(each for each in RIGHTS if each in token.rights)  # a newer release may have more
         caller = Caller(token.actor or f"token:{id}", token.prefix, rights, f"token:{id}")
         known = self._known[id] = _Known(found, caller, read)
-        self._known.move_to_end(id)  # by when it was read: who is used is read every few seconds
+        self._known.move_to_end(id)  # in the order of reads: a token in use is read every few seconds
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
         return known
@@ -447,7 +446,7 @@ class AccessTokens:
 
 def _look_at(future: asyncio.Future[_Known | None]) -> None:
     if not future.cancelled():
-        future.exception()  # nobody may have waited for it
+        future.exception()  # marks it as retrieved: perhaps no request waited for it
 
 
 # JWTs of an identity provider
@@ -455,13 +454,13 @@ def _look_at(future: asyncio.Future[_Known | None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """An identity provider, and where its tokens say what: `tenant`, `rights` and `actor` are names of claims."""
+    """An identity provider and the claims of its tokens: `tenant`, `rights` and `actor` are names of claims."""
 
     issuer: str
     audience: str
     keys_url: str  # of its JSON Web Key Set
     tenant: str = "tenant"
-    rights: str = "scope"  # a list, or a text with spaces between; what is none of our rights is passed over
+    rights: str = "scope"  # a list, or words separated by spaces; unknown rights are ignored
     actor: str = "sub"
     algorithms: tuple[str, ...] = ALGORITHMS
     leeway: float = 10.0  # seconds that its clock and ours may be apart
@@ -527,7 +526,7 @@ class Jwts:
             raise Unauthenticated
         try:
             rights = frozenset(each for each in RIGHTS if each in granted)
-            # The user, and the program that it was given to: what is renewed is not another one.
+            # The user and the client program: a renewed token counts as the same credential.
             known = [claims.get(each, "") for each in ("sub", "azp", "client_id")]
             return Caller(actor, prefix_of(tenant), rights, f"jwt:{known}")
         except InvalidValue as error:
@@ -538,11 +537,11 @@ class Jwts:
 
 
 class _Keys:
-    """The keys of a provider, fetched when one is missing, and at most every few seconds."""
+    """The keys of a provider. They are fetched when one is missing, but at most every few seconds."""
 
     def __init__(self, url: str, strangers: Strangers) -> None:
         self._strangers = strangers
-        # Without a cache of its own: a key that it does not know would be fetched for each token that names one.
+        # The client's own cache would fetch the keys for each token that names an unknown one.
         self._client = jwt.PyJWKClient(url, cache_jwk_set=False, timeout=_FETCHING)
         self._keys: dict[str, jwt.PyJWK] = {}
         self._fetched = self._tried = float("-inf")
@@ -621,15 +620,15 @@ class Proxies:
         return bool(self._networks)
 
     def sent(self, request: Request) -> bool:
-        """Whether one of them sent this request, and says whose it is."""
+        """Whether a trusted proxy sent this request, with headers that name the caller."""
         if not self._networks or request.client is None or not self._has(request.client.host):
             return False
         return any(name in request.headers for name in (ACTOR, TENANT, GRANTED))
 
     def caller(self, request: Request) -> Caller:
-        """The caller that its headers name: `X-Tenant` (`*` is every one), `X-Rights`, and `X-Actor` if it names one.
+        """The caller that the headers name: `X-Tenant` (`*` for all tenants), `X-Rights`, and optionally `X-Actor`.
 
-        Raises Unauthenticated if one is missing, or there twice: then one of the two is from somebody else.
+        Raises Unauthenticated if one is missing or occurs twice: then the client may have sent one of the two.
         """
         tenant, granted = _only(request, TENANT), _only(request, GRANTED)
         actor = _only(request, ACTOR) if ACTOR in request.headers else ""
@@ -659,7 +658,7 @@ class Proxies:
             found = ipaddress.ip_address(address)
         except ValueError:
             return False
-        mapped = getattr(found, "ipv4_mapped", None)  # an IPv4 peer of a socket that listens on both
+        mapped = getattr(found, "ipv4_mapped", None)  # an IPv4 peer of a dual-stack socket
         return any((mapped or found) in network for network in self._networks)
 
 
@@ -674,7 +673,7 @@ def _only(request: Request, name: str) -> str:
 
 
 class Hosts:
-    """The names that a service may be called by, without their port; none: by any."""
+    """The names that a service may be called by, without port; without names, any is allowed."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(name.lower() for name in names)
@@ -691,7 +690,7 @@ class Hosts:
 
 
 def require_loopback(address: str) -> None:
-    """Raise ConfigurationError if others than this machine reach a service that listens on this address."""
+    """Raise ConfigurationError if other machines can reach a service that listens on this address."""
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigurationError(
             f"listening on {address} without authentication would give everything to whoever reaches it: "
@@ -700,7 +699,7 @@ def require_loopback(address: str) -> None:
 
 
 class KnownHosts:
-    """An ASGI application that has 421 answered by `refuse` to requests by another name, and the others by `app`."""
+    """An ASGI application that lets `refuse` answer requests by unknown names with 421, and `app` all others."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts, refuse: Callable[[Request, Exception], Awaitable[Response]]) -> None:
         self._app = app

@@ -1,13 +1,12 @@
-"""The Model Context Protocol, as one more operation of the service; needs the extra `mcp`.
+"""The Model Context Protocol as an operation of the service; needs the extra `mcp`.
 
-Law: nothing is kept from one request to the next. So any worker answers any request, whichever answered the one before,
-and what an agent begins with one worker it goes on with at another. What it asks for is done as its caller, who was
-recognized before the protocol is looked at.
+Law: a worker keeps nothing from one request to the next. So any worker can answer any request, and an agent that began
+with one worker can continue with another. Requests run as their caller, who is recognized before the protocol is read.
 
-A tool is the model of its arguments: their descriptions are what the agent's model reads, and its docstring says what
-the tool is for. It names the right that it needs, checks its session first, and is one read or one commit. Writing
-begins no session: an agent that mistypes an id gets an error, and does not go on in an empty one. What is listed or
-found is the caller's own.
+A tool is the pydantic model of its arguments: the agent's model reads their descriptions, and its docstring describes
+the tool. It names the right that it needs, checks its session first, and is one read or one commit. Writing does not
+begin a session: an agent that mistypes an id gets an error, and does not continue in an empty session. Lists and
+searches only return the caller's own records.
 
 Design: section 25. Source: the specification at modelcontextprotocol.io, "Streamable HTTP".
 """
@@ -64,9 +63,9 @@ RESOURCES = {"state": "State of a session: version, phase, fields.", "messages":
 _JSON = "application/json"
 _ASKED = "distributed_state.asked"  # in the scope of a request, for the handlers below
 _COLLECTED = "distributed_state.collected"  # likewise
-_LARGE = 64 * 1024  # characters of a text that the SDK, which copies all that it is given some ten times, does not get
+_LARGE = 64 * 1024  # characters from which on a text bypasses the SDK, which copies its texts some ten times
 _OF_KEYS = re.compile(r"[;,] [^;,]*Idempotency-Key")
-_COPIES = 5  # of an answer: as it is stored, as values, as JSON, and as JSON within JSON
+_COPIES = 5  # of an answer in memory: stored, as values, as JSON, and as JSON within JSON
 _LAST = 100  # messages of a resource
 _INSTRUCTIONS = """\
 Durable state of agents: sessions with fields, messages and notes, shared by all who work on them.
@@ -75,12 +74,12 @@ Context = ServerRequestContext[Any, Any]
 
 
 def operation() -> Operation:
-    """The endpoint, as the service's table has it. Each tool asks for a right of its own."""
+    """The endpoint for the service's table of operations. Each tool requires a right of its own."""
     return Operation("POST", PATH, None, Endpoint().serve, copies=_COPIES, kind=kind_of)
 
 
 def kind_of(request: Request) -> tuple[str, ...]:
-    """Name the tool or resource and the session of a request: answers of one kind are of about the same size."""
+    """Name the tool or resource and the session of a request; answers of one kind have about the same size."""
     body = request.state.body
     try:
         params = orjson.loads(body)["params"] if len(body) < _LARGE else {}
@@ -107,8 +106,8 @@ class Endpoint:
         )
 
     async def serve(self, asked: Asked) -> Response:
-        """Answer one request of the protocol, whole: as JSON, never as a stream."""
-        # One for each request, and gone with it, cancelled if that is: whatever it would keep, another worker lacks.
+        """Answer one request of the protocol as one piece of JSON, never as a stream."""
+        # One manager for each request: it ends or is cancelled with it, as other workers would lack its state.
         manager = StreamableHTTPSessionManager(
             self._server, json_response=True, stateless=True, max_request_body_size=asked.limits.body
         )
@@ -121,7 +120,7 @@ class Endpoint:
     # Tools
 
     async def _list_tools(self, context: Context, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        """Those that the caller may call."""
+        """List the tools that the caller may call."""
         rights = _asked(context).caller.rights
         return types.ListToolsResult(tools=[_shown(each) for each in TOOLS.values() if each.right in rights])
 
@@ -130,7 +129,7 @@ class Endpoint:
             raise MCPError(code=types.INVALID_PARAMS, message=f"there is no tool {params.name!r:.80}")
         try:
             text = await _run(_asked(context), TOOLS[params.name], params.arguments)
-        except Exception as error:  # noqa: BLE001 - the agent reads what may be said of it, the log has the rest
+        except Exception as error:  # noqa: BLE001 - the agent gets its public text, and the log the rest
             return types.CallToolResult(content=[types.TextContent(text=_problem(error))], is_error=True)
         return types.CallToolResult(content=[types.TextContent(text=_collected(context).keep(text))])
 
@@ -139,7 +138,7 @@ class Endpoint:
     async def _list_resources(
         self, context: Context, _: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        """Those of the session that the client names for all calls; of others the templates tell."""
+        """List the resources of the session that the client names for all calls; templates describe the others."""
         asked = _asked(context)
         named = requests.header(asked.request, SESSION)
         if not named or not named.startswith(asked.caller.prefix) or "read" not in asked.caller.rights:
@@ -188,7 +187,7 @@ def _name(quoted: str) -> str:
 
 
 async def _run(asked: Asked, tool: type[Tool], given: dict[str, Any] | None) -> str:
-    """What the tool comes to, as JSON. Raises StateError."""
+    """Return the tool's result as JSON. Raises StateError."""
     allow(asked, tool.right)
     requests.check_members(given or {}, asked.limits)
     text = encode(await tool.read(given).run(asked))
@@ -198,7 +197,7 @@ async def _run(asked: Asked, tool: type[Tool], given: dict[str, Any] | None) -> 
 
 
 def _receive(request: Request) -> Receive:
-    """What the SDK reads the body with, which is here already, and of a shape that may be read."""
+    """Return a function that gives the SDK the body, which has already arrived and passed the checks of its shape."""
 
     async def whole() -> Message:
         return {"type": "http.request", "body": request.state.body, "more_body": False}
@@ -220,9 +219,9 @@ def _collected(context: Context) -> _Collected:
 
 
 def _problem(error: Exception) -> str:
-    """What an agent reads of an error: what a client of the service's other operations does."""
+    """The text of an error for the agent, as clients of the service's other operations get it."""
     problem = orjson.loads(refusal(error).body)
-    # Nothing here has such a key: the advice to repeat a write under its own is left out.
+    # Tools take no Idempotency-Key, so the advice to repeat a write with the same one is left out.
     text = _OF_KEYS.split(problem["detail"])[0]
     return f"{problem['error']}: {text}"
 
@@ -237,7 +236,7 @@ def _shown(tool: type[Tool]) -> types.Tool:
 
 
 class _Collected:
-    """A response that is sent to it, as one value. Large texts are put into it in the end."""
+    """Collects the SDK's response as one value. Large texts are inserted at the end."""
 
     def __init__(self) -> None:
         self._kept: dict[str, str] = {}
@@ -246,7 +245,7 @@ class _Collected:
         self._body = b""
 
     def keep(self, text: str) -> str:
-        """The text, or a word that stands for it if it is large."""
+        """Return the text, or if it is large, a word that stands for it."""
         if len(text) < _LARGE:
             return text
         word = uuid4().hex
@@ -254,18 +253,18 @@ class _Collected:
         return word
 
     async def send(self, message: Message) -> None:
-        """Take a part of the response, as ASGI has it."""
+        """Take an ASGI message of the response."""
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], message.get("headers", [])
         else:
             self._body += message.get("body", b"")
 
     async def response(self) -> Response:
-        """All of it."""
+        """The whole response."""
         for word in [*self._kept]:
             text = self._kept.pop(word)
             await requests.in_turn(len(text), partial(self._put, word, text))
-        # The SDK keeps references to this object until the next garbage collection: the body must not wait for that.
+        # The SDK refers to this object until the next garbage collection, so the body is removed from it now.
         body, self._body = self._body, b""
         response = Response(body, self._status)
         kept = [(name, value) for name, value in self._headers if name.lower() != b"content-length"]
@@ -282,11 +281,11 @@ class _Collected:
 
 _WRONG = 5  # arguments that are named in one error
 NOTES = "notes"
-_LOOKED_AT = 100  # hits, to find those of one session among them
+_LOOKED_AT = 100  # hits that are searched for those of one session
 
 
 class Tool(BaseModel):
-    """A tool, with its arguments when it runs."""
+    """A tool; an instance holds the arguments of one call."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -294,24 +293,24 @@ class Tool(BaseModel):
     right: ClassVar[Right]
 
     async def run(self, asked: Asked) -> Any:
-        """What the agent reads, as JSON. Raises StateError."""
+        """Return the result that the agent reads as JSON. Raises StateError."""
         raise NotImplementedError
 
     @classmethod
     def description(cls) -> str:
-        """What the tool is for."""
+        """The description of the tool for agents: its docstring."""
         return cleandoc(cls.__doc__ or "")
 
     @classmethod
     @cache
     def schema_of_arguments(cls) -> dict[str, Any]:
-        """JSON schema of the arguments; it is made once, and not to be changed."""
+        """JSON schema of the arguments, made once; do not change it."""
         schema = cls.model_json_schema()
         return {name: part for name, part in schema.items() if name not in ("title", "description")}
 
     @classmethod
     def read(cls, given: dict[str, Any] | None) -> Tool:
-        """The tool with these arguments. Raises InvalidValue that says which do not fit, for the model to correct."""
+        """Return the tool with these arguments. Raises InvalidValue that names wrong ones, for the model to correct."""
         try:
             return cls.model_validate(given or {})
         except ValidationError as error:
@@ -321,7 +320,7 @@ class Tool(BaseModel):
 
 
 class OfSession(Tool):
-    """A tool that is about one session."""
+    """A tool for one session."""
 
     session: str | None = Field(
         None, description="Id of the session. It may be left out where the client names one for all calls."
@@ -384,8 +383,8 @@ class GetState(OfSession):
 class SetState(OfSession):
     """Set fields of a session's state in one atomic commit; the other fields stay as they are.
 
-    With expect_version nothing is written unless the session is still at that version: read the state again, and
-    decide anew.
+    With expect_version nothing is written unless the session is still at that version; else read the state and decide
+    again.
     """
 
     name: ClassVar[str] = "set_state"
@@ -424,10 +423,10 @@ class AppendMessage(OfSession):
 
 
 class ReadMessages(OfSession):
-    """Read messages of a session in order, each with its number: the last ones, or a page beside a number.
+    """Read messages of a session in order, each with its number: the last ones, or a page before or after a number.
 
-    To read on into the past give the smallest number that you have as before; to read what came since then, give the
-    greatest as after.
+    To read older messages, give the smallest number that you have as before; to read newer ones, give the greatest as
+    after.
     """
 
     name: ClassVar[str] = "read_messages"
@@ -463,7 +462,7 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
 
 
 class AddNote(OfSession):
-    """Write a note to remember in this session; a note of the same key is replaced."""
+    """Write a note to remember in this session; it replaces a note with the same key."""
 
     name: ClassVar[str] = "add_note"
     right: ClassVar[Right] = "write"
@@ -514,7 +513,7 @@ class DeleteNote(OfSession):
 
 
 class Search(Tool):
-    """Find messages, state and notes by what they say, in all sessions or one; the best hits first."""
+    """Find messages, state and notes by their words, in all sessions or one; the best hits first."""
 
     name: ClassVar[str] = "search"
     right: ClassVar[Right] = "read"
@@ -525,7 +524,7 @@ class Search(Tool):
     async def run(self, asked: Asked) -> Any:
         """The hits."""
         prefix = asked.caller.prefix if self.session is None else records.within(asked, self.session)
-        # Other ids may begin with the same text, and their hits be the better ones.
+        # Ids of other sessions may begin with the same text, and have better hits.
         limit = self.limit if self.session is None else _LOOKED_AT
         async with searching(asked.caller.party):
             found = await asked.store.search(self.query, scope="session", prefix=prefix, limit=limit)
@@ -570,7 +569,7 @@ class History(OfSession):
 
 
 class ListSessions(Tool):
-    """List sessions: the last changed first, or, where ids of yours begin with a prefix, in the order of their ids."""
+    """List sessions: the last changed first, or if your ids begin with a prefix, in the order of their ids."""
 
     name: ClassVar[str] = "list_sessions"
     right: ClassVar[Right] = "read"
@@ -592,7 +591,7 @@ class ListSessions(Tool):
 
 
 class CreateSession(Tool):
-    """Begin a session; its id is what the other tools take as session."""
+    """Begin a session; the other tools take its id as session."""
 
     name: ClassVar[str] = "create_session"
     right: ClassVar[Right] = "write"
@@ -625,7 +624,7 @@ class ForkSession(OfSession):
 
 
 class Rollback(OfSession):
-    """Make a session what it was at an earlier version. That is a new version: nothing of the history is lost."""
+    """Restore a session to an earlier version. This makes a new version: no history is lost."""
 
     name: ClassVar[str] = "rollback"
     right: ClassVar[Right] = "write"
