@@ -1,1 +1,1 @@
-"""What is served, a file for each resource. Law: an operation is one call of the store's, or one turn."""
+"""The resources of the service, one file each. Law: an operation is one call to the store, or one turn."""

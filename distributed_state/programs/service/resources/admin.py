@@ -1,8 +1,8 @@
-"""The store as a whole, for the right `admin`. Law: what concerns all tenants is refused to a caller of one.
+"""The store as a whole, for the right `admin`. Law: operations on all tenants are refused to a caller of one tenant.
 
 Replicas, partitions, servers and tenants; upkeep of the archive; access tokens; and `who`, the caller as the service
-knows it. Nobody makes a token that has more rights than the one that it was asked for with. A token is valid for a time
-of its own, also after the one that it was made with has expired; it is revoked with that.
+recognized it. A new token has no rights that its maker lacks. It has its own expiry, and outlives the token that it was
+made with if that expires; but if that is revoked, so is the new one.
 
 Design: section 17.
 """
@@ -27,8 +27,8 @@ from distributed_state.values.access_tokens import AccessToken, Right
 from distributed_state.values.model import escape
 
 _TENANTS = 20  # shown
-_CONVERSATIONS = 10_000  # counted of each
-_Age = Annotated[float, Field(ge=0, le=1e10, description="Seconds.")]  # three centuries; SQL's integers end
+_CONVERSATIONS = 10_000  # counted at most for each tenant
+_Age = Annotated[float, Field(ge=0, le=1e10, description="Seconds.")]  # three centuries; SQL's integers are limited
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 _EXPIRES = 90 * 86400.0
 
@@ -37,7 +37,7 @@ _EXPIRES = 90 * 86400.0
 
 
 class Replicas(Answer):
-    """The replicas that are there."""
+    """The live replicas."""
 
     replicas: list[Values]
 
@@ -49,11 +49,11 @@ async def replicas(asked: Asked) -> Response:
 
 
 class PartitionRow(Answer):
-    """A partition: its epoch, the last offset of its journal, and how much of that waits for SQL.
+    """A partition: its epoch, the last offset of its journal, and how much of the journal waits for SQL.
 
-    `lag` is the age of the oldest commit that waits, in seconds; `fill` is 1 where writes are refused; `diverged` says
-    why nothing of it is archived, whoever archives it, "" if that is not so. Then SQL may lack more than what waits,
-    and `lag` is null where nobody knows how old that is.
+    `lag` is the age of the oldest waiting commit, in seconds; `fill` is 1 where writes are refused. `diverged` is the
+    reason why no archiver can archive the partition, or "". A diverged partition may have more commits that SQL lacks
+    than those that wait, and its `lag` is null if their age is unknown.
     """
 
     partition: int
@@ -92,7 +92,7 @@ async def partitions(asked: Asked) -> Response:
 
 
 class FindingRow(Answer):
-    """What a doctor found, and what to do about it if it is not `ok`."""
+    """A finding of the doctor, with advice if it is not `ok`."""
 
     name: str
     ok: bool
@@ -101,13 +101,13 @@ class FindingRow(Answer):
 
 
 class Findings(Answer):
-    """What a doctor found of the servers and the fleet."""
+    """The doctor's findings about the servers and the fleet."""
 
     findings: list[FindingRow]
 
 
 async def findings(asked: Asked) -> Response:
-    """What a doctor finds of the servers and the fleet."""
+    """Examine the servers and the fleet."""
     found = await asked.store.doctor()
     rows = [{"name": each.name, "ok": each.ok, "found": each.found, "advice": each.advice} for each in found]
     return answer({"findings": rows})
@@ -119,8 +119,8 @@ async def findings(asked: Asked) -> Response:
 class TenantRow(Answer):
     """A tenant by its prefix of ids, "" for callers of all tenants.
 
-    `requests` and `bytes` are those that this worker had since it began, the others those of a second, now.
-    `conversations` are counted once a minute, up to 10,000; null while SQL is away.
+    `requests` and `bytes` are totals since this worker started; the rates are current.
+    `conversations` are counted once a minute, up to 10,000; null while SQL is unavailable.
     """
 
     prefix: str
@@ -132,13 +132,13 @@ class TenantRow(Answer):
 
 
 class Tenants(Answer):
-    """The twenty tenants that ask most of this worker now."""
+    """The twenty tenants with the most requests to this worker now."""
 
     tenants: list[TenantRow]
 
 
 async def tenants(asked: Asked) -> Response:
-    """What tenants ask of this worker, and how many conversations they have."""
+    """The traffic of tenants in this worker, and how many conversations they have."""
     _of_all_tenants(asked)
     tiers, traffic = asked.store.tiers(), asked.rates.traffic
     rows = []
@@ -154,13 +154,13 @@ async def tenants(asked: Asked) -> Response:
 
 
 def _of_all_tenants(asked: Asked) -> None:
-    """Raise AccessDenied where nothing of the store is asked that would ask its policy."""
+    """Raise AccessDenied for a caller of one tenant, where no call to the store would ask its policy."""
     if asked.caller.prefix:
         raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")
 
 
 class Who(Answer):
-    """Who the service takes the caller for: what history shows, what ids begin with, and what is allowed."""
+    """The caller as the service recognized it: the actor of its history, the prefix of its ids, and its rights."""
 
     actor: str
     prefix: str
@@ -168,7 +168,7 @@ class Who(Answer):
 
 
 async def who(asked: Asked) -> Response:
-    """The caller as the service knows it."""
+    """The caller as the service recognized it."""
     caller = asked.caller
     return answer({"actor": caller.actor, "prefix": caller.prefix, "rights": sorted(caller.rights)})
 
@@ -177,13 +177,13 @@ async def who(asked: Asked) -> Response:
 
 
 class Compact(Body):
-    """History older than this is packed."""
+    """The age in seconds from which on history is packed."""
 
     older_than: _Age = 86_400.0
 
 
 class Purge(Body):
-    """What is removed from the archive: see `purge` of the store."""
+    """Limits of age and number beyond which the archive is purged: see `purge` of the store."""
 
     older_than: _Age | None = None
     keep_changes: _Count | None = None
@@ -194,18 +194,18 @@ class Purge(Body):
 
 
 class Counts(Answer):
-    """How much it concerned, by name."""
+    """The counts of processed data, by name."""
 
     counts: dict[str, int]
 
 
 async def compact(asked: Asked, given: Compact) -> Response:
-    """Pack what is old; repeated it goes on where it was broken off."""
+    """Pack old history; a repeated call continues where the last one was interrupted."""
     return answer({"counts": await asked.store.compact(older_than=given.older_than)})
 
 
 async def purge(asked: Asked, given: Purge) -> Response:
-    """Remove what is old; the present states stay."""
+    """Remove old history, messages, events and branches; current states stay."""
     return answer({"counts": await asked.store.purge(**given.model_dump())})
 
 
@@ -213,10 +213,10 @@ async def purge(asked: Asked, given: Purge) -> Response:
 
 
 class MakeToken(Body):
-    """Whose ids it may name, and what it may.
+    """The tenant and the rights of a new token.
 
-    Without `tenant` it is of the caller's own; a caller of all tenants says which one, or `all_tenants`. `expires` is
-    in seconds from now, null for never.
+    Without `tenant` the token is for the caller's own tenant; a caller of all tenants must give `tenant` or
+    `all_tenants`. `expires` is in seconds from now, null for never.
     """
 
     tenant: str | None = None
@@ -227,9 +227,9 @@ class MakeToken(Body):
 
 
 class Token(Answer):
-    """What is known of a token. Times are in seconds since 1970 by SQL's clock; `prefix` "" is every tenant.
+    """A token without its text. Times are in seconds since 1970 by SQL's clock; `prefix` "" is every tenant.
 
-    `made_by` is the id of the token with which it was made, null if that was none.
+    `made_by` is the id of the token that it was made with, null if it was made without one.
     """
 
     id: str
@@ -243,7 +243,7 @@ class Token(Answer):
 
 
 class Made(Token):
-    """A new token: its text is shown this once."""
+    """A new token; its text is shown only this once."""
 
     token: str
 
@@ -267,14 +267,14 @@ async def create_token(asked: Asked, given: MakeToken) -> Response:
 
 
 class TokenPage(Query):
-    """Which tokens are listed: so many, behind the one of this id."""
+    """A page of tokens: at most `limit`, after the one with the id `after`."""
 
     limit: Limit = 50
     after: str | None = None
 
 
 class Tokens(Answer):
-    """Those within the caller's tenant, the oldest first; `after` is null if this is the last page."""
+    """The tokens within the caller's tenant, the oldest first; `after` is null if this is the last page."""
 
     tokens: list[Token]
     after: str | None
@@ -295,7 +295,7 @@ async def revoke_token(asked: Asked) -> Response:
     """Refuse a token, and those that were made with it, from now on."""
     id = asked.request.path_params["token"]
     port = asked.store.tiers().port
-    # What is no id may be what SQL cannot even look for.
+    # SQL may not even accept a text that is not an id.
     found = (await port.sql(_tokens(asked).find, [id])).get(id) if access_tokens.is_id(id) else None
     if found is None or not found.token.prefix.startswith(asked.caller.prefix):
         raise NotFound(f"there is no token {id!r:.80}")

@@ -1,12 +1,13 @@
-"""Conversations: begun, read, served in turns, and ended by time; and their messages.
+"""Conversations and their messages: creation, reads, turns and lifetimes.
 
-Law: a turn is one commit, made once; a page of messages costs what it holds, and a message's number stays.
+Law: a turn is one commit, made once; the cost of a page of messages depends on the page only; a message's number never
+changes.
 
-A conversation and a task begin by the same request. An id that is made here begins with the caller's prefix. How long a
-conversation lives is decided by the server's clock alone.
+Conversations and tasks are created by the same request. A generated id begins with the caller's prefix. Only the
+server's clock decides when a conversation ends.
 
-`messages` shows a message with its number and time among what it says. A `transcript` keeps the two apart, so that a
-message that brings a `number` or a `timestamp` of its own is told from one that does not.
+`messages` shows the number and time of a message among its own fields. A `transcript` shows them separately, so that a
+`number` or `timestamp` in the message itself is distinguishable.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ from distributed_state.values.items import name_of
 from distributed_state.values.model import MAX_PHASE, PHASE, Message, Scope
 from distributed_state.values.turn_times import TimedRun
 
-_TURN_TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
+_TURN_TTL = 10.0  # seconds for which the turn of a worker that died blocks others
 _Said = Callable[[shown_messages.Shown], list[dict[str, Any]]]
 
 
 class Create(Body):
-    """A conversation or task to begin; without an `id` one is made. `user` owns it."""
+    """A conversation or task to begin; without an `id`, one is generated. `user` owns it."""
 
     id: Id | None = None
     user: Id | None = None
@@ -78,7 +79,7 @@ async def create(scope: Scope, asked: Asked, given: Create) -> Response:
     if id is None and (asked.caller.prefix or scope == "task"):
         id = asked.caller.prefix + secrets.token_hex(16)
     store = asked.store
-    # A session without an id gets one of its own, of which the store knows that it is new.
+    # The store generates an id for a session without one, and then knows that the session is new.
     record = store.session(id, user=user) if id is None or scope == "session" else store.task(id, user=user)
     await records.begins(asked, context_of(record))
     change = records.Write(
@@ -93,14 +94,14 @@ async def create(scope: Scope, asked: Asked, given: Create) -> Response:
 
 
 class Last(Query):
-    """How much of a conversation is read: its `last` messages."""
+    """Reads the `last` messages of a conversation."""
 
     last: Annotated[int, Field(ge=0, le=10_000)] = 20
     fresh: bool = False
 
 
 class Conversation(Answer):
-    """A conversation as it is, its fields, phase and messages of one version."""
+    """The current state of a conversation: fields, phase and messages of one version."""
 
     id: str
     version: int
@@ -141,12 +142,12 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
 
 
 class Turn(Body):
-    """What happens in a turn: messages are added, fields and items changed, the phase moves, by an event or to `phase`.
+    """The changes of a turn: messages to add, fields and items to change, an `event` or a new `phase`.
 
-    `outcome` is what is remembered of a request that has a key; without it, the version and the phase. With the header
-    If-None-Match the turn begins the conversation, which `user` owns. `request_id` is what the header Idempotency-Key
-    is, for clients that cannot send it. `runs` are the tools and models that the client ran for it, `seconds` how long
-    it was at it, for the times that the turn's version shows.
+    A request with a key is remembered with `outcome`, by default the version and the phase. With the header
+    If-None-Match the turn begins the conversation, which `user` owns. `request_id` replaces the header Idempotency-Key
+    for clients that cannot send it. `runs` are the tools and models that the client ran for the turn, and `seconds` the
+    time it took; the turn's version shows both among its times.
     """
 
     request_id: str | None = None
@@ -165,7 +166,7 @@ class Turn(Body):
     seconds: float = Field(0.0, ge=0, le=1e9)
 
     def apply(self, now: AsyncTurn) -> None:
-        """Change what the turn shows."""
+        """Apply these changes to the turn."""
         now.append(*(self.messages or ()))
         for key in self.delete:
             now.pop(key, None)
@@ -183,7 +184,7 @@ class Turn(Body):
 
 
 class Turned(Answer):
-    """The version that the turn became. `outcome` is what is remembered of a request that has a key."""
+    """The version that the turn made. `outcome` is remembered for requests with a key."""
 
     version: int
     repeated: bool
@@ -215,13 +216,13 @@ async def turn(asked: Asked, given: Turn) -> Response:
                 raise NotFound(f"there is no conversation {session.id!r:.200}")
             now.reported(given.seconds, [TimedRun(each.kind, each.name, each.seconds) for each in given.runs])
             given.apply(now)
-            # Nobody else writes while the turn runs, so its commit is the next version.
+            # The turn holds the lease, so no other write comes between, and its commit is the next version.
             made = {"version": now.version + 1, "phase": now.phase, **noted}
             now.outcome = given.outcome if "outcome" in given.model_fields_set else made
     outcome = now.outcome
     if now.repeated and key is not None:
         records.same_request(outcome, noted[DIGEST], key)
-    # Not from the outcome: a worker of the library's leaves whatever it likes there.
+    # Not from the outcome: a process that uses the library may store any outcome.
     version = now.answered_version if now.written is None else now.written.version
     return _turned(version, now.repeated, outcome)
 
@@ -233,7 +234,7 @@ def _turned(version: int, repeated: bool, outcome: Any) -> Response:
 
 
 async def answered_turn(asked: Asked) -> Response:
-    """What a request came to that a turn answered."""
+    """Read the result of a request that a turn answered."""
     context = context_of(records.handle(asked, "session"))
     request = asked.request.path_params["request"]
     name = remembered_requests.name_of(request)
@@ -247,7 +248,7 @@ async def answered_turn(asked: Asked) -> Response:
 
 
 class MessagePage(Query):
-    """Which messages: `limit` from the beginning of `order`, between two numbers, both exclusive."""
+    """Selects messages: the first `limit` in this `order`, between two numbers, both exclusive."""
 
     limit: Limit = 50
     before: Version | None = None
@@ -257,7 +258,7 @@ class MessagePage(Query):
 
 
 class Numbered(Answer):
-    """Messages in the order asked for, each with its `number` and the `timestamp` of its commit."""
+    """Messages in the requested order, each with its `number` and the `timestamp` of its commit."""
 
     version: int
     messages: Messages
@@ -269,7 +270,7 @@ async def message_page(asked: Asked, given: MessagePage) -> Response:
 
 
 async def page_of(asked: Asked, given: MessagePage, said: _Said) -> Response:
-    """A page of messages, as this makes them of what was read."""
+    """A page of messages, in the form that `said` makes of them."""
     session = asked.store.session(records.id_of(asked))
     context = context_of(session)
     context.allow("read", MESSAGES)
@@ -340,7 +341,7 @@ async def append_messages(asked: Asked, given: Append) -> Response:
 
 
 class Line(Answer):
-    """A message as it was given; `time` of its commit in seconds since 1970, null if it names a time of its own."""
+    """A message as it was given; `time` of its commit in seconds since 1970, null if it has its own `timestamp`."""
 
     number: int | None
     time: float | None
@@ -348,7 +349,7 @@ class Line(Answer):
 
 
 class Transcript(Answer):
-    """A page of messages of one version, in the order asked for."""
+    """A page of messages of one version, in the requested order."""
 
     version: int
     messages: list[Line]
@@ -360,19 +361,19 @@ async def transcript(asked: Asked, given: MessagePage) -> Response:
 
 
 def line(message: Message) -> dict[str, Any]:
-    """A message as a transcript has it."""
+    """A message in the form of a transcript."""
     said = message.to_dict()
     return {"number": message.number, "time": None if "timestamp" in said else message.timestamp, "message": said}
 
 
 class Popped(Written):
-    """The message that was taken back, null if there was none."""
+    """The removed message, null if there was none."""
 
     message: Line | None
 
 
 async def pop(asked: Asked) -> Response:
-    """Take the last message back."""
+    """Remove the last message."""
     context, once = _begun(asked)
     popping = partial(replacing.pop, context, None, note=once.note)
     found, done = await once.settle(once.looked(context, popping))
@@ -386,7 +387,7 @@ async def pop(asked: Asked) -> Response:
 
 
 class Replace(Body):
-    """What stands in place of all messages behind the one numbered `after`, if the last one is `expect_last`."""
+    """Messages that replace all after the number `after`; with `expect_last`, only if the last number is this one."""
 
     messages: Messages
     after: Version | None = None
@@ -414,9 +415,9 @@ def _begun(asked: Asked) -> tuple[RecordContext, OnceOnly]:
 
 
 class Lives(Answer):
-    """`idle` seconds without a commit, and at most until `until`; null is without end.
+    """The conversation ends after `idle` seconds without a commit, and at `until` at the latest; null: never.
 
-    It `ends` then if nobody writes any more. Times are in seconds since 1970 by the store's clock.
+    It `ends` at that time if no further write comes. Times are in seconds since 1970 by the store's clock.
     """
 
     idle: float | None
@@ -425,14 +426,14 @@ class Lives(Answer):
 
 
 async def read_lifetime(asked: Asked) -> Response:
-    """How long a conversation lives."""
+    """Read how long a conversation lives."""
     session = asked.store.session(records.id_of(asked))
     await records.look(session, "session", False, VERSION)
     return answer(asdict(await session.lifetime()))
 
 
 async def put_lifetime(asked: Asked, given: Live) -> Response:
-    """Let a conversation end by itself, in place of what was set before."""
+    """Set how long a conversation lives, which replaces the earlier lifetime."""
     session = asked.store.session(records.id_of(asked))
     context_of(session).allow("write", None)
     return records.written(await records.write(asked, session, records.Write("lifetime", given.build)))

@@ -1,9 +1,9 @@
-"""Fields, tags and items of a record. Law: whatever a request changes is one commit, under what must hold before.
+"""Fields, tags and items of a record. Law: all changes of a request are one commit, made only if its conditions hold.
 
-A request sets or deletes one field, changes several, or changes one by what it holds: of two such changes that meet
-none is lost. Items are many values beside the fields, read by the page. A whole write is all that a record's `write`
-takes: it is what the client of this package sends. It begins a record that is not there; the other operations refuse to
-begin a conversation by mistake.
+A request sets or deletes one field, changes several fields, or updates one field from its current value, where no
+concurrent update is lost. Items are large collections of values beside the fields, read page by page. A whole write
+takes everything that a record's `write` takes; the client of this package sends it. It creates a missing record, while
+the other operations refuse to begin a conversation by mistake.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Kind = Literal[
 
 
 class Fields(Answer):
-    """All fields of one version; those that are bytes stand beside, in base64."""
+    """All fields of one version; those with bytes are in `bytes`, in base64."""
 
     version: int
     fields: Values
@@ -84,7 +84,7 @@ def _shown(context: RecordContext, entry: CachedRecord) -> Response:
 
 
 class FieldAt(records.Fresh):
-    """As it is, or as it was at a `version`."""
+    """Reads the current field, or the field at a `version`."""
 
     version: Version | None = None
 
@@ -115,7 +115,7 @@ async def get(scope: Scope, asked: Asked, given: FieldAt) -> Response:
 
 
 class SetField(Body):
-    """A value, or bytes in base64; `ttl` seconds later it is gone."""
+    """A value, or bytes in base64; with `ttl` it expires after that many seconds."""
 
     value: Any = None
     bytes: str | None = None
@@ -139,16 +139,16 @@ async def put(scope: Scope, asked: Asked, given: SetField) -> Response:
 
 
 async def delete(scope: Scope, asked: Asked) -> Response:
-    """Delete one field; one that is not there is no error."""
+    """Delete one field; a missing field is not an error."""
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
     return records.written(await records.write(asked, record, Write("delete", lambda changes: changes.delete(key))))
 
 
 class Patch(Body):
-    """What becomes of several fields, in one commit.
+    """Changes of several fields, in one commit.
 
-    `increment` adds whole numbers. It is refused unless each field holds what `expect` says (compared as JSON), is
-    not there if it is among `expect_absent`, and is there if among `expect_present`.
+    `increment` adds integers. The request is refused unless each field of `expect` has that value (compared as JSON),
+    all fields of `expect_absent` are missing, and all of `expect_present` exist.
     """
 
     set: Values | None = None
@@ -161,7 +161,7 @@ class Patch(Body):
 
 
 class Patched(Written):
-    """The new version, and the sums of what was incremented."""
+    """The new version, and the new values of the incremented fields."""
 
     results: dict[str, int]
 
@@ -183,13 +183,13 @@ async def patch(scope: Scope, asked: Asked, given: Patch) -> Response:
     return answer(found, version=done.version)
 
 
-# Changes of one field by what it holds
+# Updates of one field from its current value
 
 
 class FieldChange(Body):
-    """What becomes of the field `key`: a number is added, an object merged one level deep, or a list continued.
+    """An update of the field `key`: add a number, merge an object one level deep, or extend a list.
 
-    A field that is not there counts as 0, {} or []. `user` owns a record that begins with it.
+    A missing field counts as 0, {} or []. If this creates the record, `user` owns it.
     """
 
     key: Name
@@ -207,11 +207,11 @@ class FieldChange(Body):
 
     @property
     def kind(self) -> str:
-        """What the history shows."""
+        """The kind of the commit in the history."""
         return "update" if self.merge is not None else "append_to" if self.extend is not None else "increment"
 
     def applied(self, stored: Any) -> Any:
-        """What the field holds then. Raises InvalidValue."""
+        """The new value of the field. Raises InvalidValue."""
         if self.add is not None:
             return add(stored, self.add, self.key)
         if self.merge is not None:
@@ -226,16 +226,16 @@ def _kept(stored: Any, kind: type, what: str, key: str) -> Any:
 
 
 class FieldChanged(Written):
-    """The new version; `sum` is what a number came to, else null."""
+    """The new version; `sum` is the new number if one was added, else null."""
 
     sum: int | float | None
 
 
 async def change_field(scope: Scope, asked: Asked, given: FieldChange) -> Response:
-    """Change a field by what it holds."""
+    """Update a field from its current value."""
     context = context_of(await owned(asked, scope, given.user))
     records.write_under_lease(asked, context)
-    # Who repeats a request is told what came of it, too.
+    # The rights are checked first, because a repeated request also gets the result.
     context.allow("write", given.key)
     context.allow("read", given.key)
     once = OnceOnly.of(asked, context)
@@ -247,9 +247,9 @@ async def change_field(scope: Scope, asked: Asked, given: FieldChange) -> Respon
 
 
 async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> tuple[int, int | float | None]:
-    """The new version, and what a number came to."""
+    """The new version, and the new number if one was added."""
     entry = await context.read(True, VERSION)
-    once.look(entry)  # before its value is, which may be none that can be changed so any more
+    once.look(entry)  # before the value is checked, which may no longer allow this update
     name = codec.encode_key(given.key)
     empty: Any = 0 if given.add is not None else {} if given.merge is not None else []
     value = given.applied(empty if entry.deleted else entry.value(given.key, empty))
@@ -265,7 +265,7 @@ async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> t
 
 
 class Tags(Answer):
-    """The tags of one version, texts by key."""
+    """The tags of one version: texts by key."""
 
     version: int
     tags: Texts
@@ -282,14 +282,14 @@ async def tags(scope: Scope, asked: Asked, given: records.Fresh) -> Response:
 
 
 class Retag(Body):
-    """Tags to add and to take away, texts by key."""
+    """Tags to add and to remove: texts by key."""
 
     tag: Texts = Field(default_factory=dict)
     untag: Texts = Field(default_factory=dict)
 
 
 async def retag(scope: Scope, asked: Asked, given: Retag) -> Response:
-    """Tag a record, or take tags away."""
+    """Add tags to a record, or remove them."""
     change = Write("write", lambda changes: changes.put_tags(given.tag, given.untag))
     return records.written(await records.write(asked, records.handle(asked, scope), change))
 
@@ -298,13 +298,13 @@ async def retag(scope: Scope, asked: Asked, given: Retag) -> Response:
 
 
 class ItemAt(Query):
-    """What is read: the item as it is, or as it was at a `version` of the record."""
+    """Reads the current item, or the item at a `version` of the record."""
 
     version: Version | None = Field(None, ge=1)
 
 
 class ItemPage(ItemAt):
-    """Which items: those whose key begins with `prefix`, between two keys, both exclusive, `limit` in this order."""
+    """Selects items: keys with `prefix`, between two keys, both exclusive; at most `limit`, in this order."""
 
     prefix: Name = ""
     after: Name | None = None
@@ -316,7 +316,7 @@ class ItemPage(ItemAt):
 class ItemShown(Answer):
     """An item: its value, or its bytes in base64.
 
-    `version` is the one that put it: of this record, or of the one named in `origin`, from which this was forked.
+    `version` is the one that put it, of this record or of the record `origin`, from which this one was forked.
     """
 
     key: str
@@ -327,7 +327,7 @@ class ItemShown(Answer):
 
 
 class Items(Answer):
-    """A page, in the order of the keys' bytes; `next` is the key to go on from, null if it is the last."""
+    """A page, in the order of the keys' bytes; `next` is the key to continue from, null if it is the last page."""
 
     items: list[ItemShown]
     next: str | None
@@ -360,9 +360,9 @@ def _item_shown(item: Item) -> dict[str, Any]:
 
 
 class ItemChange(Body):
-    """An item to put, by its value or its bytes in base64, or to `delete`; `keep` leaves one that is there as it is.
+    """An item to put, by its value or its bytes in base64, or to `delete`; `keep` leaves an existing item unchanged.
 
-    With `expect` it must be there, or not, else nothing of the whole write is done.
+    If `expect` does not hold, nothing of the whole write is applied.
     """
 
     collection: Name
@@ -380,7 +380,7 @@ class ItemChange(Body):
         return self
 
     def build(self, changes: Changes | AsyncTurn) -> None:
-        """Put it into a change. Raises InvalidValue."""
+        """Add it to the changes. Raises InvalidValue."""
         collection, key = self.collection, self.key
         absent, present = self.expect == "absent", self.expect == "present"
         if self.delete:
@@ -393,7 +393,7 @@ class ItemChange(Body):
 
 
 class ChangeItems(Body):
-    """Items to put and to delete, in one commit. With `expect` each of them must be there, or not, else nothing is."""
+    """Items to put and to delete, in one commit. If `expect` does not hold for each of them, nothing is applied."""
 
     put: Values | None = None
     bytes: Encoded | None = None
@@ -433,12 +433,12 @@ class Live(Body):
 
 
 class WholeWrite(Body):
-    """What becomes of a record, in one commit of this `kind`, as its history shows it.
+    """Changes of a record, in one commit; the history shows its `kind`.
 
-    `user` owns it from its first write on. What `clear` lists goes first. A `phase` of null is none; a `label` names
-    the version. `expect`, `expect_absent` and `expect_present` are as for fields; `expect_phase` is the phase before.
-    `lives` says how long a conversation is there from now on. With `revive` a deleted record begins again.
-    `durability` is how hard the write is kept before it is answered.
+    `user` owns a record from its first write on. `clear` is applied first. A `phase` of null removes the phase; a
+    `label` names the version. `expect`, `expect_absent` and `expect_present` are as for fields; `expect_phase` is the
+    phase before. `lives` sets how long a conversation lives from now on. With `revive` a deleted record begins again.
+    `durability` is how durable the write must be before it is answered.
     """
 
     kind: Kind = "write"
@@ -489,7 +489,7 @@ class WholeWrite(Body):
             changes.emit("session.checkpoint", {"label": self.label})
 
     def draft(self, context: RecordContext, changes: Changes) -> Draft:
-        """The change as it is sent."""
+        """The draft of the commit."""
         if self.revive:
             changes.undelete()
         expectations: Expectations = ()
@@ -501,7 +501,7 @@ class WholeWrite(Body):
 
 
 class WholeWritten(Written):
-    """The new version, the sums of what was incremented, and the number of the first message that was added."""
+    """The new version, the new values of incremented fields, and the number of the first added message."""
 
     results: dict[str, int]
     first_message: int | None
@@ -529,7 +529,7 @@ async def write_whole(scope: Scope, asked: Asked, given: WholeWrite) -> Response
 
 
 async def owned(asked: Asked, scope: Scope, user: str | None) -> Any:
-    """The record that the path names; if it begins, it is this user's. Raises AccessDenied and InvalidValue."""
+    """The record that the path names; a new record will be owned by `user`. Raises AccessDenied and InvalidValue."""
     id = records.id_of(asked)
     user = records.owner(asked, user)
     store = asked.store

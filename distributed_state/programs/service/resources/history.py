@@ -1,12 +1,12 @@
-"""The past of a record, and ways back and aside. Law: history is read and never rewritten.
+"""The history of a record, with rollbacks, forks and branches. Law: history is read and never rewritten.
 
-Four views of the past: whole versions, one by one; two versions compared; a timeline, which names what each version
-changed, without its values; and an overview, which is as much of one version as fits on a page. A part that is too
-large is named, and hides no other part.
+There are four views of the past: whole versions, one by one; a comparison of two versions; a timeline, which names the
+changes of each version without values; and an overview, which is as much of one version as fits on a page. A part that
+is too large is named, and does not hide other parts.
 
-A checkpoint names a version; a rollback makes an earlier state the present one, as a new version; a fork begins another
-record from a state of this one, and what the two share is stored once. A branch holds acknowledged commits that their
-record does not continue: it is read, or dropped for good.
+A checkpoint names a version. A rollback restores an earlier state as a new version. A fork begins another record from a
+state of this one, and their common data is stored once. A branch holds acknowledged commits that their record does not
+continue; it can be read, or dropped for good.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from distributed_state.values.model import OWNER, PARENT, PHASE, Message, Ref, S
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot
 from distributed_state.values.search import tags_in
 
-_NAMED = 200  # fields that are left out
+_NAMED = 200  # left-out fields that are named
 
 
 # Versions
 
 
 class Past(Query):
-    """Which versions: between two, both exclusive; of the record, or of one of its branches."""
+    """Selects versions between two, both exclusive, of the record or of one of its branches."""
 
     after: Version = 0
     before: Version | None = None
@@ -69,7 +69,7 @@ class Past(Query):
 
 
 class ChangedItem(Answer):
-    """An item that was put, or deleted: then it has no value."""
+    """An item that was put or deleted; a deleted one has no value."""
 
     collection: str
     key: str
@@ -79,7 +79,7 @@ class ChangedItem(Answer):
 
 
 class VersionChange(Answer):
-    """One version: what it changed, who made it, and when (seconds since 1970)."""
+    """One version with its changes, its actor, and its time in seconds since 1970."""
 
     version: int
     time: float
@@ -106,7 +106,7 @@ class Versions(Answer):
 
 
 async def history(scope: Scope, asked: Asked, given: Past) -> Response:
-    """The versions of a record, a page of them."""
+    """A page of the versions of a record."""
     record = records.handle(asked, scope)
     found = await records.read_history(
         context_of(record), asked.limits, after=given.after, before=given.before, limit=given.limit,
@@ -149,7 +149,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 class OnBranch(Query):
-    """Where a version is: of the record, or of one of its branches."""
+    """Selects the record's own versions, or those of one of its branches."""
 
     branch: str | None = None
 
@@ -185,16 +185,16 @@ async def at(scope: Scope, asked: Asked, given: OnBranch) -> Response:
 
 
 class Other(Query):
-    """The version that it is compared with."""
+    """The other version of a comparison."""
 
     to: Version
 
 
 class Difference(Answer):
-    """What `to` has that `version` has not, or has otherwise, and what it lacks.
+    """The changes from `version` to `to`: new or changed values, and the names and numbers of removed ones.
 
-    Messages by their numbers; tags as pairs of key and text; `phase` is that of `to`, `moved` says whether it is
-    another one.
+    Messages are compared by number; tags are pairs of key and text; `phase` is that of `to`, and `moved` says whether
+    the two phases differ.
     """
 
     version: int
@@ -211,7 +211,7 @@ class Difference(Answer):
 
 
 async def diff(scope: Scope, asked: Asked, given: Other) -> Response:
-    """What changed from a version to another one."""
+    """Compare two versions of a record."""
     context, version = context_of(records.handle(asked, scope)), asked.request.path_params["version"]
     one = await records.read_version(context, asked.limits, version=version)
     return answer(_difference(one, await records.read_version(context, asked.limits, version=given.to)))
@@ -238,7 +238,7 @@ def _difference(one: Snapshot, other: Snapshot) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    # 1, 1.0 and true are equal to Python, and not the same value.
+    # 1, 1.0 and true are equal in Python, but different values.
     return type(one) is type(other) and bool(one == other) and repr(one) == repr(other)
 
 
@@ -250,17 +250,17 @@ def _pairs(found: Snapshot) -> set[tuple[str, str]]:
 
 
 class Below(Query):
-    """How many versions below `before`; without it the last ones."""
+    """Selects `limit` versions below `before`; without it, the last ones."""
 
     before: Version | None = None
     limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
 class Outline(Answer):
-    """A version without what it says. `fields` and `deleted` are some of the names that it changed, `more` the others.
+    """A version without values. `fields` and `deleted` are some of the changed names, `more` counts the others.
 
-    `restored` is the version that a rollback went back to; `size` is in bytes, without messages and items. `phase` is
-    where it moved, "" if it has none since, null if it stayed.
+    `restored` is the version that a rollback restored; `size` is in bytes, without messages and items. `phase` is the
+    new phase, "" if the version removed the phase, null if it did not change it.
     """
 
     version: int
@@ -282,13 +282,13 @@ class Outline(Answer):
 
 
 class Timeline(Answer):
-    """A page of versions, the newest first; fewer than `limit` where much would have to be read for more."""
+    """A page of versions, the newest first; fewer than `limit` where more would require large reads."""
 
     versions: list[Outline]
 
 
 async def timeline(scope: Scope, asked: Asked, given: Below) -> Response:
-    """What the versions of a record changed."""
+    """The timeline of a record: the changes of its versions, without values."""
     record = records.handle(asked, scope)
     found = await past.timeline(context_of(record), given.before, given.limit, most=asked.limits.answer)
     if not found and given.before is None:
@@ -302,9 +302,9 @@ async def timeline(scope: Scope, asked: Asked, given: Below) -> Response:
 
 
 class Looked(Query):
-    """Which version, without one: as it is; and which messages: the last `limit` of those numbered below `before`.
+    """Selects a version, by default the current one, and the last `limit` messages with numbers below `before`.
 
-    At most so many bytes of fields come, the shortest first, and as many of messages, the last first.
+    The answer has at most `most` bytes of fields, the shortest first, and as many of messages, the last first.
     """
 
     version: Version | None = None
@@ -314,24 +314,24 @@ class Looked(Query):
 
 
 class LeftOut(Answer):
-    """A field that did not fit, and its bytes as they are stored."""
+    """A field that did not fit, and its stored size in bytes."""
 
     name: str
     size: int
 
 
 class Parent(Answer):
-    """What a record was forked from."""
+    """The record and version that a record was forked from."""
 
     id: str
     version: int
 
 
 class Overview(Answer):
-    """A record at a version; `newest` is its present one.
+    """A record at a version; `newest` is its current version.
 
-    `left_out` are the largest of the fields that did not fit, `left_out_count` is of all of them. `earlier`: there are
-    messages before those. `too_large` is the number of a message that did not fit alone, where the last of them is one.
+    `left_out` are the largest fields that did not fit, and `left_out_count` counts all of them. `earlier`: there are
+    earlier messages. `too_large` is the number of the last message if that does not fit even alone.
     """
 
     id: str
@@ -352,7 +352,7 @@ class Overview(Answer):
 
 
 async def overview(scope: Scope, asked: Asked, given: Looked) -> Response:
-    """A record, as far as it fits."""
+    """As much of a record as fits."""
     record = records.handle(asked, scope)
     context = context_of(record)
     page = Page(limit=given.limit, before=given.before, order="desc")
@@ -387,11 +387,11 @@ def _overview_shown(context: RecordContext, found: past.Overview) -> dict[str, A
     }
 
 
-# Checkpoints, and the way back to one
+# Checkpoints and rollbacks
 
 
 class CheckpointPage(Query):
-    """Which checkpoints: those between two versions, both exclusive, `limit` of them in this order."""
+    """Selects checkpoints between two versions, both exclusive; at most `limit`, in this order."""
 
     after: Version = 0
     before: Version | None = None
@@ -400,13 +400,13 @@ class CheckpointPage(Query):
 
 
 class Checkpoints(Answer):
-    """A page of the named versions, the oldest first, or with `desc` the newest."""
+    """A page of the named versions, the oldest first, or with `desc` the newest first."""
 
     checkpoints: list[Checkpoint]
 
 
 async def checkpoints(scope: Scope, asked: Asked, given: CheckpointPage) -> Response:
-    """The checkpoints of a record, a page of them."""
+    """A page of the checkpoints of a record."""
     found = await records.handle(asked, scope).checkpoints(**given.model_dump())
     end = found[-1].version if len(found) == given.limit else None
     return answer(
@@ -415,13 +415,13 @@ async def checkpoints(scope: Scope, asked: Asked, given: CheckpointPage) -> Resp
 
 
 class MakeCheckpoint(Body):
-    """A name for the present state."""
+    """A name for the current state."""
 
     label: Label
 
 
 async def make_checkpoint(scope: Scope, asked: Asked, given: MakeCheckpoint) -> Response:
-    """Name the present state of a record."""
+    """Name the current state of a record."""
 
     def build(changes: Changes) -> None:
         changes.label(given.label)
@@ -432,7 +432,7 @@ async def make_checkpoint(scope: Scope, asked: Asked, given: MakeCheckpoint) -> 
 
 
 class Rollback(Body):
-    """Where to go back to: so many states, a checkpoint, or a version; one of them."""
+    """The state to restore: a number of `steps` back, the checkpoint `label`, or a `version`; give one of them."""
 
     steps: Version | None = None
     label: Label | None = None
@@ -446,7 +446,7 @@ class Rollback(Body):
 
 
 async def rollback(scope: Scope, asked: Asked, given: Rollback) -> Response:
-    """Make a record what it was, by a new version."""
+    """Restore an earlier state of a record as a new version."""
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
     await records.comes_back(asked, context)
@@ -461,7 +461,7 @@ async def rollback(scope: Scope, asked: Asked, given: Rollback) -> Response:
 
 
 class Fork(Body):
-    """Another record to begin from this one, now or as it was at a `version`; without an `id` one is made."""
+    """A new record from the current state of this one, or from a `version`; without an `id`, one is generated."""
 
     id: Id | None = None
     version: Version | None = None
@@ -483,7 +483,7 @@ async def fork(scope: Scope, asked: Asked, given: Fork) -> Response:
             async with copying(asked.caller.party):
                 version = await restoring.fork(source, id, given.version, given.branch, note=note)
         except Conflict:
-            # Perhaps the same request, at another worker.
+            # Another worker may have served the same request.
             done = None if once.key is None else once.answered(await target.read(True, VERSION))
             if done is None:
                 raise
@@ -492,7 +492,7 @@ async def fork(scope: Scope, asked: Asked, given: Fork) -> Response:
 
 
 class ForkRow(Answer):
-    """A record that began from version `version` of this one; null if that is not known any more."""
+    """A record that was forked from `version` of this one; null if the version is no longer known."""
 
     id: str
     version: int | None
@@ -501,19 +501,19 @@ class ForkRow(Answer):
 
 
 class ForkPage(Query):
-    """How many."""
+    """Limits the number of forks."""
 
     limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
 class Forks(Answer):
-    """Records that were forked from this one, the newest first, as far as they are archived."""
+    """Archived records that were forked from this one, the newest first."""
 
     forks: list[ForkRow]
 
 
 async def list_forks(scope: Scope, asked: Asked, given: ForkPage) -> Response:
-    """The forks of a record that are the caller's."""
+    """The forks of a record that belong to the caller's tenant."""
     found = await past.forks(context_of(records.handle(asked, scope)), given.limit)
     return answer({"forks": [asdict(each) for each in found if each.id.startswith(asked.caller.prefix)]})
 
@@ -522,7 +522,7 @@ async def list_forks(scope: Scope, asked: Asked, given: ForkPage) -> Response:
 
 
 class Branches(Answer):
-    """Branches of one record, the oldest first; mostly there are none."""
+    """Branches of one record, the oldest first; most records have no branches."""
 
     branches: list[Branch]
 
@@ -534,7 +534,7 @@ async def branches_of(scope: Scope, asked: Asked) -> Response:
 
 
 class BranchPage(Query):
-    """The branches of how many records; `after` is the cursor of the last one of the page before."""
+    """Selects the branches of at most `limit` records; `after` is the last cursor of the previous page."""
 
     limit: Limit = 100
     after: str | None = None
@@ -549,7 +549,7 @@ async def all_branches(asked: Asked, given: BranchPage) -> Response:
 
 
 class Dropped(Answer):
-    """How many commits the branch had."""
+    """The number of commits of the dropped branch."""
 
     commits: int
 

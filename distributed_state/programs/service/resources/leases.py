@@ -1,8 +1,8 @@
-"""The lease of a record over HTTP. Law: who holds it writes alone, until it is given back or its time is over.
+"""The lease of a record over HTTP. Law: only its holder can write, until the lease is released or expires.
 
-A client takes it before it asks its model, sends it with each write of the turn in the header Lease, and renews it if
-that takes long. Writes of others are answered 423 meanwhile; writes under one that has ended 412. Who has the right
-`admin` sees all that are held, names one by its fencing token, and takes it from whoever holds it.
+A client takes the lease before it calls its model, sends it with each write of the turn in the header Lease, and renews
+it if the turn takes long. Meanwhile writes of others are answered 423, and writes under an ended lease 412. A caller
+with the right `admin` sees all held leases, and can take over or end each of them by its fencing token.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for who
 
 
 class Take(Body):
-    """How long to wait for the lease, and how long it lives."""
+    """How long to wait for the lease, and how long it lasts."""
 
     wait: _Wait = 5.0
     ttl: _Ttl = 30.0
 
 
 class Taken(Answer):
-    """`lease` goes into the header Lease; `token` is the fencing token, as the history shows it."""
+    """`lease` is the value of the header Lease; `token` is the fencing token that the history shows."""
 
     lease: str
     token: int
@@ -43,7 +43,7 @@ class Taken(Answer):
 
 
 async def take(scope: Scope, asked: Asked, given: Take) -> Response:
-    """Hold a record alone."""
+    """Take the lease of a record."""
     context = _of(asked, scope)
     wait = min(given.wait, asked.limits.busy)
     lease = await CarriedLease.take(context.tiers.leases, context.keys, wait=wait, ttl=given.ttl)
@@ -51,13 +51,13 @@ async def take(scope: Scope, asked: Asked, given: Take) -> Response:
 
 
 class Renew(Body):
-    """How long it lives from now on."""
+    """How long the lease lasts from now on."""
 
     ttl: _Ttl = 30.0
 
 
 async def renew(scope: Scope, asked: Asked, given: Renew) -> Response:
-    """Hold a record for longer."""
+    """Renew the lease of a record."""
     context, lease = _of(asked, scope), _given(asked)
     if not await lease.renew(context.tiers.leases, context.keys, ttl=given.ttl):
         raise Fenced(f"{context.text[:200]}: the lease has ended")
@@ -65,19 +65,19 @@ async def renew(scope: Scope, asked: Asked, given: Renew) -> Response:
 
 
 class Released(Answer):
-    """False: the lease had ended, or somebody else holds the record. One's own, ended, may be released again."""
+    """`released` is false if the lease had ended, or another client holds the record. Releasing again is harmless."""
 
     released: bool
 
 
 async def release(scope: Scope, asked: Asked) -> Response:
-    """Give a record back."""
+    """Release the lease of a record."""
     context, lease = _of(asked, scope), _given(asked)
     return answer({"released": await lease.give_back(context.tiers.leases, context.keys)})
 
 
 class Page(Query):
-    """Which leases are listed: of one kind of records, of ids that begin so. `after` is what the page before gave."""
+    """Selects leases by kind of record and prefix of id. `after` is the value that the previous page returned."""
 
     scope: Literal["session", "user", "task", "app"] | None = None
     prefix: Name | None = None
@@ -97,7 +97,7 @@ class Leases(Answer):
 
 
 async def listing(asked: Asked, given: Page) -> Response:
-    """Who holds which records, and who waits for them."""
+    """List the held leases with their holders, and the waiting clients."""
     prefix = search.narrowed(asked, given.prefix) or ""
     found = await asked.store.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
     after = found[-1].cursor if len(found) == given.limit else None
@@ -106,7 +106,7 @@ async def listing(asked: Asked, given: Page) -> Response:
 
 
 async def take_over(scope: Scope, asked: Asked, given: Renew) -> Response:
-    """Hold a record in place of whoever holds it: what that writes is refused from now on."""
+    """Take a record's lease over; later writes of its former holder are refused."""
     context = _of(asked, scope)
     context.allow("admin", None)
     token = asked.request.path_params["token"]
@@ -116,7 +116,7 @@ async def take_over(scope: Scope, asked: Asked, given: Renew) -> Response:
 
 
 async def end(scope: Scope, asked: Asked) -> Response:
-    """End a lease, whoever holds it: what that writes is refused from now on, and who waits is next."""
+    """End a lease; later writes of its holder are refused, and the next waiting client gets the record."""
     id = records.id_of(asked)
     ended = await asked.store.end_lease(id, asked.request.path_params["token"], scope=scope)
     return answer({"released": ended})

@@ -1,20 +1,20 @@
-"""Records that a path names: how they are read, and how a request writes them.
+"""Reads and writes the record that a path names.
 
-Law: the id that is compared is the id that is used, and a write is one commit, made once however often its request
-comes.
+Law: the id that is checked is the id that is used, and a write is one commit, made once even if its request is
+repeated.
 
-A caller of a tenant names ids that begin with its prefix. An answer that is too large is refused before it is in
-memory. An export is sent as it is read, some lines at a time.
+A caller of a tenant may only name ids that begin with its prefix. An answer that is too large is refused before it is
+in memory. An export is sent as it is read, some lines at a time.
 
 Conditions: the ETag of a record is its version, and it is strong. Source: RFC 9110, section 13.
 
-Leases: the client carries all that there is of its lease, so any worker serves under it. Only its client renews it, and
-it ends with its time. A lease as the client has it is opaque and cannot be guessed.
+Leases: the client holds the whole state of its lease, so any worker can serve under it. Only the client renews it, and
+it expires otherwise. The client's form of a lease is opaque and cannot be guessed.
 
-Repeated requests: `Idempotency-Key` is the request id of the store's own turns, and the result of the request is
-remembered in the record, with a digest of the request, by the commit that it made. The commit is made for the very
-version in which the request was not found, so that of two requests with one key, at two workers at once, one applies it
-and the other finds it. So its result is computed before it is sent, and again if somebody else was faster.
+Repeated requests: `Idempotency-Key` is the request id of the store's own turns. The commit that a request makes also
+stores the request's result in the record, with a digest of the request. The commit expects the very version in which
+the request was not found. So if two workers get the same key at once, one applies the request and the other finds its
+result. The result must therefore be computed before the commit is sent, and again if another write came first.
 
 Design: sections 23, 24.
 """
@@ -74,15 +74,15 @@ from distributed_state.warm.lease import CarriedLease
 
 _VERSION_TAG = re.compile(r'"([0-9]{1,18})"')
 
-DIGEST = "digest"  # in the outcome of a request: of what was asked
+DIGEST = "digest"  # in the outcome of a request: the digest of the request
 Build = Callable[[Changes], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A change of one record: what `build` puts into it, as a commit of this kind.
+    """A change of one record: `build` adds the operations, `kind` is the kind of the commit.
 
-    `unique`: no other request writes this record, so that one that was deleted is not begun again.
+    `unique`: only this request creates this record, so a deleted one is not begun again.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class Write:
     unique: bool = False
 
     def made(self, context: RecordContext, note: Build | None = None) -> tuple[Draft, Changes]:
-        """The change as a draft, with what `note` adds to it."""
+        """Return the change as a draft, with the additions of `note`."""
         changes = context.changes()
         self.build(changes)
         if note is not None:
@@ -102,7 +102,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of a write. `first_message` is the number of the first one that it added, None if it added none."""
+    """The result of a write. `first_message` is the number of the first added message, None without messages."""
 
     version: int
     repeated: bool = False
@@ -111,11 +111,11 @@ class Done:
 
 
 async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
-    """Apply a change under the conditions, the lease and the key that its request names."""
+    """Apply a change under the conditions, the lease and the key of its request."""
     context = context_of(record)
     write_under_lease(asked, context)
     once = OnceOnly.of(asked, context)
-    # A conversation begins by its own operation, so that a mistaken id makes none; other records with a first write.
+    # A conversation has an operation to begin it, so that a mistyped id does not; other records begin with a write.
     implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
     if implied:
         once = replace(once, conditions=Conditions(exists=True))
@@ -128,19 +128,19 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
     try:
         return await (_commit(context, change, once.conditions) if once.key is None else _once(once, context, change))
     except Conflict as conflict:
-        # Not every conflict says at which version the record is.
+        # Not every conflict names the version of the record, so it is read.
         if implied:
             _require(await context.read(True, VERSION), context, conflict)
         raise
 
 
 def written(done: Done, status: int = 200) -> Response:
-    """The answer to a write of which the version is all that came."""
+    """The answer to a write whose only result is the version."""
     return answer({"version": done.version, "repeated": done.repeated}, status, version=done.version)
 
 
 def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) -> None:
-    """Raise NotFound or Deleted, in place of the conflict, if it is that the conversation is not there."""
+    """Raise NotFound or Deleted in place of the conflict, if the conversation does not exist."""
     if entry.version == 0:
         raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
     if entry.deleted:
@@ -149,7 +149,7 @@ def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) ->
 
 
 async def begins(asked: Asked, context: RecordContext) -> None:
-    """Count the record that this request begins, if it does. Raises HTTPException 429."""
+    """Count the record for the quota if this request begins it. Raises HTTPException 429."""
     if asked.quota.counts(asked.caller, context.ref.scope):
         entry = await context.read(field=VERSION)
         if entry.version == 0 or entry.deleted:
@@ -157,13 +157,13 @@ async def begins(asked: Asked, context: RecordContext) -> None:
 
 
 async def comes_back(asked: Asked, context: RecordContext) -> None:
-    """Count the record that this rollback brings back, if it was deleted. Raises HTTPException 429."""
+    """Count the record for the quota if it was deleted and this rollback restores it. Raises HTTPException 429."""
     if asked.quota.counts(asked.caller, context.ref.scope) and (await context.read(field=VERSION)).deleted:
         await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
 
 
 async def puts(asked: Asked, context: RecordContext, names: list[bytes]) -> None:
-    """Count those of these items that are not there yet. Raises HTTPException 429."""
+    """Count for the quota the items that do not exist yet. Raises HTTPException 429."""
     if names and asked.quota.counts(asked.caller, "item"):
         _, there = await items.read(context.tiers, context.keys, names)
         await asked.quota.ask(asked.store, asked.caller, "item", len(names) - len(there))
@@ -186,7 +186,7 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
         if entry.deleted and change.unique:
             raise Deleted(f"what this request made was deleted at version {entry.version}", version=entry.version)
         draft, changes = change.made(context)
-        context.allow_steps(draft)  # a repeated request is answered with the first one's result
+        context.allow_steps(draft)  # checked here, because a repeated request gets the first one's result
         done = once.answered(entry)
         if done is not None:
             return Done(done.version, True, done.found.get("results", {}), done.found.get("first_message"))
@@ -196,17 +196,17 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
             return await _commit(context, change, once.conditions, note, entry.version)
         except Conflict as conflict:
             refused = conflict
-        pause = random.uniform(0, 0.002 * 2 ** min(attempt, 6))  # or all would come at once again
+        pause = random.uniform(0, 0.002 * 2 ** min(attempt, 6))  # or all would try again at the same moment
         await context.tiers.port.sleep(pause)
         seen, entry = entry, await context.read(True, VERSION)
         unchanged = (seen.epoch, seen.version) == (entry.epoch, entry.version)
         if attempt and unchanged and once.answered(entry) is None:
-            break  # nobody was faster: it is what the request named that does not hold
+            break  # no other write came first: a condition of the request does not hold
     raise refused
 
 
 def _foreseen(entry: CachedRecord, draft: Draft, changes: Changes) -> dict[str, Any]:
-    """Compute what a commit on this very version will return, beside its own version."""
+    """Compute what a commit on this very version will return besides the new version."""
     found: dict[str, Any] = {}
     if changes.sums:
         found["results"] = dict(_sums(entry, changes))
@@ -234,11 +234,11 @@ class Conditions:
 
     @property
     def may_begin(self) -> bool:
-        """Whether they hold for a record that is not there yet."""
+        """Whether they hold for a record that does not exist yet."""
         return not self.version and not self.exists
 
     def check(self, version: int, deleted: bool = False) -> None:
-        """Raise Conflict unless they hold for a record that nobody else changes meanwhile."""
+        """Raise Conflict unless they hold for a record in this state."""
         if self.version is not None and self.version != version:
             raise Conflict(f"expected version {self.version}, found version {version}", version=version)
         if self.exists is not None and self.exists is not (version > 0 and not deleted):
@@ -246,7 +246,7 @@ class Conditions:
 
 
 def conditions_of(request: Request) -> Conditions:
-    """The conditions of a write. Raises InvalidValue for those that no write can have."""
+    """The conditions of a write. Raises InvalidValue for conditions that writes do not support."""
     match, none = (
         requests.header(request, each).strip() if each in request.headers else None
         for each in (IF_MATCH, IF_NONE_MATCH)
@@ -269,12 +269,12 @@ def conditions_of(request: Request) -> Conditions:
 
 
 def show_lease(lease: CarriedLease) -> str:
-    """A lease as its client carries it."""
+    """A lease in the form that its client sends."""
     return base64.urlsafe_b64encode(lease.lock_value.encode()).decode().rstrip("=")
 
 
 def lease_of(asked: Asked) -> CarriedLease | None:
-    """The lease that a request names, None if it names none. Raises InvalidValue for what is none."""
+    """The lease of a request, None without the header. Raises InvalidValue if the header is not a lease."""
     if LEASE not in asked.request.headers:
         return None
     text = requests.header(asked.request, LEASE)
@@ -286,7 +286,7 @@ def lease_of(asked: Asked) -> CarriedLease | None:
 
 
 def write_under_lease(asked: Asked, context: RecordContext) -> None:
-    """Have this request write under the lease that it names, if it names one."""
+    """Let this request write under its lease, if it has one."""
     lease = lease_of(asked)
     if lease is not None:
         context.allow("lock", None)
@@ -298,7 +298,7 @@ def write_under_lease(asked: Asked, context: RecordContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OnceOnly:
-    """A request with its key and its conditions. Without a key it is made each time."""
+    """A request with its key and its conditions. Without a key, each repetition is applied."""
 
     key: str | None
     name: bytes
@@ -308,7 +308,7 @@ class OnceOnly:
 
     @classmethod
     def of(cls, asked: Asked, context: RecordContext, *others: str) -> OnceOnly:
-        """Of this request, to a record and perhaps about others. Raises InvalidValue for a key that cannot be kept."""
+        """Describe this request to a record; `others` are ids that it also names. Raises InvalidValue for a bad key."""
         key = key_of(asked)
         name = remembered_requests.name_of(key) or b""
         digest = "" if key is None else requests.digest(asked.request, *others)
@@ -316,7 +316,7 @@ class OnceOnly:
         return cls(key, name, digest, most, conditions_of(asked.request))
 
     def answered(self, entry: CachedRecord) -> Answered | None:
-        """The remembered answer, None if there is none. Raises InvalidValue if the key is another request's."""
+        """The stored answer, None if there is none. Raises InvalidValue if the key belongs to another request."""
         kept = None if self.key is None else remembered_requests.find(entry, self.name)
         if kept is None:
             return None
@@ -326,15 +326,15 @@ class OnceOnly:
         return Answered(remembered_requests.answered_at(kept), outcome)
 
     def remember(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
-        """Remember in this change, which is made for that version, what comes of it."""
+        """Store the request and its result `found` with this change, which expects the version of `entry`."""
         if self.key is not None:
             kept = [entry.version, {**found, DIGEST: self.digest}, self.key, None]
             remembered_requests.remember(self.most, changes, entry, self.name, kept)
 
-    # For what the store changes by itself
+    # For changes that the store's own functions make
 
     async def settle(self, change: Coroutine[Any, Any, Any]) -> tuple[Any, Answered | None]:
-        """Make the change: its result, or the earlier answer that `look` found. Raises Conflict."""
+        """Make the change. Returns its result, or the earlier answer that `look` found. Raises Conflict."""
         try:
             return await change, None
         except _Settled as settled:
@@ -343,13 +343,13 @@ class OnceOnly:
             return None, settled.answered
 
     async def looked(self, context: RecordContext, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The same for what may find nothing to change, and so no version to be looked at: it is looked at before."""
+        """Look before a change that may have nothing to do, and so would not call `note`; then make it."""
         if self.key is not None or self.conditions != Conditions():
             self.look(await context.read(True, VERSION))
         return await change()
 
     def look(self, entry: CachedRecord) -> None:
-        """Go on only if the request was not answered yet, and its conditions hold for this version."""
+        """Return only if the request was not answered yet, and its conditions hold for this version."""
         done = self.answered(entry)
         if done is not None:
             raise _Settled(done, None)
@@ -359,23 +359,23 @@ class OnceOnly:
             raise _Settled(None, refused) from None
 
     def note(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
-        """Look at this version, and remember in the change that is made for it what comes of it."""
+        """Look at this version, and store the result with the change that expects it."""
         self.look(entry)
         self.remember(entry, changes, **found)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A remembered answer: the version that the request made, and the rest of its outcome."""
+    """A stored answer: the version that the request made, and the rest of its outcome."""
 
     version: int
     found: dict[str, Any]
 
 
 class _Settled(Exception):
-    """Nothing is to be written: `answered` is the earlier answer, else `refused` says why.
+    """Raised when nothing is to be written: `answered` is the earlier answer, else `refused` is the reason.
 
-    It is not a Conflict, which the code that makes the change would retry.
+    It is not a Conflict, because the code that makes the change would retry that.
     """
 
     def __init__(self, answered: Answered | None, refused: Conflict | None) -> None:
@@ -385,18 +385,18 @@ class _Settled(Exception):
 
 
 def key_of(asked: Asked) -> str | None:
-    """The request's Idempotency-Key, None if it has none. Raises InvalidValue for one that cannot be kept."""
+    """The request's Idempotency-Key, None without the header. Raises InvalidValue if the key cannot be stored."""
     if IDEMPOTENCY_KEY not in asked.request.headers:
         return None
     key = requests.header(asked.request, IDEMPOTENCY_KEY)
     if not key.isascii():
-        raise InvalidValue(f"{IDEMPOTENCY_KEY} is ASCII, not {key!r:.80}")  # of other bytes two might be read as one
+        raise InvalidValue(f"{IDEMPOTENCY_KEY} is ASCII, not {key!r:.80}")  # else two keys might be read as one text
     remembered_requests.name_of(key)
     return key
 
 
 def same_request(outcome: Any, digest: str, key: str) -> None:
-    """Raise InvalidValue if the key stands for another request; what was remembered elsewhere has no digest."""
+    """Raise InvalidValue if the key belongs to another request. Turns outside the service store no digest."""
     if isinstance(outcome, dict) and outcome.get(DIGEST, digest) != digest:
         raise _another(key)
 
@@ -405,7 +405,7 @@ def _another(key: str | None) -> InvalidValue:
     return InvalidValue(f"{IDEMPOTENCY_KEY} {key!r:.80} was used for another request already")
 
 
-_TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
+_TAG = re.compile(r'"([^"]*)"')  # without the spaces around it: matching those took quadratic time
 T = TypeVar("T")
 NAMES: dict[Scope, str] = {"session": "conversation", "user": "user", "task": "task"}
 
@@ -426,7 +426,7 @@ def within(asked: Asked, id: str) -> str:
 
 
 def checked(id: str) -> str:
-    """An id that somebody gave. Raises InvalidValue and TooLarge for one that the store does not take."""
+    """Return the id if the store accepts it. Raises InvalidValue and TooLarge."""
     return Ref("session", id).id
 
 
@@ -447,16 +447,16 @@ def of(asked: Asked, scope: Scope, id: str) -> Any:
 
 
 def written_by(asked: Asked, scope: Scope) -> Any:
-    """The record that the path names, to be written under the lease that the request names."""
+    """The record that the path names, to be written under the request's lease."""
     record = handle(asked, scope)
     write_under_lease(asked, context_of(record))
     return record
 
 
 def begun(asked: Asked, id: str | None) -> str | None:
-    """The id of a record that begins: the one that was given, else of the request's key; None if it has neither.
+    """The id of a new record: the given one, else one derived from the request's key; None if it has neither.
 
-    By that a repeated request finds what the first one made, and nobody else does, whose token is another one.
+    With the derived id a repeated request finds the record of the first one. Callers with other tokens do not find it.
     """
     if id is not None:
         return within(asked, checked(id))
@@ -468,7 +468,7 @@ def begun(asked: Asked, id: str | None) -> str | None:
 
 
 def place(scope: Scope, id: str) -> dict[str, str]:
-    """The header that says where a record is."""
+    """The Location header of a record."""
     return {"Location": as_text.path(PREFIX, f"/{NAMES[scope]}s/{{}}", id)}
 
 
@@ -476,13 +476,13 @@ def place(scope: Scope, id: str) -> dict[str, str]:
 
 
 class Fresh(Query):
-    """How a record is read: `fresh` asks the server, whatever this worker knows."""
+    """With `fresh` a record is read from the server, even if this worker has it in memory."""
 
     fresh: bool = False
 
 
 def there(entry: CachedRecord, scope: Scope, id: str) -> CachedRecord:
-    """The record as it was read. Raises NotFound or Deleted if it is not there."""
+    """Return the record as it was read. Raises NotFound, or Deleted if it was deleted."""
     if entry.deleted:
         raise Deleted(f"{NAMES[scope]} {id!r:.200} was deleted at version {entry.version}", version=entry.version)
     if entry.version == 0:
@@ -491,14 +491,14 @@ def there(entry: CachedRecord, scope: Scope, id: str) -> CachedRecord:
 
 
 async def look(record: AsyncRecord, scope: Scope, fresh: bool, field: str | None = None) -> CachedRecord:
-    """The record as it is, for one who reads this field of it; None: all of it."""
+    """Read the record for a caller who may read this field; None: all fields. Raises NotFound and Deleted."""
     return there(await context_of(record).read(fresh, field), scope, record.id)
 
 
 async def whole(
     asked: Asked, record: AsyncRecord, scope: Scope, fresh: bool
 ) -> tuple[CachedRecord, Response | None, int]:
-    """The current record; the answer, if the client has this version already; the bytes of its fields, if not.
+    """Return the current record, the answer if the client already has this version, and the bytes of its fields if not.
 
     Raises InvalidValue if the fields are larger than an answer may be.
     """
@@ -512,9 +512,9 @@ async def whole(
 
 
 def not_modified(request: Request, entry: CachedRecord) -> Response | None:
-    """The answer to a client that has this version of the record already; None if it has not."""
+    """The answer to a client that already has this version of the record, else None."""
     given = requests.header(request, IF_NONE_MATCH)
-    # A field that has a deadline goes without a new version.
+    # A field with a deadline expires without a new version.
     if not given or entry.expires != NEVER:
         return None
     if given.strip() != "*" and str(entry.version) not in (tag[1] for tag in _TAG.finditer(given)):
@@ -523,7 +523,7 @@ def not_modified(request: Request, entry: CachedRecord) -> Response | None:
 
 
 def size_of(entry: CachedRecord, limits: Limits) -> int:
-    """Count the bytes of a record's fields and return them. Raises InvalidValue if an answer may not be that large."""
+    """Count and return the bytes of a record's fields. Raises InvalidValue if they are larger than an answer may be."""
     size = sum(map(len, entry.fields.values()))
     if size > limits.answer:
         raise InvalidValue(f"the fields are {size} bytes, more than {limits.answer}: read them one by one")
@@ -534,7 +534,7 @@ def size_of(entry: CachedRecord, limits: Limits) -> int:
 async def read_shown(
     context: RecordContext, page: messages.Page, limits: Limits, *, fresh: bool
 ) -> tuple[messages.Shown, int]:
-    """Fields, phase and messages of one version, as one look at the record gives them, and their size in bytes.
+    """Fields, phase and messages of one version, from a single read, and their size in bytes.
 
     Raises InvalidValue, which says how to ask for less, if they are larger than an answer may be.
     """
@@ -562,7 +562,7 @@ async def read_history(
 
 
 async def read_version(context: RecordContext, limits: Limits, *, version: int, branch: str | None = None) -> Snapshot:
-    """The record as it was at a version. Raises InvalidValue if that is larger than an answer may be."""
+    """The record at a version. Raises InvalidValue if that is larger than an answer may be."""
     return await waited.with_room(lambda: _unless_too_large(past.at(context, version, branch, most=limits.answer)))
 
 
@@ -577,7 +577,7 @@ async def _unless_too_large(read: Coroutine[Any, Any, T]) -> T:
 
 
 class Shown(Answer):
-    """A record as it is."""
+    """The current state of a record."""
 
     id: str
     version: int
@@ -613,7 +613,7 @@ async def delete(scope: Scope, asked: Asked) -> Response:
 
 
 class Erased(Answer):
-    """Whether there was something to erase."""
+    """Whether there was a record to erase."""
 
     erased: bool
 

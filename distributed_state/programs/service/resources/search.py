@@ -1,7 +1,7 @@
-"""Finding records. Law: a caller finds what is its own tenant's alone.
+"""Finding records. Law: a caller only finds records of its own tenant.
 
-A listing finds conversations, users and tasks by what they are, and search finds messages, fields and items by what
-they say.
+A listing finds conversations, users and tasks by their properties; search finds messages, fields and items by their
+content.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from distributed_state.values.model import MAX_PHASE, Scope
 from distributed_state.values.search import KINDS, Kind, SearchHit
 from distributed_state.warm.held_leases import seconds_left
 
-_LOOKED_AT = 500  # records of which it is asked whether they are held
-_TAGS = 32  # of one query: SQL takes some hundreds, and is said to be away for more
+_LOOKED_AT = 500  # records whose leases are checked
+_TAGS = 32  # of one query: SQL takes some hundreds, and more would be reported as SQL being unavailable
 
 
 # Listings
 
 
 class Listing(Query):
-    """Which records are listed.
+    """Selects the records of a listing.
 
-    Without `prefix` and `tag` the last changed first, else in the order of their ids. A `tag` is `key:text`, and may
-    stand several times: records that have all of them are listed. `after` is what the page before gave. `phase` is of
-    their state machine, `changed_since` and `changed_before` are in seconds since 1970, `larger_than` in bytes that
-    were committed. `held` are those that somebody has a lease of now: of 500 records that fit otherwise, so that there
-    may be few on a page, or none, and `after` goes on.
+    Without `prefix` and `tag` the last changed come first; else the order is that of the ids. A `tag` is `key:text`,
+    and may occur several times to list records that have all these tags. `after` is the value that the previous page
+    returned. `phase` is that of the state machine, `changed_since` and `changed_before` are in seconds since 1970,
+    `larger_than` is in committed bytes. `held` lists only records under a lease: of 500 matching records each time, so
+    a page may have few or none although `after` continues.
     """
 
     user: Id | None = None
@@ -54,10 +54,10 @@ class Listing(Query):
 
 
 class Row(Answer):
-    """A record of a listing. Times are in seconds since 1970; `cursor` continues behind it.
+    """A record of a listing. Times are in seconds since 1970; `cursor` continues after it.
 
-    `size` is in bytes that were committed, as far as they were counted. With `held`, `held_for` is how long its lease
-    lasts unless it is renewed, in seconds.
+    `size` is in committed bytes, null if they were not counted. With `held`, `held_for` is the number of seconds until
+    its lease ends unless it is renewed.
     """
 
     id: str
@@ -120,7 +120,7 @@ async def listing(scope: Scope, asked: Asked, given: Listing) -> Response:
 
 
 def narrowed(asked: Asked, prefix: str | None) -> str | None:
-    """What the ids of a listing begin with: what was asked for, within what is the caller's. Raises AccessDenied."""
+    """The prefix of ids of a listing: the requested one, narrowed to the caller's tenant. Raises AccessDenied."""
     mine = asked.caller.prefix
     if not mine or (prefix is not None and prefix.startswith(mine)):
         return prefix
@@ -133,7 +133,7 @@ def narrowed(asked: Asked, prefix: str | None) -> str | None:
 
 
 class Search(Body):
-    """What to look for; without a `query` everything, the newest first. `filter` is about objects' values."""
+    """A search; without a `query` it finds everything, the newest first. `filter` compares values of objects."""
 
     query: str | None = None
     scope: Scope | None = None
@@ -149,13 +149,13 @@ class Search(Body):
 
 
 class Hits(Answer):
-    """What was found, the most relevant first."""
+    """The hits, the most relevant first."""
 
     hits: list[SearchHit]
 
 
 async def search(asked: Asked, given: Search) -> Response:
-    """Find messages, fields and items by what they say."""
+    """Find messages, fields and items by their content."""
     if given.user is not None:
         records.within(asked, given.user)
     try:
@@ -165,7 +165,7 @@ async def search(asked: Asked, given: Search) -> Response:
     except ConfigurationError as error:
         log_seldom(str(error))
         raise HTTPException(501, "search is not set up here; the log says why") from error
-    # Not by `asdict`, which copies all that a value holds.
+    # Not with `asdict`, which copies values deeply.
     return answer({"hits": [{name: getattr(each, name) for name in SearchHit.__slots__} for each in found]})
 
 
