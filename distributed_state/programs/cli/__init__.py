@@ -1,4 +1,4 @@
-"""The command line: each module adds its commands to the one of `shell`, where it starts."""
+"""The command line. Each module adds its commands to the application in `shell`, whose `main` is the entry point."""
 
 from distributed_state.programs.cli import fleet, maintenance, records, running
 from distributed_state.programs.cli.shell import main

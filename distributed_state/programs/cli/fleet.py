@@ -1,8 +1,8 @@
-"""Commands that show the fleet: replicas, events, leases, and what a doctor finds.
+"""Commands that show the fleet: replicas, events, leases, and the findings of the doctor.
 
-Law: people and programs can read what is shown.
+Law: people and programs can read all output.
 
-A lease is named by its fencing token, and ended only if it is that one.
+A lease is named by its fencing token; ending it has no effect if the record's lease now has another token.
 """
 
 from __future__ import annotations
@@ -136,14 +136,14 @@ def tail(
                     reached[event.epoch, event.partition] = event.sequence
                 else:
                     event = events.next(0.2)
-                    # The archive and the stream overlap: what the archive has shown is skipped here.
+                    # The archive and the stream overlap: events that the archive has shown are skipped here.
                     if event is None or event.sequence <= reached.get((event.epoch, event.partition), -1):
                         continue
                 if conversation is None or event.type == "resync" or event.conversation_id == conversation:
                     _show(event, as_json)
                     left = None if left is None else left - 1
         except BrokenPipeError:
-            # The reader closed the pipe: nothing more may be written to it, not even at exit.
+            # The reader closed the pipe: nothing may be written to it from now on, not even at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
             place = events.position
@@ -153,7 +153,7 @@ def tail(
 def _past(
     store: distributed_state.StateStore, begin: float | None, types: list[str], conversation: str | None
 ) -> Iterator[distributed_state.Event]:
-    """Yield what was archived since then, the oldest first."""
+    """Yield the events archived since then, the oldest first."""
     if begin is None:
         return
     after = "oldest"
@@ -270,7 +270,7 @@ def doctor(
 
 def _findings(context: typer.Context) -> list[distributed_state.Finding]:
     try:
-        # It does not archive itself: whether others do is what is asked.
+        # This store does not archive, because the doctor must see whether others do.
         with open_existing(context, archiver=False) as store:
             return store.doctor()
     except (Unavailable, NotFound) as error:

@@ -1,7 +1,7 @@
 """Commands for operators: they keep the archive small, current and searchable, and move records between stores.
 
-Law: what cannot be undone asks first, and a command that was ended is run again without harm. What comes in comes
-whole, record by record. A token of the HTTP service's callers is shown once, when it is made.
+Law: a command that cannot be undone asks first, and an interrupted command can be run again without harm. Each record
+is imported whole or not at all. A token for callers of the HTTP service is shown only once, when it is made.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def reencrypt(
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
-    done: distributed_state.Reencrypted | None = None  # None: nothing was looked at, as without keys
+    done: distributed_state.Reencrypted | None = None  # None: no record was examined, as without keys
 
     def show(now: distributed_state.Reencrypted) -> None:
         nonlocal done
@@ -193,7 +193,7 @@ def migrate(context: typer.Context) -> None:
 
     Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
     """
-    # Not a store: SQL's tables are nothing that Redis need be there for.
+    # Not a store: SQL's tables can be migrated without Redis.
     from distributed_state.cold.store import ColdStore
     from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE, resolve
 
@@ -374,7 +374,7 @@ def _minute(seconds: float) -> str:
 
 
 def _is_such(tokens: Any, path: Path, prefix: str, rights: set[str], actor: str) -> bool:
-    """Whether the file holds a token that is valid and as it is wanted."""
+    """Whether the file holds a valid token with this prefix, these rights and this actor."""
     from distributed_state.values import access_tokens
 
     try:
@@ -390,7 +390,7 @@ def _is_such(tokens: Any, path: Path, prefix: str, rights: set[str], actor: str)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that its owner alone may read, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on."""
     from distributed_state.settings import private_opener
 
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -401,7 +401,7 @@ def _write(path: Path, text: str) -> None:
 
 _HEADER = '{"format":'
 _SCOPES = ("user", "app", "task", "session")
-_MINUTE = 60.0  # a listing has the newest change first, to the minute
+_MINUTE = 60.0  # a listing is sorted by the newest change only to the minute
 
 
 @app.command()
@@ -449,7 +449,7 @@ def _export_all(store: distributed_state.StateStore, file: TextIO) -> None:
 
 
 def _everything(store: distributed_state.StateStore, scope: str) -> Iterator[distributed_state.SessionInfo]:
-    """All records of a scope, each once, those too that are changed meanwhile, and listed further up then."""
+    """Yield each record of a scope once, including records that move to the front as they change meanwhile."""
     seen = set[str]()
     store.archive()
     until = float("-inf")
@@ -518,7 +518,7 @@ def import_(
 
 
 def _records(lines: Iterable[str], file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of each record, with the number of its first."""
+    """Yield the lines of each record, with the number of its first line."""
     record: list[str] = []
     first = 1
     try:
@@ -646,7 +646,7 @@ def _adopt(
     if into is not None:
         more["into"] = named(into)
     frame, framework = _loaded("adopting"), _loaded(part)
-    done: Any = None  # until it is known what there is
+    done: Any = None  # until the source's threads are known
 
     def show(now: Any) -> None:
         nonlocal done
@@ -670,7 +670,7 @@ def _adopt(
         raise ConfigurationError(f"a driver for {source.partition('://')[0]} is not installed: {error}") from error
     except (StateError, OSError, typer.Exit):
         raise
-    except Exception as error:  # of whatever the source is
+    except Exception as error:  # the source may raise errors of any library
         _log.debug("the source", exc_info=True)
         raise StateError(f"the source: {type(error).__name__}: {error}") from error
     finally:

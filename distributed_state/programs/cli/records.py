@@ -1,9 +1,9 @@
-"""Commands that read records and their past, change records, and publish events to the fleet.
+"""Commands that read records and their history, change records, and publish events to the fleet.
 
-Law: a command that reads changes nothing but which records are in Redis. A command that cannot be undone asks first,
-and each command that writes prints what was written.
+Law: a command that reads may load records into Redis, but changes nothing else. A command that cannot be undone asks
+first, and each command that writes prints what was written.
 
-A listing says what more there may be, with how to go on. A time is read as its writer meant it, or refused.
+A listing says whether more rows may follow, and how to continue. An ambiguous time is refused.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _said(message: distributed_state.Message) -> str:
 
 
 def _took(times: distributed_state.TurnTimes | None) -> list[str]:
-    """How long a turn took, and what of it the most; nothing of what no turn did."""
+    """The time of a turn and its largest part; empty for other commits."""
     from distributed_state.values.turn_times import spent
 
     it = spent(None if times is None else asdict(times))
@@ -217,7 +217,7 @@ def sessions(
     now = time.time()
     since = moment("--changed-since", changed_since, now)
     before = moment("--changed-before", changed_before, now)
-    # Not by an archiver of its own: the list would depend on how far that has come.
+    # Without an archiver of its own, whose progress would change the list.
     with open_to_list(context, archiver=False) as store:
         rows = store.sessions(
             user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh, phase=phase,

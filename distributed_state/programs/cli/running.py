@@ -1,7 +1,7 @@
 """Commands that run until they are ended, or for a while. Law: Ctrl-C ends them cleanly.
 
-`serve` and `inspect` serve a store over HTTP, to its callers or to a browser on this machine alone: what HTTP needs is
-imported only when it is asked for, and other users of the machine get nothing from `inspect`. A demo is real, verifies
+`serve` serves a store over HTTP to its callers, `inspect` to a browser on this machine only; other users of the machine
+get nothing from it. The libraries of HTTP are imported only for these commands. A demo uses real servers, verifies
 itself, and leaves nothing running.
 
 Design: section 28.
@@ -109,7 +109,7 @@ def replay(
     result = replay(plan, err)
     show(result, out)
     if report is not None:
-        # Differences show what users said.
+        # The file is private, as differences show users' messages.
         with open(report, "w", encoding="utf-8", opener=private_opener) as file_of_report:
             file_of_report.write(json.dumps(result.to_dict(), indent=2) + "\n")
     if result.differences:
@@ -137,7 +137,7 @@ def opperator(
     from distributed_state.adapters.opperator.wire import standard_streams
 
     for handler in logging.getLogger().handlers:
-        # The agent's log goes to the daemon as messages; only tracebacks, which those lack, are printed here too.
+        # The agent's log goes to the daemon as messages. They lack tracebacks, so only those are also printed here.
         handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
     with standard_streams() as (stdin, stdout):
         kind = named(agent)
@@ -155,7 +155,7 @@ def _progress(store: distributed_state.StateStore) -> str:
     try:
         stats = store.stats()
     except StateError as error:
-        # An archiver goes on while its servers restart.
+        # An archiver continues while its servers restart.
         return f"waiting: {error}"
     archived = stats["archived"]
     return f"{archived} commit{'s' * (archived != 1)} archived here, {stats['unarchived']} waiting"
@@ -376,14 +376,14 @@ def serve(
 
 
 def _inspector() -> Any:
-    """The pages. Imported only if they are asked for."""
+    """The inspector's pages, imported only if they are served."""
     from distributed_state.programs import inspector
 
     return inspector.inspector
 
 
 def _mcp() -> tuple[Any, ...]:
-    """The endpoint of MCP. Imported only if it is asked for: its SDK takes 25 MB."""
+    """The endpoint of MCP, imported only if it is served, as its SDK takes 25 MB."""
     try:
         from distributed_state.programs.service import mcp
     except ImportError as error:
@@ -414,7 +414,7 @@ def inspect(
     tickets = inspector.Tickets(key)
 
     async def opened() -> distributed_state.AsyncStateStore:
-        # No replica that archives, or that the fleet counts: somebody who looks.
+        # It only reads: it does not archive, and the fleet does not count it as a replica.
         return await distributed_state.AsyncStateStore.open(
             **context.obj, access=service.callers_policy(), archiver=False, beat=0.0
         )

@@ -1,7 +1,7 @@
-"""The command `distributed-state`. Laws: it uses what any program may use; an error is one line on stderr.
+"""The command `distributed-state`. Laws: it only uses what any program may use; an error is one line on stderr.
 
-Commands name what they need of the package as `distributed_state.StateStore`, which is loaded as they run, so that
-`--help` and a mistyped option are answered without Redis' and SQL's libraries.
+Commands refer to the package as `distributed_state.StateStore`, which is loaded as they run. So `--help` and mistyped
+options are answered without loading the libraries of Redis and SQL.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _HELP = (
 )
 log = logging.getLogger(__name__)
 _WIDE = 200
-_PEEK = 2.0  # seconds for SQL to say whether there is a namespace; while SQL is unavailable Redis knows
+_PEEK = 2.0  # seconds for SQL to answer whether a namespace exists; while SQL is unavailable Redis knows
 
 
 class _Commands(TyperGroup):
-    """The commands. An error about a global option that stands after a command says where it belongs."""
+    """The commands. For a global option after a command, the error says that it belongs before the command."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # click's NoSuchOption, which recent releases of typer have a copy of
+            # click's NoSuchOption; recent releases of typer have their own copy of it
             name = getattr(error, "option_name", None)
             if type(error).__name__ == "NoSuchOption" and any(name in each.opts for each in self.params):
                 error.message += f"; it stands before the command: distributed-state {name} ..."  # type: ignore[attr-defined]
@@ -68,12 +68,12 @@ def group(name: str, help: str) -> typer.Typer:
     return made
 
 
-# Without emoji: rich would read the record "session:a:" as one.
+# Without emoji: rich would read a part of the record "session:a:" as one.
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 for _console in (out, err):
     if not _console.is_terminal and "COLUMNS" not in os.environ:
-        _console.width = _WIDE  # rich would take 80, and tables of a container's commands want more
+        _console.width = _WIDE  # rich would assume 80, too narrow for the tables of commands in a container
 
 _URL = "Redis or Valkey; by default the embedded store of the current folder."
 _ARCHIVE = "SQL database, such as postgresql+psycopg://... or sqlite:///..."
@@ -122,23 +122,23 @@ def options(
 
 @contextmanager
 def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
-    """Open the store that the options name, for the time of one command."""
+    """Open the store that the options name, for one command."""
     opened: list[str] = []
     try:
-        # No heartbeat: a command that lasts a moment is not a replica of the fleet.
+        # No heartbeat: a short command is not a replica of the fleet.
         with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
             if isinstance(store, distributed_state.StateStore):  # a store behind a service is not a replica
                 opened.append(store.replica)
                 logs.opened(store.replica)
             yield store
     finally:
-        for each in opened:  # only now: what is said of its end is its own, too
+        for each in opened:  # only now, so that log lines about its end still carry its id
             logs.closed(each)
 
 
 @contextmanager
 def ending_in_the_log() -> Iterator[None]:
-    """Of a command that runs on: what ends it is a line of its log, unless a terminal shows that."""
+    """Log the error that ends a long-running command, unless a terminal shows it."""
     try:
         yield
     except (StateError, OSError) as error:
@@ -150,7 +150,7 @@ def ending_in_the_log() -> Iterator[None]:
 
 @contextmanager
 def open_existing(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
-    """Open a store to read from: where there is none, none is made, and a database gets no tables. Raises NotFound."""
+    """Open an existing store to read from. Raises NotFound if there is none; it creates neither store nor tables."""
     require_existing(context)
     with open_store(context, **settings) as store:
         yield store
@@ -172,7 +172,7 @@ def require_existing(context: typer.Context) -> None:
 
 @contextmanager
 def open_to_list(context: typer.Context, **settings: Any) -> Iterator[Any]:
-    """Open a store to list from; while Redis is unavailable, open the archive alone and say what is missing."""
+    """Open a store to list from. While Redis is unavailable, open only the archive and print what is missing."""
     missing = "what is not archived yet is missing here"
     with _opened_or_archive(context, open_existing(context, **settings), missing) as store:
         yield store
@@ -180,7 +180,7 @@ def open_to_list(context: typer.Context, **settings: Any) -> Iterator[Any]:
 
 @contextmanager
 def open_to_tidy(context: typer.Context) -> Iterator[Any]:
-    """Open a store to clean up its archive; while Redis is unavailable, open the archive alone and say so."""
+    """Open a store to clean up its archive. While Redis is unavailable, open only the archive and say so."""
     with _opened_or_archive(context, open_store(context), "what is not archived yet stays as it is") as store:
         yield store
 
@@ -225,7 +225,7 @@ def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distr
 
     if scope not in SCOPES:
         raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
-    return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that gives its records
+    return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that returns its records
 
 
 def print_json_lines(values: Iterable[Any]) -> None:
@@ -234,7 +234,7 @@ def print_json_lines(values: Iterable[Any]) -> None:
 
 
 def say_more(cursor: str) -> None:
-    """Say that there may be more rows, and how to go on."""
+    """Say that there may be more rows, and how to continue."""
     err.print(f"more may follow: --after {cursor}", markup=False, highlight=False)
 
 
@@ -266,7 +266,7 @@ def span(option: str, text: str) -> float:
 
 
 def ago(seconds: float) -> str:
-    """A length of time in its largest unit, as `moment` reads it."""
+    """A length of time in its largest unit, in the form that `moment` reads."""
     unit = max((each for each in _SECONDS if _SECONDS[each] <= max(seconds, 1)), key=_SECONDS.__getitem__)
     return f"{max(seconds, 0) // _SECONDS[unit]:.0f}{unit}"
 
@@ -297,12 +297,12 @@ def named(place: str) -> Any:
 
 
 def given_search(how: str | None) -> dict[str, Any]:
-    """The setting that `--search` names, none if it was not given."""
+    """The setting that `--search` names; empty if it was not given."""
     return {} if how is None else {"search": named(how)}
 
 
 def stop_on_signals() -> Callable[[], bool]:
-    """Catch SIGTERM and Ctrl-C, for a command that ends its loop itself: the result says whether one came."""
+    """Catch SIGTERM and Ctrl-C for a command that ends its loop itself. The result returns whether one came."""
     received: list[int] = []
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda number, _: received.append(number))
@@ -310,7 +310,7 @@ def stop_on_signals() -> Callable[[], bool]:
 
 
 class _Terminated:
-    """SIGTERM as a Ctrl-C with exit code 143: asyncio cancels its tasks on KeyboardInterrupt, and on nothing else."""
+    """Treats SIGTERM as a Ctrl-C with exit code 143, as asyncio cancels its tasks only on KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.received = False
@@ -332,7 +332,7 @@ def main() -> None:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stdout is a TextIOWrapper
     try:
         app()
-    except KeyboardInterrupt:  # before typer listens
+    except KeyboardInterrupt:  # before typer handles it
         sys.exit(128 + signal.SIGINT)
     except (StateError, OSError) as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""The screen of `top`, in a terminal again and again. Law: text of others is shown escaped, and cut to fit."""
+"""The screen of `top`, repeated in a terminal. Law: text from the store is escaped, and cut to fit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from distributed_state.store.fleet import FleetLooks, Overview, ReplicaRates
 from distributed_state.store.lifecycle import twin_of
 
 _SAMPLE = 0.25  # seconds between two looks at the ends of the journals
-_OLD = 10.0  # seconds that a commit waits for SQL before that is shown in red
-_SILENT = 10.0  # and that a replica was not heard of
-_FRAME = 9  # lines of the screen that are no rows of a table
+_OLD = 10.0  # seconds that a commit waits for SQL before it is shown in red
+_SILENT = 10.0  # seconds without a heartbeat before a replica is shown in red
+_FRAME = 9  # lines of the screen besides the rows of its tables
 
 
 class Watched:
-    """A store's fleet, looked at every `interval` seconds."""
+    """A store's fleet, observed every `interval` seconds."""
 
     def __init__(self, store: distributed_state.StateStore, interval: float) -> None:
         twin = twin_of(store)
@@ -35,14 +35,14 @@ class Watched:
         self._interval = interval
 
     def once(self) -> Overview:
-        """Two looks, an interval apart: the second one. Raises WarmUnavailable."""
+        """Look twice, an interval apart, and return the second overview. Raises WarmUnavailable."""
         finish(self._watch.look())
         self._wait()
         return finish(self._watch.look())
 
     def live(self, console: Console) -> None:
         """Show the fleet until Ctrl-C."""
-        logging.disable(logging.ERROR)  # the screen says which server is unavailable, and lines of a log would break it
+        logging.disable(logging.ERROR)  # log lines would break the screen, which shows which server is unavailable
         seen: Overview | None = None
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
@@ -60,10 +60,10 @@ class Watched:
             try:
                 finish(self._watch.sample())
             except StateError:
-                return  # the look that follows says so
+                return  # the next look reports it
 
     def shown(self, seen: Overview | None, away: str = "", *, rows: int) -> RenderableType:
-        """One screen. `away` says why Redis does not answer; then what was seen before is shown, as such."""
+        """One screen. If `away` says why Redis does not answer, the last overview is shown and marked as old."""
         head = Text.assemble(("distributed-state top", "bold"), f"  namespace {printable(self._namespace)}  ")
         head.append(time.strftime("%H:%M:%S"), style="dim")
         parts: list[RenderableType] = [head]
@@ -122,7 +122,7 @@ def _replicas(seen: Overview, rows: int) -> Table:
 
 
 def _slowness(each: ReplicaRates) -> tuple[bool, float]:
-    """Archivers come last: what they do is a batch, and takes longer than a turn's commit."""
+    """Sort archivers last: their operations are batches, which take longer than a turn's commit."""
     return each.replica.role == "archiver", -(each.milliseconds or 0.0)
 
 
