@@ -1,4 +1,4 @@
-"""A store behind its HTTP service, by the names of the store. Law: a name means here what it means there, or is not.
+"""A store behind its HTTP service. Law: a name has the same meaning as in the direct store, or does not exist.
 
 Design: section 26.
 """

@@ -71,7 +71,7 @@ class RemoteLease:
         return self
 
     def release(self) -> None:
-        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        """Give the record back. Has no effect on a lost lease: only its own holder can release it."""
         finish(self._twin.release())
 
     def __enter__(self) -> Self:
@@ -111,8 +111,8 @@ class RemoteItems:
         page = notes.list(prefix="2026-", limit=50)
         print([item.key for item in page.items])
 
-    Each change is a commit of the record, which begins with it if it is not there. With `version` a read gives what
-    was so at that version of the record.
+    Each change is a commit of the record, which is created if it does not exist. With `version` a read returns the
+    items as they were at that version of the record.
     """
 
     def __init__(self, twin: AsyncRemoteItems) -> None:
@@ -137,7 +137,7 @@ class RemoteItems:
         return finish(self._twin.find(key, version=version))
 
     def exists(self, key: str, *, version: int | None = None) -> bool:
-        """Tell whether there is such an item."""
+        """Return whether such an item exists."""
         return finish(self._twin.exists(key, version=version))
 
     def list(
@@ -159,8 +159,8 @@ class RemoteItems:
             while page.next is not None:
                 page = notes.list(limit=100, after=page.next)
 
-        Those whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest first, or
-        with `reverse` the greatest: then go on with `before=page.next`.
+        Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
+        first, or with `reverse` the greatest: then go on with `before=page.next`.
         """
         return finish(
             self._twin.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
@@ -178,7 +178,7 @@ class RemoteItems:
     ) -> int:
         """Put an item and return the record's new version.
 
-        With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one.
+        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
         """
         return finish(
             self._twin.put(key, value, if_absent=if_absent, if_present=if_present, durability=durability, **others)
@@ -187,14 +187,14 @@ class RemoteItems:
     def put_many(self, values: Mapping[str, Any], *, if_absent: bool = False, durability: str | None = None) -> int:
         """Put several items in one commit, 1,000 at most, and return the record's new version.
 
-        With `if_absent` Conflict, and nothing is written, if there is any of them.
+        With `if_absent`, raises Conflict and writes nothing if any of them exists.
         """
         return finish(self._twin.put_many(values, if_absent=if_absent, durability=durability))
 
     def delete(self, *keys: str, if_present: bool = False, durability: str | None = None, **others: Never) -> int:
-        """Delete items in one commit and return the record's new version. One that is not there is no error.
+        """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present` Conflict, and nothing is written, if any is not there.
+        With `if_present`, raises Conflict and writes nothing if any does not exist.
         """
         return finish(self._twin.delete(*keys, if_present=if_present, durability=durability, **others))
 
@@ -209,8 +209,8 @@ class RemoteRecord:
         visits = user.increment("visits")
         assert user.get_all() == {"language": "nb", "visits": visits}
 
-    Each read asks the service, whatever `fresh` says: with it the service asks Redis, too. Each write is sent again
-    while its answer is lost, and applied once.
+    Each read asks the service; with `fresh` the service asks Redis as well. Each write is sent again while its reply is
+    lost, and applied once.
     """
 
     def __init__(self, twin: AsyncRemoteRecord) -> None:
@@ -223,7 +223,7 @@ class RemoteRecord:
 
     @property
     def ref(self) -> Ref:
-        """What the record is called: its scope and id."""
+        """The record's scope and id."""
         return self._twin.ref
 
     @property
@@ -232,15 +232,15 @@ class RemoteRecord:
         return self._twin.id
 
     def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
-        """Read one field, or `default` if it is not there. `max_staleness` below what the service has asks Redis."""
+        """Read one field, or `default` if it is not there. A `max_staleness` below the service's makes it ask Redis."""
         return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_staleness))
 
     def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether a field is there."""
+        """Return whether a field exists."""
         return finish(self._twin.has(key, fresh=fresh, max_staleness=max_staleness))
 
     def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
-        """Read all fields, as a dict of the caller's own; {} for a record never written."""
+        """Read all fields, as a new dict; {} for a record never written."""
         return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
 
     def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
@@ -248,11 +248,11 @@ class RemoteRecord:
         return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
 
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether the record was written and not deleted since."""
+        """Return whether the record was written and not deleted since."""
         return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
 
     def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
-        """Read the tags, texts by key in order; {} if it has none."""
+        """Read the tags, texts by key in order; {} without tags."""
         return finish(self._twin.tags(fresh=fresh, max_staleness=max_staleness))
 
     def items(self, collection: str) -> RemoteItems:
@@ -286,7 +286,7 @@ class RemoteRecord:
         return finish(self._twin.set_many(values, ttl=ttl, expect_version=expect_version, durability=durability))
 
     def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
-        """Delete one field and return the new version. A field that is not there is no error."""
+        """Delete one field and return the new version. A missing field is not an error."""
         return finish(self._twin.delete(key, expect_version=expect_version, durability=durability))
 
     def clear(self, *, messages: bool = False, items: bool = False, durability: str | None = None) -> int:
@@ -302,7 +302,7 @@ class RemoteRecord:
         return finish(self._twin.append_to(key, *items, durability=durability))
 
     def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
-        """Add to a number, atomically, and return the sum. A field that is not there counts as 0."""
+        """Add to a number, atomically, and return the sum. A missing field counts as 0."""
         return finish(self._twin.increment(key, by, durability=durability))
 
     def write(
@@ -332,7 +332,7 @@ class RemoteRecord:
             )
             print(written.version, written.results["questions"])
 
-        Of `expect_version` and `expect_exists` one can be given.
+        Only one of `expect_version` and `expect_exists` can be given.
         """
         return finish(
             self._twin.write(
@@ -354,7 +354,7 @@ class RemoteRecord:
         )
 
     def transaction(self, *, durability: str | None = None) -> RemoteTransactionBody:
-        """Change several fields by what they hold: read at the beginning, one commit at the end, or Conflict.
+        """Change several fields in `with`: they are read at the beginning, and one commit, or Conflict, ends it.
 
         Example::
 
@@ -367,7 +367,7 @@ class RemoteRecord:
         return RemoteTransactionBody(self._twin.transaction(durability=durability))
 
     def apply(self, change: Callable[[RemoteTransaction], T], *, durability: str | None = None, **others: Never) -> T:
-        """Do the same in a function, which is called again while others are faster; return what it returns."""
+        """Run `change(transaction)`, commit, and return its result; on a conflict, retry on the newest state."""
         return finish(self._twin.apply(change, durability=durability, **others))
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, **others: Never) -> RemoteLease:
@@ -378,9 +378,9 @@ class RemoteRecord:
             with record.lock(wait=5.0) as lease:
                 record.set("seat", "12A")
 
-        Writes inside carry the lease, others' raise Locked. It is renewed in the background until it is released, and
-        ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the body goes on
-        until then.
+        Writes inside carry the lease; others' writes raise Locked. It is renewed in the background until it is
+        released, and ends `ttl` seconds (1 to 600) after its holder died. After it is lost, writes raise Fenced; the
+        body is not interrupted.
         """
         return RemoteLease(self._twin.lock(wait=wait, ttl=ttl, **others))
 
@@ -401,21 +401,21 @@ class RemoteRecord:
         return finish(self._twin.history(after=after, before=before, limit=limit, branch=branch))
 
     def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
-        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
+        """Read the record at a version, with messages and phase. Raises NotFound if it never existed or was purged."""
         return finish(self._twin.at(version=version, branch=branch))
 
     def branches(self) -> list[Branch]:
-        """Read which commits were acknowledged and are not continued by the record, by branch."""
+        """Read the branches: acknowledged commits that the record does not continue."""
         return finish(self._twin.branches())
 
     def drop_branch(self, branch: str) -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
         return finish(self._twin.drop_branch(branch))
 
     def checkpoint(self, label: str) -> int:
-        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+        """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
-        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        A name is text of 1 to 500 characters, else InvalidValue; a name that is used again moves to the new version.
         """
         return finish(self._twin.checkpoint(label))
 
@@ -427,14 +427,14 @@ class RemoteRecord:
         limit: int | None = None,
         order: Literal["asc", "desc"] = "asc",
     ) -> list[Checkpoint]:
-        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+        """Read the named versions between two versions (exclusive), oldest first; at most `limit`.
 
         One request for each 500.
         """
         return finish(self._twin.checkpoints(after=after, before=before, limit=limit, order=order))
 
     def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""
+        """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version."""
         return finish(self._twin.rollback(steps=steps, label=label, version=version))
 
     def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
@@ -485,7 +485,7 @@ class RemoteSession(RemoteRecord):
         ttl: float = 30.0,
         **others: Never,
     ) -> RemoteTurnBody:
-        """Serve one request inside `with`: what is changed there is one commit at its end, or nothing.
+        """Serve one request inside `with`: its changes are one commit at the end, or nothing.
 
         Example::
 
@@ -494,9 +494,9 @@ class RemoteSession(RemoteRecord):
                     turn.append({"role": "user", "content": "Where to?"})
                     turn.outcome = "Oslo."
 
-        The conversation is held by a lease meanwhile, as by `lock`. A `request_id` that was answered before, here or on
-        the direct store, gives `turn.repeated` and the first one's `turn.outcome`. If a turn runs already, this one
-        waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
+        A lease holds the conversation meanwhile, as with `lock`. A `request_id` that was answered before, here or by
+        the direct store, gives `turn.repeated` and the first turn's `turn.outcome`. If a turn is already running, this
+        one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
         `request_id`.
         """
         return RemoteTurnBody(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, **others))
@@ -518,8 +518,8 @@ class RemoteSession(RemoteRecord):
     ) -> list[Message]:
         """Read the last messages, or all, or a page of them, oldest first. One request for each 500.
 
-        A message that was read knows its `number`. `after` and `before` are such numbers, both exclusive; `limit` is
-        how many from the beginning, which with `order="desc"` is the newest.
+        Each message has its `number`. `after` and `before` are such numbers, both exclusive; `limit` counts from the
+        beginning, or with `order="desc"` from the newest.
         """
         return finish(
             self._twin.messages(
@@ -544,7 +544,7 @@ class RemoteSession(RemoteRecord):
         fresh: bool = False,
         max_staleness: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Read messages as `messages` does, as dicts, the caller's own, with `number` and `timestamp`."""
+        """Read messages as `messages` does, as new dicts, with `number` and `timestamp`."""
         return finish(
             self._twin.raw_messages(
                 last=last,
@@ -558,11 +558,11 @@ class RemoteSession(RemoteRecord):
         )
 
     def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
-        """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
+        """Read one message by its number. Raises NotFound if it does not exist or is no longer shown."""
         return finish(self._twin.message(number, fresh=fresh, max_staleness=max_staleness))
 
     def pop_message(self, *, durability: str | None = None) -> Message | None:
-        """Take the last message back, in one commit, and return it; None if the conversation shows none."""
+        """Remove the last message, in one commit, and return it; None if the conversation shows none."""
         return finish(self._twin.pop_message(durability=durability))
 
     def replace_messages(
@@ -573,27 +573,27 @@ class RemoteSession(RemoteRecord):
         expect_last: int | None = None,
         durability: str | None = None,
     ) -> int:
-        """Show these in place of all messages behind the one numbered `after`, in one commit; the new version.
+        """Replace all messages after the one numbered `after` by these, in one commit; the new version.
 
-        Without `after` in place of all. Conflict if that one, or `expect_last` as the last, is not shown any more.
+        Without `after` it replaces all. Raises Conflict if `after` is no longer shown or `expect_last` is not the last.
         """
         return finish(
             self._twin.replace_messages(messages, after=after, expect_last=expect_last, durability=durability)
         )
 
     def lifetime(self) -> Lifetime:
-        """Read how long the session lives: what is set, and when it ends if nobody writes any more."""
+        """Read the session's lifetime: its settings, and when it ends without further writes."""
         return finish(self._twin.lifetime())
 
     def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
-        What is not given is without end. One commit, in place of what was set before.
+        None means unlimited. One commit, which replaces the earlier settings.
         """
         return finish(self._twin.set_lifetime(idle=idle, lifetime=lifetime))
 
     def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
-        """Read the phase, None if it has none."""
+        """Read the phase, None if none was set."""
         return finish(self._twin.phase(fresh=fresh, max_staleness=max_staleness))
 
     def transition(
@@ -604,9 +604,9 @@ class RemoteSession(RemoteRecord):
         set: Mapping[str, Any] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
-        """Move the phase along the table by an event, in one commit with what else changes; the new phase.
+        """Move the phase along the table by an event, in one commit with other changes; the new phase.
 
-        Two requests. Raises InvalidTransition, and nothing is written, if the event leads nowhere from there.
+        Two requests. Raises InvalidTransition, and writes nothing, if the event is not allowed in the present phase.
         """
         return finish(self._twin.transition(event, machine=machine, set=set, append=append))
 
@@ -621,8 +621,8 @@ class RemoteEvents:
             while (event := events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `for event in events` waits without limit. Listening begins when it is entered, or first asked. An event of
-    type `resync` says that some were missed: reload what you keep.
+    `for event in events` waits without limit. Listening begins on entry, or with the first request for an event.
+    An event of type `resync` says that some were missed: reload the data that you keep.
     """
 
     def __init__(self, twin: AsyncRemoteEvents) -> None:
@@ -630,7 +630,7 @@ class RemoteEvents:
 
     @property
     def position(self) -> str:
-        """How far these events are, the last one that was returned included: text for `since=` of others."""
+        """The position after the last returned event: text for `since=` of another stream."""
         return self._twin.position
 
     def next(self, timeout: float | None = None) -> Event | None:
@@ -671,7 +671,7 @@ class RemoteStore:
             session.set("city", "Oslo")
             assert session.get("city") == "Oslo"
 
-    Each read is a request: nothing is cached here. A name of the direct store that is not there says why.
+    Each read is a request: nothing is cached here. A method that only the direct store has raises an error with advice.
     """
 
     def __init__(self, twin: AsyncRemoteStore) -> None:
@@ -688,10 +688,10 @@ class RemoteStore:
     ) -> Self:
         """Open a store behind a service: `with RemoteStore.open(url) as store`.
 
-        `token` is that of the service, else what DISTRIBUTED_STATE_TOKEN holds, or the file that
-        DISTRIBUTED_STATE_TOKEN_FILE names; `url` may be in DISTRIBUTED_STATE_URL. A request that fails is repeated for
-        `retry_for` seconds; one that is running waits `timeout` at most for the service to say something. Raises
-        ConfigurationError, Unauthenticated for a token that the service does not know, and Unavailable.
+        `token` is that of the service; by default it comes from DISTRIBUTED_STATE_TOKEN, or from the file that
+        DISTRIBUTED_STATE_TOKEN_FILE names; `url` may be in DISTRIBUTED_STATE_URL. A failed request is repeated for
+        `retry_for` seconds; a running one waits at most `timeout` for data from the service. Raises ConfigurationError,
+        Unauthenticated for an unknown token, and Unavailable.
         """
         place = checked(url, token, retry_for, timeout)
         store = cls(AsyncRemoteStore(place.url, BlockingHttp(place), retry_for=retry_for, timeout=timeout))
@@ -707,7 +707,7 @@ class RemoteStore:
         finish(self._twin.__aexit__(kind, error, trace))
 
     def close(self) -> None:
-        """Drop the connections. Harmless when it is closed already."""
+        """Drop the connections. Has no effect on a closed store."""
         finish(self._twin.close())
 
     def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> RemoteSession:
@@ -751,8 +751,8 @@ class RemoteStore:
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
-        With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`. With a `phase`,
-        bounds of their last change and `larger_than` bytes only those that fit.
+        With a `prefix` or `tags` in order of their ids. Unarchived records are listed if `fresh`. With a `phase`,
+        bounds of their last change and `larger_than` bytes only matching records.
         """
         return finish(
             self._twin.sessions(
@@ -771,7 +771,7 @@ class RemoteStore:
         )
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """List the branches of all records: what was acknowledged and is not continued."""
+        """List the branches of all records: acknowledged commits that are not continued."""
         return finish(self._twin.branches(limit=limit, after=after))
 
     def search(
@@ -789,7 +789,7 @@ class RemoteStore:
         offset: int = 0,
         fresh: bool = False,
     ) -> list[SearchHit]:
-        """Find messages, fields and items by what they say, the most relevant first."""
+        """Find messages, fields and items by their text, the most relevant first."""
         return finish(
             self._twin.search(
                 query,
@@ -813,29 +813,29 @@ class RemoteStore:
     def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List who holds which records, and who waits for them; those held longest first."""
+        """List the holders of records, and their waiters; those held longest first."""
         return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
 
     def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, whoever holds it; False if it is not held any more."""
+        """End the lease with this fencing token, for any holder; False if it is no longer held."""
         return finish(self._twin.end_lease(id, token, scope=scope))
 
     def events(self, *types: str, since: str | None = None, **others: Never) -> RemoteEvents:
-        """Events as they come, for `for`; better inside `with`, which says when that is over.
+        """Events as they come, for `for`; better inside `with`, which closes the stream at its end.
 
         Example::
 
             with store.events("conversation.*") as events:
                 event = events.next(timeout=1.0)
 
-        `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
+        `types` are names or patterns as "mail.*"; `since` is the `position` of another stream, to continue from there.
         """
         return RemoteEvents(self._twin.events(*types, since=since, **others))
 
     def compact(self, *, older_than: float = 86400.0, **others: Never) -> dict[str, int]:
         """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
 
-        A service ends a request after its time (30 s): then Unavailable is raised, and called again it goes on.
+        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """
         return finish(self._twin.compact(older_than=older_than, **others))
 
@@ -849,9 +849,9 @@ class RemoteStore:
         events_older_than: float | None = None,
         branches_older_than: float | None = None,
     ) -> dict[str, int]:
-        """Remove what is old from SQL; the present state of live records stays readable. Returns counts.
+        """Remove old data from SQL; the present state of live records stays readable. Returns counts.
 
-        A service ends a request after its time (30 s): then Unavailable is raised, and called again it goes on.
+        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """
         return finish(
             self._twin.purge(

@@ -1,4 +1,4 @@
-"""Records behind a service, asyncio API, and their history. Law: a method is one request, or says how many.
+"""Records behind a service, asyncio API, and their history. Law: a method is one request, or names its number.
 
 Handles hold no state. The names, options and errors are those of the direct store's `AsyncRecord`, whose docstrings say
 more. History is read, or made current by a new version; it is never rewritten.
@@ -38,7 +38,7 @@ _GONE: Any = object()
 
 
 class RemoteTransaction(MutableMapping[str, Any]):
-    """The record's fields as a dict. What is changed here is one commit at the end, or nothing.
+    """The record's fields as a dict. All changes are one commit at the end, or nothing.
 
     As in a dict, changing a list or object that was read or set here changes the field.
     """
@@ -48,7 +48,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._now: dict[str, Any] = {}
         self._more: dict[str, Any] = {}
         self._messages: list[dict[str, Any]] = []
-        self._tags: dict[tuple[str, str], str] = {}  # what becomes of a tag: "tag" or "untag"
+        self._tags: dict[tuple[str, str], str] = {}  # the change of each tag: "tag" or "untag"
         self._items: dict[tuple[str, str], dict[str, Any]] = {}
         self._set: set[str] = set()
         self._over = False
@@ -102,7 +102,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._add("tag", key, texts)
 
     def untag(self, key: str, *texts: str) -> None:
-        """Take tags away with this commit."""
+        """Remove tags with this commit."""
         self._open()
         self._add("untag", key, texts)
 
@@ -121,14 +121,14 @@ class RemoteTransaction(MutableMapping[str, Any]):
         keep: bool = False,
         **others: Never,
     ) -> None:
-        """Put an item of the record with this commit. `keep` leaves one that is there then as it is."""
+        """Put an item of the record with this commit. `keep` leaves an existing item as it is."""
         values.refuse_options("put_item", others)
         self._change(PutItem(
             collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, keep=keep
         ))  # fmt: skip
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, **others: Never) -> None:
-        """Delete an item of the record with this commit; one that is not there is no error, unless it must be."""
+        """Delete an item of the record with this commit; a missing item is not an error, unless `if_present`."""
         values.refuse_options("delete_item", others)
         self._change(DeleteItem(collection=collection, key=key, if_present=if_present))
 
@@ -142,7 +142,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._more["phase"] = phase
 
     def body(self) -> dict[str, Any] | None:
-        """End it: the change as a request has it, None if there is none."""
+        """End it: the change as a request body, None if nothing changed."""
         self._over = True
         before = self._state.fields
         put = {key: value for key, value in self._now.items() if value is not _GONE and self._changed(key, value)}
@@ -183,7 +183,7 @@ class AsyncRemoteTransactionBody:
 
 
 async def commit(place: RecordPlace, view: RemoteTransaction, durability: str | None) -> None:
-    """Write what was changed, for the version that was seen. Raises Conflict."""
+    """Write the changes against the version that was read. Raises Conflict."""
     body = view.body()
     if body is not None:
         await place.write(body, durability, expect_version=view.version)
@@ -200,8 +200,8 @@ class AsyncRemoteItems:
         page = await notes.list(prefix="2026-", limit=50)
         print([item.key for item in page.items])
 
-    Each change is a commit of the record, which begins with it if it is not there. With `version` a read gives what
-    was so at that version of the record.
+    Each change is a commit of the record, which is created if it does not exist. With `version` a read returns the
+    items as they were at that version of the record.
     """
 
     def __init__(self, place: RecordPlace, collection: str) -> None:
@@ -232,13 +232,13 @@ class AsyncRemoteItems:
             path = path_of(self._place.ref, "/items/{}/{}", self._collection, key)
             found = await self._place.read(path, absent=None)
             return None if found is None else self._item(found)
-        # As the first that begins with it: what is not found at its path may be the item, or the version, and an empty
-        # last part of a path may be lost on its way.
+        # By a listing: a 404 for its path could mean the item or the version, and an empty last part of a path may be
+        # lost on its way.
         page = await self.list(prefix=key, limit=1, version=version)
         return page.items[0] if page.items and page.items[0].key == key else None
 
     async def exists(self, key: str, *, version: int | None = None) -> bool:
-        """Tell whether there is such an item."""
+        """Return whether such an item exists."""
         return await self.find(key, version=version) is not None
 
     async def list(
@@ -260,8 +260,8 @@ class AsyncRemoteItems:
             while page.next is not None:
                 page = await notes.list(limit=100, after=page.next)
 
-        Those whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest first, or
-        with `reverse` the greatest: then go on with `before=page.next`.
+        Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
+        first, or with `reverse` the greatest: then go on with `before=page.next`.
         """
         if type(limit) is not int or not 1 <= limit <= MOST_ITEMS:
             raise InvalidValue(f"limit is an int from 1 to {MOST_ITEMS}, not {limit!r:.80}")
@@ -279,7 +279,7 @@ class AsyncRemoteItems:
         except (NotFound, Deleted):
             if version is not None:
                 raise
-            return ItemPage((), None)  # of a record that is not there
+            return ItemPage((), None)  # the record does not exist
         return ItemPage(tuple(map(self._item, found["items"])), found["next"])
 
     def _item(self, found: Mapping[str, Any]) -> Item:
@@ -300,7 +300,7 @@ class AsyncRemoteItems:
     ) -> int:
         """Put an item and return the record's new version.
 
-        With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one.
+        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
         """
         values.refuse_options("put", others)
         where = self._collection
@@ -312,7 +312,7 @@ class AsyncRemoteItems:
     ) -> int:
         """Put several items in one commit, 1,000 at most, and return the record's new version.
 
-        With `if_absent` Conflict, and nothing is written, if there is any of them.
+        With `if_absent`, raises Conflict and writes nothing if any of them exists.
         """
         if not isinstance(values, Mapping):
             raise InvalidValue(f"items must come as a mapping, not as {type(values).__name__}")
@@ -321,9 +321,9 @@ class AsyncRemoteItems:
         return await self._change(items, "put", durability)
 
     async def delete(self, *keys: str, if_present: bool = False, durability: str | None = None, **others: Never) -> int:
-        """Delete items in one commit and return the record's new version. One that is not there is no error.
+        """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present` Conflict, and nothing is written, if any is not there.
+        With `if_present`, raises Conflict and writes nothing if any does not exist.
         """
         values.refuse_options("delete", others)
         where = self._collection
@@ -340,7 +340,7 @@ class AsyncRemoteItems:
 
 
 class Past:
-    """The methods of a record that are about what it was."""
+    """The methods for a record's earlier states."""
 
     _place: RecordPlace
 
@@ -358,11 +358,11 @@ class Past:
         except (NotFound, Deleted):
             if branch is not None:
                 raise
-            found = []  # of a record that is not there
+            found = []  # the record does not exist
         return [values.change(each, self._place.ref) for each in found]
 
     async def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
-        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
+        """Read the record at a version, with messages and phase. Raises NotFound if it never existed or was purged."""
         if type(version) is not int or version < 1:
             raise InvalidValue(
                 f"a remote store reads a version, also of a branch: an int from 1 on, not {version!r:.80}"
@@ -371,20 +371,20 @@ class Past:
         return values.snapshot(found)
 
     async def branches(self) -> list[Branch]:
-        """Read which commits were acknowledged and are not continued by the record, by branch."""
+        """Read the branches: acknowledged commits that the record does not continue."""
         found = await self._place.requests.read(f"{self._place.path}/branches")
         return [values.branch(each) for each in found["branches"]]
 
     async def drop_branch(self, branch: str) -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
-        # It changes nothing of the record itself, so no lease is asked for.
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
+        # It does not change the record itself, so it needs no lease.
         path = path_of(self._place.ref, "/branches/{}", branch)
         return int((await self._place.requests.order("DELETE", path))["commits"])
 
     async def checkpoint(self, label: str) -> int:
-        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+        """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
-        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        A name is text of 1 to 500 characters, else InvalidValue; a name that is used again moves to the new version.
         """
         return int((await self._place.write({"kind": "checkpoint", "label": label}))["version"])
 
@@ -396,7 +396,7 @@ class Past:
         limit: int | None = None,
         order: Literal["asc", "desc"] = "asc",
     ) -> list[Checkpoint]:
-        """Read the named versions between two versions (exclusive), oldest first; `limit` of them in this order.
+        """Read the named versions between two versions (exclusive), oldest first; at most `limit`.
 
         One request for each 500.
         """
@@ -406,7 +406,7 @@ class Past:
         return [values.made(Checkpoint, each) for each in found]
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version."""
+        """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version."""
         given = {"steps": steps, "label": label, "version": version}
         body = {name: each for name, each in given.items() if each is not None}
         return int((await self._place.write(body, to="/rollback", owned=False))["version"])
@@ -415,7 +415,7 @@ class Past:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""
         given = {"id": Ref(self._place.ref.scope, new_id).id, "version": version, "branch": branch}
         body = {name: each for name, each in given.items() if each is not None}
-        # Under the key of this call the record that an earlier attempt began is known as its own.
+        # By this call's key the service recognizes a record that an earlier attempt created.
         return int((await self._place.requests.write("POST", self._place.path + "/forks", body))["version"])
 
 
@@ -433,8 +433,8 @@ class AsyncRemoteRecord(Past):
         visits = await user.increment("visits")
         assert await user.get_all() == {"language": "nb", "visits": visits}
 
-    Each read asks the service, whatever `fresh` says: with it the service asks Redis, too. Each write is sent again
-    while its answer is lost, and applied once.
+    Each read asks the service; with `fresh` the service asks Redis as well. Each write is sent again while its reply is
+    lost, and applied once.
     """
 
     def __init__(self, requests: Requests, ref: Ref, user: str | None = None) -> None:
@@ -445,7 +445,7 @@ class AsyncRemoteRecord(Past):
 
     @property
     def ref(self) -> Ref:
-        """What the record is called: its scope and id."""
+        """The record's scope and id."""
         return self._place.ref
 
     @property
@@ -458,18 +458,18 @@ class AsyncRemoteRecord(Past):
     async def get(
         self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None
     ) -> Any:
-        """Read one field, or `default` if it is not there. `max_staleness` below what the service has asks Redis."""
+        """Read one field, or `default` if it is not there. A `max_staleness` below the service's makes it ask Redis."""
         codec.encode_key(key)
         query = {"fresh": values.must_ask(fresh, max_staleness) or None}
         found = await self._place.read(path_of(self._place.ref, "/fields/{}", key), query, absent=None)
         return default if found is None else values.value(found, key)
 
     async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether a field is there."""
+        """Return whether a field exists."""
         return await self.get(key, _ABSENT, fresh=fresh, max_staleness=max_staleness) is not _ABSENT
 
     async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
-        """Read all fields, as a dict of the caller's own; {} for a record never written."""
+        """Read all fields, as a new dict; {} for a record never written."""
         return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).fields
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
@@ -477,12 +477,12 @@ class AsyncRemoteRecord(Past):
         return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether the record was written and not deleted since."""
+        """Return whether the record was written and not deleted since."""
         state = await self._place.state(fresh=values.must_ask(fresh, max_staleness))
         return state.version > 0 and not state.deleted
 
     async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
-        """Read the tags, texts by key in order; {} if it has none."""
+        """Read the tags, texts by key in order; {} without tags."""
         query = {"fresh": values.must_ask(fresh, max_staleness) or None}
         found = await self._place.read(f"{self._place.path}/tags", query, absent={"tags": {}})
         return {key: tuple(texts) for key, texts in found["tags"].items()}
@@ -519,7 +519,7 @@ class AsyncRemoteRecord(Past):
         return await self._written(_fields(values, ttl), durability, expect_version)
 
     async def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
-        """Delete one field and return the new version. A field that is not there is no error."""
+        """Delete one field and return the new version. A missing field is not an error."""
         codec.encode_key(key)
         return await self._written({"kind": "delete", "delete": [key]}, durability, expect_version)
 
@@ -543,7 +543,7 @@ class AsyncRemoteRecord(Past):
         return int((await self._place.write({"key": key, "extend": [*items]}, durability, to="/changes"))["version"])
 
     async def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
-        """Add to a number, atomically, and return the sum. A field that is not there counts as 0."""
+        """Add to a number, atomically, and return the sum. A missing field counts as 0."""
         codec.encode_key(key)
         if isinstance(by, bool) or not isinstance(by, (int, float)):
             raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
@@ -578,7 +578,7 @@ class AsyncRemoteRecord(Past):
             )
             print(written.version, written.results["questions"])
 
-        Of `expect_version` and `expect_exists` one can be given.
+        Only one of `expect_version` and `expect_exists` can be given.
         """
         codec.check_containers(
             {"set": set, "increment": increment, "tag": tag, "untag": untag, "expect": expect},
@@ -597,7 +597,7 @@ class AsyncRemoteRecord(Past):
         return int((await self._place.write(body, durability, expect_version=expect_version))["version"])
 
     def transaction(self, *, durability: str | None = None) -> AsyncRemoteTransactionBody:
-        """Change several fields by what they hold: read at the beginning, one commit at the end, or Conflict.
+        """Change several fields in `async with`: they are read at the beginning, and one commit, or Conflict, ends it.
 
         Example::
 
@@ -616,7 +616,7 @@ class AsyncRemoteRecord(Past):
         durability: str | None = None,
         **others: Never,
     ) -> T:
-        """Do the same in a function, which is called again while others are faster; return what it returns."""
+        """Run `change(transaction)`, commit, and return its result; on a conflict, retry on the newest state."""
         values.refuse_options("apply", others)
 
         async def once() -> T:
@@ -636,9 +636,9 @@ class AsyncRemoteRecord(Past):
             async with record.lock(wait=5.0) as lease:
                 await record.set("seat", "12A")
 
-        Writes inside carry the lease, others' raise Locked. It is renewed in the background until it is released, and
-        ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the body goes on
-        until then.
+        Writes inside carry the lease; others' writes raise Locked. It is renewed in the background until it is
+        released, and ends `ttl` seconds (1 to 600) after its holder died. After it is lost, writes raise Fenced; the
+        body is not interrupted.
         """
         values.refuse_options("lock", others)
         check_times(wait, ttl, None)
@@ -653,5 +653,5 @@ class AsyncRemoteRecord(Past):
 
 
 def _fields(given: Mapping[str, Any], ttl: float | None) -> dict[str, Any]:
-    # Where a parameter is called `values`.
+    # For methods with a parameter called `values`.
     return values.lasting({"kind": "set", **values.fields(given)}, ttl)

@@ -2,10 +2,10 @@
 
 Law: a request is answered within its time, and a request that changes something is applied once.
 
-A write carries an Idempotency-Key, so it can be sent again, also to another worker, when its answer was lost. A
-request without one is sent again only if it surely did not arrive. A refusal raises the error that the direct store
-would raise, with the same fields. What is written inside `with lock()` carries the lease, and nothing else does. The
-token is in no message or log of ours, and is sent over TLS only.
+A write carries an Idempotency-Key, so it can be sent again, also to another worker, when its reply was lost. A request
+without one is sent again only if it certainly did not arrive. A refusal raises the error that the direct store would
+raise, with the same fields. Only writes inside `with lock()` carry the lease. The token appears in no message or log of
+ours, and is sent over TLS only.
 
 Design: section 26.
 """
@@ -62,7 +62,7 @@ from distributed_state.values.model import Ref
 
 _PROBLEM = "application/problem+json"
 LATER = frozenset({429, 502, 503, 504})
-"""The same request may be answered after a while."""
+"""The statuses after which the same request may succeed later."""
 _AWAY = LATER - {429}
 
 
@@ -75,7 +75,7 @@ def refusal(answer: HttpAnswer) -> StateError:
         make = _WITH_FIELDS.get(kind)
         return kind(text) if make is None else make(text, problem)
     if 300 <= answer.status < 400:
-        # Followed it would take the token to wherever it points.
+        # Following a redirect would send the token to its target.
         return ConfigurationError("the service answers from another URL; give that one")
     if answer.status == 401:
         return Unauthenticated(text)
@@ -86,7 +86,7 @@ def refusal(answer: HttpAnswer) -> StateError:
     if answer.status in LATER:
         return Unavailable(text)
     if answer.status in (404, 405):
-        # Never NotFound: a path that nobody serves says nothing about a record.
+        # Never NotFound: a path that is not served says nothing about a record.
         return ConfigurationError(f"{text}: this URL, or this release of the service, does not serve that")
     return StateError(text)
 
@@ -99,7 +99,7 @@ def _problem(answer: HttpAnswer) -> dict[str, Any]:
     except ValueError:
         return {}
     if not isinstance(found, dict) or found.get("detail") in ("Not Found", "Method Not Allowed"):
-        return {}  # of a path that is not served
+        return {}  # the answer of a path that is not served
     return found
 
 
@@ -119,7 +119,7 @@ _WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]
 
 
 def may_come_later(answer: HttpAnswer, error: StateError, *, repeatable: bool) -> bool:
-    """Whether to ask again. What may have been applied is repeated only where that is applied once."""
+    """Whether to ask again. A request that may have been applied is repeated only if it is applied once."""
     if answer.status == 429 or isinstance(error, Backpressure):
         return True  # nothing was written
     return repeatable and answer.status in _AWAY and not isinstance(error, DurabilityUnknown)
@@ -130,9 +130,9 @@ URL, TOKEN, TOKEN_FILE = (f"DISTRIBUTED_STATE_{name}" for name in ("URL", "TOKEN
 
 
 def address(url: str | None, token: str | None = None) -> HttpPlace:
-    """Where a service is, as given or in the environment, and what each request carries.
+    """The address of a service, given or from the environment, with the headers of each request.
 
-    Raises ConfigurationError for a URL that cannot be, or that must not be shown a token.
+    Raises ConfigurationError for an invalid URL, or one that must not receive a token.
     """
     url = os.environ.get(URL, "") if url is None else url
     try:
@@ -159,7 +159,7 @@ def address(url: str | None, token: str | None = None) -> HttpPlace:
 
 
 def _public(host: str) -> bool:
-    """Whether this is surely no host of this machine or of a private network; what a name stands for is not known."""
+    """Whether this host is certainly outside this machine and private networks; names are not resolved."""
     try:
         return ipaddress.ip_address(host).is_global
     except ValueError:
@@ -186,7 +186,7 @@ _PAUSE = wait_random_exponential(multiplier=0.05, max=2.0)
 
 
 class _AskAgain(Exception):
-    """The request may be repeated, `after` so many seconds if the service said so; `error` is why."""
+    """The request may be repeated, after `after` seconds if the service said so; `error` is the reason."""
 
     def __init__(self, error: StateError, after: float) -> None:
         super().__init__(str(error))
@@ -195,9 +195,9 @@ class _AskAgain(Exception):
 
 
 class Requests:
-    """One service, whose answers come as their JSON says.
+    """One service, with answers decoded from JSON.
 
-    `retry_for` is how long a request that failed is repeated, `timeout` how long one may wait for its answer.
+    `retry_for` is how long a failed request is repeated, `timeout` how long one waits for its answer.
     """
 
     def __init__(self, http: Http, *, retry_for: float, timeout: float) -> None:
@@ -206,11 +206,11 @@ class Requests:
         self.timeout = timeout
 
     async def read(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
-        """Ask for something; it may be asked often."""
+        """Send a read, which may be repeated freely."""
         return await self._ask("GET", with_query(path, query), {}, None, True)
 
     async def write(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
-        """Change something, once however often it has to be sent."""
+        """Send a write, which is applied once however often it is sent."""
         key = f"c-{chance.token_hex(16)}"
         return await self._ask(method, path, {**(headers or {}), KEY: key}, body, True)
 
@@ -224,7 +224,7 @@ class Requests:
         repeatable: bool = False,
         patience: float = 0.0,
     ) -> Any:
-        """Have something done that takes no key; `patience` seconds are added to what it may take."""
+        """Send a request without a key; `patience` seconds are added to its time limit."""
         return await self._ask(method, path, dict(headers or {}), body, repeatable, patience)
 
     async def _ask(
@@ -263,10 +263,10 @@ class Requests:
 
 
 def _pause(state: RetryCallState) -> float:
-    """How long to wait before it is asked again: as the service says, else longer each time."""
+    """The pause before the next attempt: as the service says, else longer each time."""
     error = None if state.outcome is None else state.outcome.exception()
     asked = error.after if isinstance(error, _AskAgain) else 0.0
-    # Not all at once, those who were told the same.
+    # Spread out the clients that got the same answer.
     return max(float(_PAUSE(state)), asked + asked * 0.1 * chance.source.random())
 
 
@@ -275,7 +275,7 @@ def _seconds(text: str) -> float:
 
 
 def _said(answer: HttpAnswer) -> Any:
-    """What a body says. Not by orjson, which reads large integers as floats."""
+    """A decoded body. Not by orjson, which reads large integers as floats."""
     try:
         return json.loads(answer.body)
     except ValueError as error:
@@ -283,7 +283,7 @@ def _said(answer: HttpAnswer) -> Any:
 
 
 def encoded(body: Any) -> bytes:
-    """A body as JSON. Values were looked at before; a name that JSON would change is refused with InvalidValue."""
+    """A body as JSON. Values were checked before; a name that JSON would change is refused with InvalidValue."""
     text = json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     try:
         return text.encode()
@@ -293,7 +293,7 @@ def encoded(body: Any) -> bytes:
 
 
 def with_query(path: str, query: Mapping[str, Any] | None) -> str:
-    """The path with what is not None behind the `?`; a list stands there several times."""
+    """The path with a query of all that is not None; a list becomes several parameters."""
     pairs = []
     for name, value in (query or {}).items():
         if isinstance(value, list):
@@ -303,11 +303,11 @@ def with_query(path: str, query: Mapping[str, Any] | None) -> str:
     return f"{path}?{urlencode(pairs, errors='surrogatepass')}" if pairs else path
 
 
-# What the running task, or this thread, holds: by service and path of the record. Tasks begun inside inherit it.
-# Weakly: a lease that its holder let go of is not kept by the context that took it.
+# The leases that the running task, or this thread, holds: by service and path of the record. Tasks started inside
+# inherit it. By weak references: the context of its holder must not keep a dropped lease alive.
 _Found = Callable[[], "AsyncRemoteLease | None"]
 _held: ContextVar[Mapping[tuple[int, str], _Found]] = ContextVar("distributed_state_remote_leases")
-_ONCE = 5.0  # seconds of waiting in one request: less than a worker lets anybody wait
+_ONCE = 5.0  # seconds of waiting in one request: less than a worker's limit
 HEADER = "Lease"
 
 
@@ -375,7 +375,7 @@ class AsyncRemoteLease:
                 "PUT", self._path + "/lease", {"ttl": self._ttl}, headers={HEADER: self.lease}, repeatable=True
             )
         except Unavailable:
-            return True  # nothing is known: the next time, or the next write, tells
+            return True  # not known yet: the next renewal or write finds out
         except StateError:
             self._lost = True
             return False
@@ -384,7 +384,7 @@ class AsyncRemoteLease:
     async def acquire(self) -> Self:
         """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
         outer = _holder(self._requests, self._path)
-        # A task started inside the body writes under the lease, but locks like anybody else.
+        # A task started inside the body writes under the lease, but its own locks are not nested.
         nests = outer is not None and outer.owner == bodies.owner()
         self._outer = outer if nests else None
         if self._outer is not None:
@@ -407,7 +407,7 @@ class AsyncRemoteLease:
         return self
 
     def wanted(self) -> bool:
-        """Whether anybody holds it; it is lost otherwise, unless it was released."""
+        """Whether it still has a holder; otherwise it is lost, unless it was released."""
         if self._released:
             return False
         if not self.body.held_by(self.owner):
@@ -440,7 +440,7 @@ class AsyncRemoteLease:
                     raise LockTimeout(f"{error}; waited {self._wait:g} s") from error
 
     async def release(self) -> None:
-        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        """Give the record back. Has no effect on a lost lease: only its own holder can release it."""
         if self._stop is None:  # it nests, or is not held
             return
         self._released = True
@@ -468,7 +468,7 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A record as it was read: version 0 if it is not there. `deleted` ones have no fields."""
+    """A record as it was read: version 0 if it does not exist. `deleted` ones have no fields."""
 
     version: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
@@ -477,7 +477,7 @@ class State:
 
 
 class RecordPlace:
-    """A record behind a service, and whose it is if it begins."""
+    """A record behind a service, and its owner if it is created."""
 
     def __init__(self, requests: Requests, ref: Ref, user: str | None = None) -> None:
         self.requests = requests
@@ -486,7 +486,7 @@ class RecordPlace:
         self.path = path_of(ref)
 
     async def read(self, path: str, query: Mapping[str, Any] | None = None, *, absent: Any) -> Any:
-        """What the service says below the record; `absent` of a record, or a part of it, that is not there."""
+        """The service's answer below the record; `absent` if the record, or that part of it, does not exist."""
         try:
             return await self.requests.read(path, query)
         except (NotFound, Deleted):
@@ -495,9 +495,9 @@ class RecordPlace:
     async def pages(
         self, what: str, query: dict[str, Any], most: int | None, by: str, *, order: str = "asc", at: str = ""
     ) -> list[Any]:
-        """The rows of several pages, the first `most` in this order; `by` is the number from which a page goes on.
+        """The rows of several pages, the first `most` in this order; `by` is the number from which a page continues.
 
-        One request for each 500, or fewer if they are large. `at`: below the record, if that is not named as the rows.
+        One request for each 500, or fewer if they are large. `at`: the path below the record, if not the rows' name.
         """
         found: list[Any] = []
         largest = _PAGE
@@ -509,7 +509,7 @@ class RecordPlace:
             except InvalidValue:
                 if size == 1:
                     raise
-                largest = size // 2  # together they are more than a service puts into one answer
+                largest = size // 2  # together they exceed the size of one answer
                 continue
             found += page[what]
             if len(page[what]) < size:
@@ -518,7 +518,7 @@ class RecordPlace:
         return found
 
     async def state(self, *, fresh: bool = False) -> State:
-        """Read it as a whole."""
+        """Read the whole record."""
         query: dict[str, Any] = {"fresh": fresh or None}
         if self.ref.scope == "session":
             query["last"] = 0
@@ -541,7 +541,7 @@ class RecordPlace:
         method: str = "POST",
         owned: bool = True,
     ) -> Any:
-        """Make one commit, and return what the service says of it. A `request_id` in the body is its key."""
+        """Make one commit, and return the service's answer. A `request_id` in the body is its key."""
         headers = values.conditions(expect_version, expect_exists) | self.carried()
         more = {"user": self.user if owned else None, "durability": durability}
         sent = {**given, **{name: each for name, each in more.items() if each is not None}}
@@ -555,15 +555,15 @@ class RecordPlace:
                 return await self.requests.order(method, self.path + to, body, headers=headers, repeatable=True)
             return await self.requests.write(method, self.path + to, body, headers=headers)
 
-        # A write without a condition has none that could fail: others were faster, at each attempt of the service's.
+        # A write without a condition conflicts only if others were faster at each of the service's attempts.
         return await (self.until_no_conflict(once) if free else once())
 
     async def until_no_conflict(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Try again while others are faster. Raises Conflict in the end."""
+        """Retry while others are faster. Raises Conflict in the end."""
         return await retrying.until_no_conflict(once, _ATTEMPTS, self.requests.http.sleep)
 
     async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        """Have something done that takes no key, under the lease that is held here."""
+        """Send a request without a key, under the lease that is held here."""
         return await self.requests.order(method, self.path + path, body, headers=self.carried(), **options)
 
     def carried(self) -> dict[str, str]:
@@ -572,12 +572,12 @@ class RecordPlace:
 
 
 def path_of(ref: Ref, form: str = "", *names: str) -> str:
-    """Where a record is, or what is below it: `form` as "/fields/{}", with a {} for each name."""
+    """The path of a record, or of something below it: `form` as "/fields/{}", with a {} for each name."""
     return as_text.path("/v1", f"/{kind_of(ref.scope)}/{{}}{form}", ref.id, *names)
 
 
 def kind_of(scope: str) -> str:
-    """What the service calls records of a scope. Raises ConfigurationError for what it has not."""
+    """The service's name for records of a scope. Raises ConfigurationError for a scope that it does not have."""
     if scope not in _KINDS:
         raise ConfigurationError(f"{scope}: a remote store has sessions, users and tasks; use a direct store")
     return _KINDS[scope]

@@ -1,4 +1,4 @@
-"""A conversation behind a service. Law: a method is one request, or says how many.
+"""A conversation behind a service. Law: a method is one request, or names its number.
 
 Design: section 26.
 """
@@ -28,7 +28,7 @@ from distributed_state.warm.lock import check_times
 class RemoteTurn(RemoteTransaction):
     """One request to a conversation, as `async with session.turn(...)` gives it: the record held alone, as a dict.
 
-    When the request was answered already, `repeated` is true, `outcome` is what the first one left, and nothing can be
+    If the request was answered before, `repeated` is true, `outcome` is that of the first turn, and nothing can be
     changed.
     """
 
@@ -47,7 +47,7 @@ class RemoteTurn(RemoteTransaction):
 
     @property
     def outcome(self) -> Any:
-        """What the request came to, any JSON value: set it, and a repeated request finds it."""
+        """The result of the request, any JSON value: set it, and a repeated request finds it."""
         return self._outcome
 
     @outcome.setter
@@ -69,7 +69,7 @@ class RemoteTurn(RemoteTransaction):
         return following
 
     def body(self) -> dict[str, Any] | None:
-        """End it: the turn as a request has it, None if there is nothing to commit."""
+        """End it: the turn as a request body, None if there is nothing to commit."""
         found = super().body() or {}
         if not found and self.request_id is None:
             return None
@@ -143,7 +143,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         ttl: float = 30.0,
         **others: Never,
     ) -> AsyncRemoteTurnBody:
-        """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
+        """Serve one request inside `async with`: its changes are one commit at the end, or nothing.
 
         Example::
 
@@ -152,9 +152,9 @@ class AsyncRemoteSession(AsyncRemoteRecord):
                     turn.append({"role": "user", "content": "Where to?"})
                     turn.outcome = "Oslo."
 
-        The conversation is held by a lease meanwhile, as by `lock`. A `request_id` that was answered before, here or on
-        the direct store, gives `turn.repeated` and the first one's `turn.outcome`. If a turn runs already, this one
-        waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
+        A lease holds the conversation meanwhile, as with `lock`. A `request_id` that was answered before, here or by
+        the direct store, gives `turn.repeated` and the first turn's `turn.outcome`. If a turn is already running, this
+        one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
         `request_id`.
         """
         values.refuse_options("turn", others)
@@ -182,8 +182,8 @@ class AsyncRemoteSession(AsyncRemoteRecord):
     ) -> list[Message]:
         """Read the last messages, or all, or a page of them, oldest first. One request for each 500.
 
-        A message that was read knows its `number`. `after` and `before` are such numbers, both exclusive; `limit` is
-        how many from the beginning, which with `order="desc"` is the newest.
+        Each message has its `number`. `after` and `before` are such numbers, both exclusive; `limit` counts from the
+        beginning, or with `order="desc"` from the newest.
         """
         page = Page(last=last, limit=limit, before=before, after=after, order=order).checked()
         lines = await self._lines(page, values.must_ask(fresh, max_staleness))
@@ -200,13 +200,13 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         fresh: bool = False,
         max_staleness: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Read messages as `messages` does, as dicts, the caller's own, with `number` and `timestamp`."""
+        """Read messages as `messages` does, as new dicts, with `number` and `timestamp`."""
         page = Page(last=last, limit=limit, before=before, after=after, order=order).checked()
         lines = await self._lines(page, values.must_ask(fresh, max_staleness))
         return [_raw(each) for each in lines]
 
     async def _lines(self, page: Page, fresh: bool) -> list[dict[str, Any]]:
-        """The lines of a transcript, page by page from the end that counts."""
+        """The lines of a transcript, page by page from its beginning or its end."""
         newest_first = page.last is not None or page.order == "desc"
         most = page.last if page.last is not None else page.limit
         query = {"before": page.before, "after": page.after, "fresh": fresh or None}
@@ -219,7 +219,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         return found[::-1] if newest_first and page.order == "asc" else found
 
     async def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
-        """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
+        """Read one message by its number. Raises NotFound if it does not exist or is no longer shown."""
         if type(number) is not int or number < 0:
             raise InvalidValue(f"a message has a number from 0 on, not {number!r:.80}")
         found = await self.messages(
@@ -230,7 +230,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         return found[0]
 
     async def pop_message(self, *, durability: str | None = None) -> Message | None:
-        """Take the last message back, in one commit, and return it; None if the conversation shows none."""
+        """Remove the last message, in one commit, and return it; None if the conversation shows none."""
         _unsaid(durability)
         found = (await self._place.write({}, method="DELETE", to="/messages/last", owned=False))["message"]
         return None if found is None else values.message(found["message"], found["number"], found["time"])
@@ -243,9 +243,9 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         expect_last: int | None = None,
         durability: str | None = None,
     ) -> int:
-        """Show these in place of all messages behind the one numbered `after`, in one commit; the new version.
+        """Replace all messages after the one numbered `after` by these, in one commit; the new version.
 
-        Without `after` in place of all. Conflict if that one, or `expect_last` as the last, is not shown any more.
+        Without `after` it replaces all. Raises Conflict if `after` is no longer shown or `expect_last` is not the last.
         """
         _unsaid(durability)
         body = {"messages": values.messages(messages), "after": after, "expect_last": expect_last}
@@ -253,21 +253,21 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         return int(done["version"])
 
     async def lifetime(self) -> Lifetime:
-        """Read how long the session lives: what is set, and when it ends if nobody writes any more."""
+        """Read the session's lifetime: its settings, and when it ends without further writes."""
         found = await self._place.read(f"{self._place.path}/lifetime", absent=None)
         return Lifetime(None, None, None) if found is None else values.made(Lifetime, found)
 
     async def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
-        What is not given is without end. One commit, in place of what was set before.
+        None means unlimited. One commit, which replaces the earlier settings.
         """
         for name, seconds in ("idle", idle), ("lifetime", lifetime):
             field_ttl.span_ms(name, seconds)
         return await self._written({"kind": "lifetime", "lives": {"idle": idle, "lifetime": lifetime}}, None)
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
-        """Read the phase, None if it has none."""
+        """Read the phase, None if none was set."""
         return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).phase
 
     async def transition(
@@ -278,9 +278,9 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         set: Mapping[str, Any] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
-        """Move the phase along the table by an event, in one commit with what else changes; the new phase.
+        """Move the phase along the table by an event, in one commit with other changes; the new phase.
 
-        Two requests. Raises InvalidTransition, and nothing is written, if the event leads nowhere from there.
+        Two requests. Raises InvalidTransition, and writes nothing, if the event is not allowed in the present phase.
         """
         if not isinstance(machine, StateMachine):
             raise InvalidValue(f"machine is a StateMachine, not {machine!r:.80}")

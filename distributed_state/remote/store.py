@@ -1,4 +1,4 @@
-"""A store behind its HTTP service, asyncio face. Law: a name of the direct store does the same here, or says why not.
+"""A store behind its HTTP service, asyncio API. Law: a method does what the direct store's does, or is refused.
 
 Design: section 26.
 """
@@ -32,7 +32,7 @@ from distributed_state.values.results import Branch, Event, HeldLease, Replica, 
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumers import pattern
 
-_SILENT = 45.0  # seconds: a worker says something each 15, so this connection is dead
+_SILENT = 45.0  # seconds: a worker sends something every 15, so this connection is dead
 _PAUSE = 0.2
 _EVENT_STREAM = {"Accept": "text/event-stream"}
 
@@ -47,8 +47,8 @@ class AsyncRemoteEvents:
             while (event := await events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `async for event in events` waits without limit. Listening begins when it is entered, or first asked. An event of
-    type `resync` says that some were missed: reload what you keep.
+    `async for event in events` waits without limit. Listening begins on entry, or with the first request for an event.
+    An event of type `resync` says that some were missed: reload the data that you keep.
     """
 
     def __init__(self, requests: Requests, types: tuple[str, ...], since: str | None) -> None:
@@ -59,11 +59,11 @@ class AsyncRemoteEvents:
         self._joined = False
         self._closed = False
         self._heard: dict[str, str] = {}
-        self._failing: float | None = None  # since when it is tried in vain to hear the service
+        self._failing: float | None = None  # since when reconnecting has failed
 
     @property
     def position(self) -> str:
-        """How far these events are, the last one that was returned included: text for `since=` of others."""
+        """The position after the last returned event: text for `since=` of another stream."""
         return self._position
 
     async def next(self, timeout: float | None = None) -> Event | None:
@@ -84,7 +84,7 @@ class AsyncRemoteEvents:
         return None
 
     async def _line(self, seconds: float) -> str | None:
-        """The next line; None if none came, within this time or over this connection."""
+        """The next line; None if none came within this time, or if the connection ended."""
         http = self._requests.http
         if self._lines is None:
             headers = {"Last-Event-ID": self._position} if self._position else {}
@@ -105,7 +105,7 @@ class AsyncRemoteEvents:
         return heard
 
     async def _broken(self, error: StateError, *, again: bool = True) -> None:
-        """Connect once more after a moment, unless that was tried for long enough, or is in vain."""
+        """Reconnect after a moment, unless that failed for too long or cannot succeed."""
         now = self._requests.http.monotonic()
         self._failing = now if self._failing is None else self._failing
         if not self._closed and (not again or now - self._failing >= self._requests.retry_for):
@@ -183,7 +183,7 @@ class AsyncRemoteStore:
             await session.set("city", "Oslo")
             assert await session.get("city") == "Oslo"
 
-    Each read is a request: nothing is cached here. A name of the direct store that is not there says why.
+    Each read is a request: nothing is cached here. A method that only the direct store has raises an error with advice.
     """
 
     def __init__(self, url: str, http: Http, *, retry_for: float = RETRY_FOR, timeout: float = TIMEOUT) -> None:
@@ -205,10 +205,10 @@ class AsyncRemoteStore:
     ) -> Self:
         """Open a store behind a service: `async with AsyncRemoteStore.open(url) as store`.
 
-        `token` is that of the service, else what DISTRIBUTED_STATE_TOKEN holds, or the file that
-        DISTRIBUTED_STATE_TOKEN_FILE names; `url` may be in DISTRIBUTED_STATE_URL. A request that fails is repeated for
-        `retry_for` seconds; one that is running waits `timeout` at most for the service to say something. Raises
-        ConfigurationError, Unauthenticated for a token that the service does not know, and Unavailable.
+        `token` is that of the service; by default it comes from DISTRIBUTED_STATE_TOKEN, or from the file that
+        DISTRIBUTED_STATE_TOKEN_FILE names; `url` may be in DISTRIBUTED_STATE_URL. A failed request is repeated for
+        `retry_for` seconds; a running one waits at most `timeout` for data from the service. Raises ConfigurationError,
+        Unauthenticated for an unknown token, and Unavailable.
         """
         place = checked(url, token, retry_for, timeout)
         return cls(place.url, AsyncHttp(place), retry_for=retry_for, timeout=timeout)
@@ -218,7 +218,7 @@ class AsyncRemoteStore:
 
     async def __aenter__(self) -> Self:
         try:
-            with suppress(AccessDenied):  # a token that may write and not read: it names its ids itself
+            with suppress(AccessDenied):  # a token that may only write: the client generates ids itself
                 self._prefix = (await self._requests.read("/v1/caller"))["prefix"]
         except BaseException:
             await self.close()
@@ -231,7 +231,7 @@ class AsyncRemoteStore:
         await self.close()
 
     async def close(self) -> None:
-        """Drop the connections. Harmless when it is closed already."""
+        """Drop the connections. Has no effect on a closed store."""
         await self._requests.http.close()
 
     # Records
@@ -284,8 +284,8 @@ class AsyncRemoteStore:
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
-        With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`. With a `phase`,
-        bounds of their last change and `larger_than` bytes only those that fit.
+        With a `prefix` or `tags` in order of their ids. Unarchived records are listed if `fresh`. With a `phase`,
+        bounds of their last change and `larger_than` bytes only matching records.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
@@ -299,7 +299,7 @@ class AsyncRemoteStore:
         return [values.made(SessionInfo, each) for each in (await self._requests.read(f"/v1/{kind}", query))[kind]]
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """List the branches of all records: what was acknowledged and is not continued."""
+        """List the branches of all records: acknowledged commits that are not continued."""
         found = await self._requests.read("/v1/branches", {"limit": limit, "after": after})
         return [values.branch(each) for each in found["branches"]]
 
@@ -318,7 +318,7 @@ class AsyncRemoteStore:
         offset: int = 0,
         fresh: bool = False,
     ) -> list[SearchHit]:
-        """Find messages, fields and items by what they say, the most relevant first."""
+        """Find messages, fields and items by their text, the most relevant first."""
         given = {
             "query": query, "scope": scope, "prefix": prefix, "user": user, "kinds": [*kinds],
             "collection": collection, "filter": None if filter is None else dict(filter), "match": match,
@@ -335,26 +335,26 @@ class AsyncRemoteStore:
     async def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List who holds which records, and who waits for them; those held longest first."""
+        """List the holders of records, and their waiters; those held longest first."""
         query = {"scope": scope, "prefix": prefix or None, "limit": limit, "after": after}
         return [values.held_lease(each) for each in (await self._requests.read("/v1/leases", query))["leases"]]
 
     async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, whoever holds it; False if it is not held any more."""
+        """End the lease with this fencing token, for any holder; False if it is no longer held."""
         if type(token) is not int or token < 0:
             raise InvalidValue(f"a lease is named by its fencing token, not {token!r:.80}")
         path = f"{path_of(Ref(scope, id))}/lease/{token}"
         return bool((await self._requests.order("DELETE", path))["released"])
 
     def events(self, *types: str, since: str | None = None, **others: Never) -> AsyncRemoteEvents:
-        """Events as they come, for `async for`; better inside `async with`, which says when that is over.
+        """Events as they come, for `async for`; better inside `async with`, which closes the stream at its end.
 
         Example::
 
             async with store.events("conversation.*") as events:
                 event = await events.next(timeout=1.0)
 
-        `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
+        `types` are names or patterns as "mail.*"; `since` is the `position` of another stream, to continue from there.
         """
         values.refuse_options("events", others)
         for each in types:
@@ -366,7 +366,7 @@ class AsyncRemoteStore:
     async def compact(self, *, older_than: float = 86_400.0, **others: Never) -> dict[str, int]:
         """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
 
-        A service ends a request after its time (30 s): then Unavailable is raised, and called again it goes on.
+        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """
         values.refuse_options("compact", others)
         return await self._upkeep("compact", {"older_than": older_than})
@@ -381,9 +381,9 @@ class AsyncRemoteStore:
         events_older_than: float | None = None,
         branches_older_than: float | None = None,
     ) -> dict[str, int]:
-        """Remove what is old from SQL; the present state of live records stays readable. Returns counts.
+        """Remove old data from SQL; the present state of live records stays readable. Returns counts.
 
-        A service ends a request after its time (30 s): then Unavailable is raised, and called again it goes on.
+        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """
         given = {
             "older_than": older_than, "keep_changes": keep_changes, "messages_older_than": messages_older_than,
@@ -407,7 +407,7 @@ def _direct() -> type:
 
 
 def checked(url: str | None, token: str | None, retry_for: float, timeout: float) -> HttpPlace:
-    """The address, and times that can be. Raises ConfigurationError."""
+    """The address, with checked times. Raises ConfigurationError."""
     for name, seconds in ("retry_for", retry_for), ("timeout", timeout):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e6:
             raise ConfigurationError(f"{name}: is a number of seconds, not {seconds!r:.80}")

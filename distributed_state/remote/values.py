@@ -1,7 +1,7 @@
-"""Values as bodies of requests, answers as values of the package, and what a remote store does not have.
+"""Values as bodies of requests, answers as values of the package, and the methods that a remote store lacks.
 
-Law: a value is read back as it was written. What the direct store refuses is refused here, by the same check, before
-anything is sent. A method that a remote store does not have says so, and what to use instead.
+Law: a value is read back as it was written. Values that the direct store refuses are refused here, by the same check,
+before anything is sent. A method that a remote store lacks raises an error that says what to use instead.
 
 Design: section 26.
 """
@@ -49,7 +49,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expectations(expect: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`expect` and what goes with it in a body. Raises InvalidValue."""
+    """`expect` and its companions in a body. Raises InvalidValue."""
     body: dict[str, Any] = {}
     for key, value in (expect or {}).items():
         codec.encode_key(key)
@@ -64,14 +64,14 @@ def expectations(expect: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def must_ask(fresh: bool, max_staleness: float | None) -> bool:
-    """Whether the service is to ask Redis. Raises InvalidValue."""
+    """Whether the service must ask Redis. Raises InvalidValue."""
     if max_staleness is not None:
         check_staleness(max_staleness)
     return fresh or max_staleness is not None
 
 
 def lasting(body: dict[str, Any], ttl: float | None) -> dict[str, Any]:
-    """A body whose fields last so many seconds. Raises InvalidValue."""
+    """A body whose fields expire after this many seconds. Raises InvalidValue."""
     if ttl is None:
         return body
     field_ttl.after(ttl, 0.0)
@@ -79,7 +79,7 @@ def lasting(body: dict[str, Any], ttl: float | None) -> dict[str, Any]:
 
 
 def conditions(expect_version: int | None, expect_exists: bool | None = None) -> dict[str, str]:
-    """The headers that say at which version a write is to meet the record. Raises InvalidValue."""
+    """The headers with the record's expected version. Raises InvalidValue."""
     if expect_version is not None:
         if type(expect_version) is not int or expect_version < 0:
             raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
@@ -92,7 +92,7 @@ def conditions(expect_version: int | None, expect_exists: bool | None = None) ->
 
 
 def messages(given: Iterable[Message | dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as a body has them. Raises InvalidValue."""
+    """Messages for a body. Raises InvalidValue."""
     found = []
     for each in given:
         said = (each if isinstance(each, Message) else codec.as_message(each)).to_dict()
@@ -102,7 +102,7 @@ def messages(given: Iterable[Message | dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def items(given: Iterable[PutItem | DeleteItem]) -> list[dict[str, Any]]:
-    """Changes of items as a body has them. Raises InvalidValue, and ConfigurationError for `equals`."""
+    """Changes of items for a body. Raises InvalidValue, and ConfigurationError for `equals`."""
     found = []
     for each in given:
         if not isinstance(each, PutItem | DeleteItem):
@@ -142,14 +142,14 @@ def tags(tag: Mapping[str, str | Iterable[str]] | None, untag: Mapping[str, str 
 
 
 def made(kind: type[T], found: Mapping[str, Any]) -> T:
-    """A value of the package, of an answer that has its fields, perhaps more in a later release, or fewer."""
+    """A value of the package from an answer, which may have more fields in a later release, or fewer."""
     absent = dataclasses.MISSING
     names = [each.name for each in dataclasses.fields(kind) if each.name in found or each.default is absent]
     return kind(**{name: found[name] for name in names})
 
 
 def held_lease(found: Mapping[str, Any]) -> HeldLease:
-    """A lease that is held, and who waits for it."""
+    """A held lease, with its waiters."""
     return made(HeldLease, {**found, "waiters": tuple(made(Waiter, each) for each in found["waiters"])})
 
 
@@ -164,7 +164,7 @@ def value(found: Mapping[str, Any], name: str) -> Any:
 
 
 def message(said: dict[str, Any], number: int | None, time: float | None) -> Message:
-    """A message that was read: what was said, its number, and when it was committed."""
+    """A message that was read: its content, number and commit time."""
     return Message.unread(lambda data, number: (said, time), [b""], [number])[0].looked_at()
 
 
@@ -174,7 +174,7 @@ def _numbered(found: Mapping[str, Any]) -> Message:
 
 
 def snapshot(found: Mapping[str, Any]) -> Snapshot:
-    """A record as it was."""
+    """A record at a version."""
     return Snapshot(
         version=found["version"], fields=shown(found), messages=tuple(map(_numbered, found["messages"])),
         phase=found["phase"], deleted=found["deleted"],
@@ -199,7 +199,7 @@ def change(found: Mapping[str, Any], ref: Ref) -> Change:
 
 
 def _times(found: Mapping[str, Any] | None) -> TurnTimes | None:
-    """A service of an earlier release has none."""
+    """The times of a turn, None from a service of an earlier release."""
     if not found:
         return None
     return made(TurnTimes, {**found, "runs": tuple(made(TimedRun, each) for each in found["runs"])})
@@ -216,7 +216,7 @@ def branch(found: Mapping[str, Any]) -> Branch:
 
 
 def event(found: Mapping[str, Any]) -> Event:
-    """An event, from its attributes as CloudEvents have them."""
+    """An event, from its CloudEvents attributes."""
     return Event(
         id=found["id"], type=found["type"], subject=found.get("subject", ""),
         time=datetime.fromisoformat(found["time"]).timestamp(), data=found["data"], source=found["source"],
@@ -243,7 +243,7 @@ INSTEAD = {
     "settings": "they are the service's",
     "view": "read get_all(), or use a transaction",
 }
-"""What to use in place of a name that the direct store alone has; of all others: the direct store."""
+"""Advice for each name that only the direct store has; for all others: use the direct store."""
 OPTIONS = {
     "merge": "without it the function runs again on the newest state",
     "advisory": "without it others' writes are refused, too",
@@ -264,11 +264,11 @@ OPTIONS = {
     "group": "keep the position, and give it as since=",
     "progress": _DIRECT,
 }
-"""The same for options of methods that are there."""
+"""The same for options of methods that exist here."""
 
 
 def refuse_options(method: str, given: Iterable[str]) -> None:
-    """Raise ConfigurationError for an option that the direct store alone has, TypeError for one that nobody has."""
+    """Raise ConfigurationError for an option that only the direct store has, TypeError for an unknown one."""
     for name in given:
         if name not in OPTIONS:
             raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
@@ -276,7 +276,7 @@ def refuse_options(method: str, given: Iterable[str]) -> None:
 
 
 def refuse(remote: object, name: str, direct: Callable[[], type]) -> Exception:
-    """The error for a name that a remote object has not; `direct` is the class that it stands for."""
+    """The error for a name that a remote object lacks; `direct` is the class that it stands for."""
     if name.startswith("_") or not hasattr(direct(), name):
         return AttributeError(f"{type(remote).__name__!r} object has no attribute {name!r}")
     return ConfigurationError(f"{name} is not there on a remote store: {INSTEAD.get(name, _DIRECT)}")
