@@ -691,32 +691,32 @@ class StateStore:
         return finish(self._twin.remove_index())
 
     def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
-        """Publish an event to every replica and to the archive; return it as it was written.
+        """Publish an event to every replica and to the archive; return it as written.
 
         Example::
 
             event = store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
 
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
-        events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
-        the store has keys; type and subject are not.
+        events of one subject keep their order. It is sent again while replies are lost, and written once. `data` is
+        encrypted if the store has keys; type and subject are not.
 
-        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
-        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
-        `change_directory` publish them. Published by the store itself:
-        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
-        about the record whose lock was lost, by a turn that another request took over, too; and
-        `conversation.diverged` (`branch`, `base`, `commits`, `cause`) about a record that has a branch now.
+        Types that all understand by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`,
+        `client`) and `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as
+        `activate_agent` and `change_directory` publish them. The store itself publishes `replica.lost` (`replica`,
+        `host`, `pid`); if Redis can be reached, `lock.lost` (`token`, `holder`) about a record whose lock was lost,
+        also by a turn that another request took over; and `conversation.diverged` (`branch`, `base`, `commits`,
+        `cause`) about a record that has a new branch.
         """
         return finish(self._twin.emit(type, data, subject=twin_of(subject)))
 
     def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
     ) -> Event:
-        """Publish that a client goes on with this agent, None: with none; return the event.
+        """Publish that a client continues with this agent, None: with none; return the event.
 
-        `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
-        the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
+        Publishes `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The
+        previous agent is read from the client's last such event in SQL, unless `previous_agent` names one ("": none).
         """
         return finish(
             self._twin.activate_agent(
@@ -725,15 +725,15 @@ class StateStore:
         )
 
     def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
-        """Publish that a client's user works from this folder now; return the event.
+        """Publish that a client's user now works in this folder; return the event.
 
-        `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
-        the client's last such event, as SQL has it, unless `old_path` is given.
+        Publishes `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The old folder is read
+        from the client's last such event in SQL, unless `old_path` is given.
         """
         return finish(self._twin.change_directory(new_path, client=client, old_path=old_path))
 
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> Events:
-        """Events as they come, for `for`; better inside `with`, which says when that is over.
+        """Events as they come, for `for`; better inside `with`, which closes the stream at its end.
 
         Example::
 
@@ -741,16 +741,16 @@ class StateStore:
                 store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
                 event = events.next(timeout=5.0)
 
-        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
-        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
-        events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
-        Where that is not kept any more, or Redis lost it, there comes one event of type `resync`, whatever `types`
-        say: reload what you keep.
+        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each event comes
+        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of another
+        stream, to continue from there across restarts, or "oldest" for all that Redis still keeps (`kept_events`). If
+        events from there on are no longer available, one event of type `resync` comes, for any `types`: reload the data
+        that you keep.
 
-        With a `group` its members share the events, in all replicas: each event is one member's, and where the group
-        is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
-        member takes over within ten seconds, and from a member that is at one event for more than `handler_timeout`
-        seconds, too: it may get again, under the same id, what was not seen to be handled.
+        With a `group` its members share the events, in all replicas: each event goes to one member, and the group's
+        position is kept in Redis. A group of one is a subscriber that continues after a restart. After a crash another
+        member takes over within ten seconds; it also takes over from a member that handles one event for more than
+        `handler_timeout` seconds. It may receive events again, under the same ids, that were not confirmed as handled.
         """
         return Events(self._twin.events(*types, group=group, since=since))
 
@@ -778,9 +778,9 @@ class StateStore:
             store.ready()
 
         Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
-        and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
-        `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
-        only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        and `since`. If it fails, the error is logged with the event, and the next event comes; if it takes more than
+        `slow_handler` seconds, that is logged. A plain function runs in a thread in the asyncio API as well. `resync`
+        goes only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
         """
         if handler is None:
             return lambda given: self.on(types, given, group=group, since=since)
@@ -789,7 +789,7 @@ class StateStore:
         return handler
 
     def off(self, handler: Handler) -> None:
-        """Call this handler no more. Returns when what it is at is done, or after 5 s."""
+        """Stop calling this handler. Returns when its running call has ended, or after 5 s."""
         finish(self._twin.off(handler))
 
     def ready(self) -> None:
@@ -802,28 +802,28 @@ class StateStore:
     def replicas(self) -> list[Replica]:
         """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
 
-        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
-        is lost, and another one publishes the event `replica.lost` within another `beat`.
+        Each sends one every `beat` seconds, and is listed until it is closed or has been silent for three times that;
+        then another replica publishes the event `replica.lost` within another `beat`.
         """
         return finish(self._twin.replicas())
 
     def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List who holds which records, locks and running turns, and who waits for them; those held longest first.
+        """List the holders of records, locks and running turns, and their waiters; those held longest first.
 
         Example::
 
             for lease in store.leases():
                 print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
 
-        Only of a `scope`, of records whose ids begin with `prefix`. The first `limit` (1 to 1000); `after` is the
-        `cursor` of a previous page's last. It costs by what is held, not by how many records there are.
+        With `scope`, only of that scope; with `prefix`, only of ids that begin with it. The first `limit` (1 to 1000);
+        `after` is the `cursor` of a previous page's last. Its cost grows with the leases, not with the records.
         """
         return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
 
     def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, whoever holds it; False if it is not held any more.
+        """End the lease with this fencing token, for any holder; False if it is no longer held.
 
         Example::
 
@@ -831,8 +831,8 @@ class StateStore:
                 if store.time() - lease.since > 600:
                     store.end_lease(lease.record_id, lease.token)
 
-        Its holder is refused when it writes (Interrupted, Fenced), and the first who waits has the record. A turn that
-        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn that was
+        ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
         """
         return finish(self._twin.end_lease(id, token, scope=scope))
 
@@ -843,18 +843,18 @@ class StateStore:
 
             store.announce(model="small", queue=3)
 
-        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        Earlier announced fields stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
         self._twin.announce(**fields)
 
     def reload_config(self, config: Source, *, agent: str = "") -> int:
-        """Give all agents of the fleet, or one by its name, another config; return the version of its record.
+        """Give all agents of the fleet, or one by its name, a new config; return the version of its record.
 
-        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
-        `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
-        later takes it unless its own file is newer. The event `config.changed` says which names changed, and a digest;
-        what to, only the record does. Raises ConfigurationError for a file that is broken; what an agent
-        finds not valid, it logs, and goes on with what it had.
+        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica adopts it and calls
+        `on_config_update` if it differs from its own; of two concurrent calls, one wins on all replicas. A replica that
+        starts later adopts it unless its own file is newer. The event `config.changed` has the changed names and a
+        digest; the values are only in the record. Raises ConfigurationError for a broken file. An agent that finds the
+        config invalid logs that and keeps its old one.
         """
         return finish(self._twin.reload_config(config, agent=agent))
 
@@ -869,18 +869,18 @@ class StateStore:
         limit: int = 100,
         after: str | None = None,
     ) -> list[Event]:
-        """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
+        """Read past events from SQL, the newest `limit` in the order of the servers' clocks, newest last.
 
         Example::
 
             for event in store.audit(conversation="c1", type="conversation.*", limit=20):
                 print(event.time, event.type, event.data)
 
-        Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
-        type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
-        give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
-        none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
-        Raises ColdUnavailable if the events so far cannot be archived.
+        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or
+        several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on, give the
+        `cursor` of the last event as `after`: it returns the first `limit` after that, an empty list if there are none
+        yet; `after="oldest"` is the beginning. Purged and forgotten events are gone. Raises ColdUnavailable if the
+        events so far cannot be archived.
         """
         return finish(
             self._twin.audit(

@@ -43,7 +43,7 @@ _LETTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `advice` says what to do when it is not `ok`."""
+    """One check and its result. `advice` says what to do when it is not `ok`."""
 
     name: str
     ok: bool
@@ -59,14 +59,14 @@ class Finding:
 _MANY_BEHIND = 10_000  # records
 _CROWDED = 0.8  # of a limit
 _FLOOR = (7, 0)
-_ELECTION = 2.0  # seconds until a replica has been chosen and is known to have been
+_ELECTION = 2.0  # seconds until a new primary has been elected and is known
 Info = dict[str, str]
 
 
 async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
     """Version, eviction, role, persistence and memory of each server, and whether they are a whole cluster.
 
-    `level`: how hard writes are kept; what SQL has when it is acknowledged needs no file beside Redis.
+    `level`: the durability of writes; data that is in SQL before it is acknowledged needs no file of Redis.
     """
     findings: list[Finding] = []
     cluster: dict[str, Info] = {}
@@ -92,13 +92,13 @@ async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
 
 
 async def server_info(port: Port, node: str, *words: bytes) -> Info:
-    """What a node says in lines of `name:value`."""
+    """A node's answer in lines of `name:value`."""
     text = (await port.command_with(node, *words)).decode(errors="replace")
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 async def _cluster(port: Port, primaries: Mapping[str, Info]) -> list[Finding]:
-    """Whether every slot is served, and what is left if a primary is lost."""
+    """Whether every slot is served, and whether the cluster survives the loss of a primary."""
     state = await server_info(port, next(iter(primaries)), b"CLUSTER", b"INFO")
     served = state.get("cluster_slots_ok", "0")
     findings = [
@@ -116,7 +116,7 @@ async def _cluster(port: Port, primaries: Mapping[str, Info]) -> list[Finding]:
 
 
 async def _sentinels(port: Port) -> list[Finding]:
-    """Whether those who choose the primary are there, agree, and are enough to choose another."""
+    """Whether the sentinels are reachable, agree, and are enough to elect another primary."""
     every = await port.thread(port.sentinels)
     heard = [each for each in every if not each.problem]
     if not every:
@@ -138,7 +138,7 @@ async def _sentinels(port: Port) -> list[Finding]:
 
 
 async def _durability(tiers: Tiers) -> Finding:
-    """The level of writes that say none themselves, and whether it can be kept now."""
+    """The default durability of writes, and whether it can be reached now."""
     level = tiers.confirming.level.text
     try:
         missing = await tiers.warm.patiently(tiers.confirming.possible, tiers.confirming.level)
@@ -167,7 +167,7 @@ async def _times(tiers: Tiers) -> list[Finding]:
 
 
 async def _failover(tiers: Tiers) -> list[Finding]:
-    """How long a partition of a cluster may be away, or be read at a primary that is none any more."""
+    """How long a partition of a cluster may be unavailable, or be read from a demoted primary."""
     retry_for = tiers.settings.retry_for
     option = b"cluster-node-timeout"
     try:
@@ -187,7 +187,7 @@ async def _failover(tiers: Tiers) -> list[Finding]:
 
 
 def _server(info: Info, level: Level) -> list[Finding]:
-    """What one server says of itself."""
+    """Findings from one server's own figures."""
     version = info.get("valkey_version") or info.get("redis_version", "0")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     policy = info.get("maxmemory_policy", "noeviction")
@@ -213,7 +213,7 @@ def _server(info: Info, level: Level) -> list[Finding]:
             "without appendonly yes, commits that are not archived yet are lost when Redis restarts",
         ),
         Finding(
-            # Where archived records make room, memory is always nearly full.
+            # Where archived records are evicted, memory is always nearly full.
             "memory", not limit or policy.startswith("volatile") or used < _CROWDED * limit,
             f"{used / 2**20:.0f} MB" + (f" of {limit / 2**20:.0f}" if limit else ""),
             "full, it refuses writes: raise maxmemory, or end sessions that idle (session_idle)",
@@ -223,7 +223,7 @@ def _server(info: Info, level: Level) -> list[Finding]:
 
 
 def _connections(name: str, used: int, most: int) -> Finding:
-    """How many there are, of those that a server allows."""
+    """The number of connections, and the limit of the server."""
     advice = "raise the server's limit, or run fewer replicas: one more that finds no place cannot start"
     return Finding(name, used < _CROWDED * most, f"{used} of {most}", advice)
 
@@ -236,12 +236,12 @@ def refuse(findings: list[Finding], place: str) -> None:
 
 
 async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
-    """Everything that `distributed-state doctor` shows. A server that is away hides nothing of the other one."""
+    """Everything that `distributed-state doctor` shows. If one server is down, the other is still examined."""
     layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
     findings = [Finding("layout", True, layout)]  # compared with Redis and SQL when the store was opened
     try:
         findings += await _warm(tiers, embedded=embedded)
-        replicas, unknown = await present(tiers)  # once: each time that nobody answers takes `retry_for`
+        replicas, unknown = await present(tiers)  # once: an unanswered attempt takes `retry_for`
         findings += unknown or (here(tiers) if embedded else await fleet(tiers, replicas))
         found = await diverged_partitions(tiers, replicas)
     except StateError as error:
@@ -251,7 +251,7 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
 
 
 async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
-    """What is seen of Redis."""
+    """Findings about Redis."""
     findings = (
         [Finding("server", True, "embedded in this process")]
         if embedded
@@ -271,12 +271,12 @@ async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
 
 
 def away(error: StateError) -> Finding:
-    """Redis is away, and why."""
+    """Redis is unavailable, and why."""
     return Finding("server", False, str(error), "start it, or let a replica take over")
 
 
 def _diverged(found: Mapping[int, str]) -> list[Finding]:
-    """The partitions of which nothing is archived: journal and archive do not fit, or SQL does not take an entry."""
+    """The partitions that are not archived: journal and archive do not match, or SQL refuses an entry."""
     advice = (
         "make room in SQL, or mend what it names, and archiving goes on; where journal and archive do not fit, "
         "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
@@ -285,7 +285,7 @@ def _diverged(found: Mapping[int, str]) -> list[Finding]:
 
 
 async def _index(tiers: Tiers) -> list[Finding]:
-    """How far the index is, where search is on."""
+    """How complete the index is, if search is on."""
     followers = [each for each in tiers.workers if isinstance(each, Follower)]
     failure = "".join(each.failure for each in followers)
     try:
@@ -304,22 +304,22 @@ async def _index(tiers: Tiers) -> list[Finding]:
 
 
 async def _archive(tiers: Tiers) -> list[Finding]:
-    """What SQL has that somebody should look at."""
+    """Findings about SQL that need attention."""
     try:
         facts = await tiers.port.sql(tiers.cold.check)
-        return archive(facts if tiers.settings.url else facts | {MINTED: ""})  # embedded it begins empty at each start
+        return archive(facts if tiers.settings.url else facts | {MINTED: ""})  # an embedded one starts empty each time
     except StateError as error:
         return [no_archive(error)]
 
 
 def no_archive(error: StateError) -> Finding:
-    """SQL is away, and why."""
+    """SQL is unavailable, and why."""
     advice = "see the message; until SQL is there Redis serves what it has, and journals fill"
     return Finding("sql", False, str(error), advice)
 
 
 def archive(facts: dict[str, str]) -> list[Finding]:
-    """What SQL has that somebody should look at, of what it says of itself."""
+    """Findings about SQL that need attention, from its own figures."""
     judged = {"quarantined", "erasures", "branched records", "connections", "most connections", MINTED, NEWEST}
     findings = [Finding(f"sql {name}", True, value) for name, value in facts.items() if name not in judged]
     if "connections" in facts:
@@ -340,7 +340,7 @@ def archive(facts: dict[str, str]) -> list[Finding]:
 
 
 def examine_apart(settings: Settings, error: StateError) -> list[Finding]:
-    """What can be seen without a store, as one of the two servers is away or SQL is empty. For blocking callers."""
+    """Findings without a store, when one of the two servers is down or SQL is empty. For blocking callers."""
     if isinstance(error, WarmUnavailable):
         return [away(error), *_archive_alone(settings)]
     advice = "start a worker with these, or correct --archive and --namespace; `distributed-state migrate` makes tables"
@@ -371,20 +371,20 @@ async def _warm_alone(settings: Settings) -> list[Finding]:
         await port.close()
 
 
-_OLD = 60.0  # seconds that a commit waits for SQL before somebody should look
-_RECENT = 600.0  # seconds for which what Redis lost is news
+_OLD = 60.0  # seconds that a commit may wait for SQL before it needs attention
+_RECENT = 600.0  # seconds for which a loss in Redis is reported
 _NAMED = 5  # partitions, in one line
 _STOPPED = "see the message: this archiver makes no progress until then"
 
 
 def here(tiers: Tiers) -> list[Finding]:
-    """What stops the archiver of a store whose Redis is in its own process: nobody else archives, nor hears of it."""
+    """What stops the archiver of a store whose Redis is in its own process: no other replica archives or reports it."""
     failure = tiers.archiver.failure
     return [Finding("archiver", False, failure, _STOPPED)] if failure else []
 
 
 async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
-    """The replicas that are there; or none, and what is to be said if nobody can tell."""
+    """The live replicas; or none, and a finding if they cannot be listed."""
     try:
         return await tiers.presence.replicas(), []
     except StateError as error:
@@ -392,12 +392,12 @@ async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
 
 
 async def fleet(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
-    """Who archives, whether one of them fails or could not start, and whether all run the same release."""
+    """The archiving replicas, whether one fails or could not start, and whether all run the same release."""
     return [*_archivers(tiers, replicas), *await _unstarted(tiers), *_lost(tiers, replicas), _versions(replicas)]
 
 
 async def _unstarted(tiers: Tiers) -> list[Finding]:
-    """Who wants to be one of them and could not start."""
+    """The replicas that could not start."""
     advice = "see the message; it is forgotten as soon as one starts there, or after ten minutes"
     try:
         failed = await lately(tiers)
@@ -414,7 +414,7 @@ async def _unstarted(tiers: Tiers) -> list[Finding]:
 
 
 def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
-    """Those that say with their beats that they have partitions to archive; this store may be one without a beat."""
+    """The replicas whose heartbeats name partitions to archive; this store may be one without a heartbeat."""
     count = tiers.keys.partitions
     at_work = [each for each in replicas if each.positions.get("archives", 0)]
     taken = min(count, sum(each.positions["archives"] for each in at_work))
@@ -430,7 +430,7 @@ def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
 
 
 def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
-    """What Redis lost lately, as those say who started its partitions anew; after a while it is history."""
+    """Recent losses in Redis, as reported by the replicas that restarted the partitions; older ones are left out."""
     ago = tiers.clock.now() - max((each.stats.get("restarted_at", 0) for each in replicas), default=0)
     if ago > _RECENT:
         return []
@@ -448,29 +448,29 @@ def _versions(replicas: list[Replica]) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Journals:
-    """How far partitions are, those whose server answers, and of those that wait for SQL how old their oldest is."""
+    """The partitions' states, where their server answers, and the age of the oldest unarchived commit of each."""
 
     places: dict[int, PartitionState]
     ages: dict[int, float]  # seconds, by the server's clock
 
     @property
     def behind(self) -> dict[int, PartitionState]:
-        """Those of which something waits."""
+        """The partitions with unarchived commits."""
         return {each: place for each, place in self.places.items() if place.offset > place.archived}
 
 
 async def diverged_partitions(tiers: Tiers, replicas: Iterable[Replica]) -> dict[int, str]:
-    """Of which partitions nothing is archived, whoever archives them, and why: their journals and SQL do not fit.
+    """The partitions that are not archived because journal and SQL do not match, and why, for all archivers.
 
-    By what SQL and the journals say, and by what those who archive them say, here and with their beats.
+    It combines SQL and the journals with the reports of the archivers, here and in heartbeats.
     """
     reported = {int(each): why for replica in replicas for each, why in replica.diverged.items() if each.isdecimal()}
     here = dict(tiers.archiver.diverged)
     try:
         behind = await tiers.recovery.behind()
     except StateError:
-        return reported | here  # whichever server is away is named elsewhere
-    # One that somebody else archives by now is theirs to report.
+        return reported | here  # a server that is down has its own finding
+    # A partition that another replica archives by now is reported there.
     mine = behind.keys() | set(tiers.archiver.mine)
     return behind | reported | {each: why for each, why in here.items() if each in mine}
 
@@ -484,7 +484,7 @@ async def look(tiers: Tiers, partitions: Iterable[int] | None = None) -> Journal
 
 
 async def lag(tiers: Tiers) -> list[Finding]:
-    """What is not archived yet: how much, how old, and how full it makes the journals."""
+    """The unarchived commits: how many, how old, and how full they make the journals."""
     advice = "add archivers, or make SQL faster; `replicas` shows who archives"
     try:
         journals = await look(tiers)
@@ -503,7 +503,7 @@ async def lag(tiers: Tiers) -> list[Finding]:
 
 
 async def ages(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
-    """How old the oldest commit of each partition is that waits for SQL, in seconds, by the server's clock."""
+    """The age of the oldest unarchived commit of each partition, in seconds, by the server's clock."""
     if not behind:
         return {}
     asked = [(tiers.keys.partition(each), place.archived + 1) for each, place in behind.items()]
@@ -528,7 +528,7 @@ class FailedStart:
 
 
 class Noting:
-    """Notes why a store could not be opened inside `async with`, if Redis can be reached and it would be a replica."""
+    """Records why a store could not be opened inside `async with`, if Redis is reachable and it would be a replica."""
 
     def __init__(self, port: Port, settings: Settings, keys: Keys) -> None:
         self._port = port
@@ -551,13 +551,13 @@ class Noting:
             else:
                 await self._note(str(error))
         except StateError as failure:
-            log.debug("what became of this start is not noted: %s", failure)  # it is not what the caller is to learn
+            log.debug("what became of this start is not noted: %s", failure)  # must not hide the caller's error
 
     async def _note(self, why: str) -> None:
         key = self._keys.failed_starts
         seconds, _ = await self._port.command_with(self._port.node_of(key), b"TIME")
         card = {"pid": os.getpid(), "version": release(), "time": int(seconds), "why": why[:_LETTERS]}
-        # A container has another name each time: while one fails every few minutes, the hash as a whole never expires.
+        # Containers have a new name each time: while one fails every few minutes, the hash as a whole never expires.
         words = await self._port.command(b"HGETALL", key)
         over = [host for host, note in _pairs(words) if _read("", note, float(seconds)) is None]
         await self._port.exchange(
@@ -570,7 +570,7 @@ class Noting:
 
 
 async def lately(tiers: Tiers) -> list[FailedStart]:
-    """The hosts where a replica could not start, and none has since."""
+    """The hosts where a replica could not start, and has not started since."""
     words = await tiers.port.command(b"HGETALL", tiers.keys.failed_starts)
     now = tiers.clock.now()
     found = (_read(host.decode(), note, now) for host, note in _pairs(words))
@@ -582,7 +582,7 @@ def _pairs(words: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _read(host: str, card: bytes, now: float) -> FailedStart | None:
-    """A host's note; None if that is too long ago, or cannot be read."""
+    """A host's note; None if it is too old or cannot be read."""
     try:
         stated = codec.decode(card, "start")
         ago = max(0.0, now - stated["time"])

@@ -52,27 +52,27 @@ _LONGEST_PATH = 4096  # also of a name
 
 @bounded()
 class AsyncFleet:
-    """The part of a store that is about the whole fleet: events, agents, replicas, leases, the config, the audit."""
+    """The part of a store that concerns the whole fleet: events, agents, replicas, leases, the config, the audit."""
 
     _context: StoreContext
 
     async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
-        """Publish an event to every replica and to the archive; return it as it was written.
+        """Publish an event to every replica and to the archive; return it as written.
 
         Example::
 
             event = await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
 
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
-        events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
-        the store has keys; type and subject are not.
+        events of one subject keep their order. It is sent again while replies are lost, and written once. `data` is
+        encrypted if the store has keys; type and subject are not.
 
-        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
-        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
-        `change_directory` publish them. Published by the store itself:
-        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
-        about the record whose lock was lost, by a turn that another request took over, too; and
-        `conversation.diverged` (`branch`, `base`, `commits`, `cause`) about a record that has a branch now.
+        Types that all understand by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`,
+        `client`) and `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as
+        `activate_agent` and `change_directory` publish them. The store itself publishes `replica.lost` (`replica`,
+        `host`, `pid`); if Redis can be reached, `lock.lost` (`token`, `holder`) about a record whose lock was lost,
+        also by a turn that another request took over; and `conversation.diverged` (`branch`, `base`, `commits`,
+        `cause`) about a record that has a new branch.
         """
         text = checked_subject(subject)
         tiers = self._context.tiers()
@@ -101,10 +101,10 @@ class AsyncFleet:
     async def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
     ) -> Event:
-        """Publish that a client goes on with this agent, None: with none; return the event.
+        """Publish that a client continues with this agent, None: with none; return the event.
 
-        `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
-        the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
+        Publishes `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The
+        previous agent is read from the client's last such event in SQL, unless `previous_agent` names one ("": none).
         """
         named = {"agent": agent, "previous_agent": previous_agent}
         self._check_client(client=client, conversation_id=conversation_id, **_given(named))
@@ -114,10 +114,10 @@ class AsyncFleet:
         return await self.emit("agent.switched", {**data, "client": client}, subject=f"client:{client}")
 
     async def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
-        """Publish that a client's user works from this folder now; return the event.
+        """Publish that a client's user now works in this folder; return the event.
 
-        `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
-        the client's last such event, as SQL has it, unless `old_path` is given.
+        Publishes `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The old folder is read
+        from the client's last such event in SQL, unless `old_path` is given.
         """
         self._check_client(client=client, new_path=new_path, **_given({"old_path": old_path}))
         if old_path is None:
@@ -126,7 +126,7 @@ class AsyncFleet:
         return await self.emit("directory.changed", data, subject=f"client:{client}")
 
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
-        """Events as they come, for `async for`; better inside `async with`, which says when that is over.
+        """Events as they come, for `async for`; better inside `async with`, which closes the stream at its end.
 
         Example::
 
@@ -134,16 +134,16 @@ class AsyncFleet:
                 await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
                 event = await events.next(timeout=5.0)
 
-        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
-        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
-        events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
-        Where that is not kept any more, or Redis lost it, there comes one event of type `resync`, whatever `types`
-        say: reload what you keep.
+        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each event comes
+        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of another
+        stream, to continue from there across restarts, or "oldest" for all that Redis still keeps (`kept_events`). If
+        events from there on are no longer available, one event of type `resync` comes, for any `types`: reload the data
+        that you keep.
 
-        With a `group` its members share the events, in all replicas: each event is one member's, and where the group
-        is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
-        member takes over within ten seconds, and from a member that is at one event for more than `handler_timeout`
-        seconds, too: it may get again, under the same id, what was not seen to be handled.
+        With a `group` its members share the events, in all replicas: each event goes to one member, and the group's
+        position is kept in Redis. A group of one is a subscriber that continues after a restart. After a crash another
+        member takes over within ten seconds; it also takes over from a member that handles one event for more than
+        `handler_timeout` seconds. It may receive events again, under the same ids, that were not confirmed as handled.
         """
         self._context.allow("read", scope="session")
         self._context.tiers().consumers.check(since)
@@ -171,9 +171,9 @@ class AsyncFleet:
             await store.ready()
 
         Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
-        and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
-        `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
-        only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        and `since`. If it fails, the error is logged with the event, and the next event comes; if it takes more than
+        `slow_handler` seconds, that is logged. A plain function runs in a thread in the asyncio API as well. `resync`
+        goes only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
         """
         if handler is None:
             return lambda given: self.on(types, given, group=group, since=since)
@@ -184,7 +184,7 @@ class AsyncFleet:
         return handler
 
     async def off(self, handler: Handler) -> None:
-        """Call this handler no more. Returns when what it is at is done, or after 5 s."""
+        """Stop calling this handler. Returns when its running call has ended, or after 5 s."""
         tiers = self._context.tiers()
         for handling in [each for each in tiers.handlings if each.handler == handler]:
             tiers.handlings.remove(handling)
@@ -201,8 +201,8 @@ class AsyncFleet:
     async def replicas(self) -> list[Replica]:
         """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
 
-        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
-        is lost, and another one publishes the event `replica.lost` within another `beat`.
+        Each sends one every `beat` seconds, and is listed until it is closed or has been silent for three times that;
+        then another replica publishes the event `replica.lost` within another `beat`.
         """
         self._context.allow("admin")
         return await self._context.tiers().presence.replicas()
@@ -210,15 +210,15 @@ class AsyncFleet:
     async def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List who holds which records, locks and running turns, and who waits for them; those held longest first.
+        """List the holders of records, locks and running turns, and their waiters; those held longest first.
 
         Example::
 
             for lease in await store.leases():
                 print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
 
-        Only of a `scope`, of records whose ids begin with `prefix`. The first `limit` (1 to 1000); `after` is the
-        `cursor` of a previous page's last. It costs by what is held, not by how many records there are.
+        With `scope`, only of that scope; with `prefix`, only of ids that begin with it. The first `limit` (1 to 1000);
+        `after` is the `cursor` of a previous page's last. Its cost grows with the leases, not with the records.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
@@ -233,7 +233,7 @@ class AsyncFleet:
         return await found.page(limit, after, None if all_of_them else lambda text: text.startswith(begins))
 
     async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, whoever holds it; False if it is not held any more.
+        """End the lease with this fencing token, for any holder; False if it is no longer held.
 
         Example::
 
@@ -241,8 +241,8 @@ class AsyncFleet:
                 if await store.time() - lease.since > 600:
                     await store.end_lease(lease.record_id, lease.token)
 
-        Its holder is refused when it writes (Interrupted, Fenced), and the first who waits has the record. A turn that
-        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn that was
+        ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
         """
         ref = Ref(scope, id)
         self._context.allow("admin", ref)
@@ -255,19 +255,19 @@ class AsyncFleet:
 
             store.announce(model="small", queue=3)
 
-        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        Earlier announced fields stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
         self._context.allow("write")
         self._context.tiers().presence.announce(fields)
 
     async def reload_config(self, config: Source, *, agent: str = "") -> int:
-        """Give all agents of the fleet, or one by its name, another config; return the version of its record.
+        """Give all agents of the fleet, or one by its name, a new config; return the version of its record.
 
-        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
-        `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
-        later takes it unless its own file is newer. The event `config.changed` says which names changed, and a digest;
-        what to, only the record does. Raises ConfigurationError for a file that is broken; what an agent
-        finds not valid, it logs, and goes on with what it had.
+        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica adopts it and calls
+        `on_config_update` if it differs from its own; of two concurrent calls, one wins on all replicas. A replica that
+        starts later adopts it unless its own file is newer. The event `config.changed` has the changed names and a
+        digest; the values are only in the record. Raises ConfigurationError for a broken file. An agent that finds the
+        config invalid logs that and keeps its old one.
         """
         ref = Ref("app", RECORD)
         self._context.allow("admin", ref)
@@ -281,7 +281,7 @@ class AsyncFleet:
             try:
                 before = None if raw is None else record.codec.decode(raw, field)
             except CorruptState:
-                before = None  # of a key that is gone, or somebody else's: it is replaced
+                before = None  # a missing key, or another writer's, is replaced
             changes = record.changes()
             changes.set(field, {"config": found, "time": tiers.clock.now()})
             return changes, codec.encode(difference(before, found, agent), "config")
@@ -307,18 +307,18 @@ class AsyncFleet:
         limit: int = 100,
         after: str | None = None,
     ) -> list[Event]:
-        """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
+        """Read past events from SQL, the newest `limit` in the order of the servers' clocks, newest last.
 
         Example::
 
             for event in await store.audit(conversation="c1", type="conversation.*", limit=20):
                 print(event.time, event.type, event.data)
 
-        Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
-        type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
-        give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
-        none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
-        Raises ColdUnavailable if the events so far cannot be archived.
+        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or
+        several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on, give the
+        `cursor` of the last event as `after`: it returns the first `limit` after that, an empty list if there are none
+        yet; `after="oldest"` is the beginning. Purged and forgotten events are gone. Raises ColdUnavailable if the
+        events so far cannot be archived.
         """
         ref, text = audit.about(conversation, subject.ref if isinstance(subject, AsyncRecord) else subject)
         wanted = audit.sought(text, type, since, until, limit, after)
@@ -335,13 +335,13 @@ class AsyncFleet:
         checked_subject(f"client:{given['client']}")
 
     async def _last_of(self, client: str, type: str, name: str) -> str:
-        """What a client's last event of a type says, for one who may read events."""
+        """The value in a client's last event of a type, if the caller may read events."""
         self._context.allow("read", scope="session")
         wanted = audit.sought(f"client:{client}", type, None, None, 1, None)
         try:
             found = await audit.audit(self._context.tiers(), wanted)
         except Unavailable as error:
-            # Better without a name than not published: agents that hear it know whom the client had.
+            # Better without a name than not published: agents that receive it know the client's previous agent.
             log.warning("%s of client %.80r: what was before is not known: %s", type, client, error)
             return ""
         said = found[0].data.get(name) if found else None
@@ -353,14 +353,14 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _MOST = 50  # entries of one journal in one look
-_BYTES = 128 * 1024  # and about so many bytes of it
+_BYTES = 128 * 1024  # and about this many bytes of it
 _SAME_BEAT = 0.1  # seconds that two beats are apart at least
 _BUSIEST = 20  # records that are named
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRates:
-    """A replica with what it did since the look before, by the second; None: not known (yet), or it takes no times.
+    """A replica and its rates since the previous look, by the second; None: not known (yet), or not measured.
 
     `milliseconds` is how long one operation of it took on average, `slow` how many took longer than 0.1 s.
     """
@@ -375,11 +375,11 @@ class ReplicaRates:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What one look showed. `commits` and `archived` are by the second since the look before, None at the first.
+    """The result of one look. `commits` and `archived` are by the second since the previous look, None at the first.
 
     `waiting` commits are not in SQL yet, the oldest for `oldest` seconds; `fullest` is how full the fullest journal is.
-    `busiest` has, of `sampled` commits, how many were of each record. `trouble` says what keeps archivers from their
-    work, or that SQL does not answer here; "" if nothing is known to.
+    `busiest` counts the `sampled` commits by record. `trouble` says what keeps archivers from their work, or that SQL
+    does not answer here; "" if no trouble is known.
     """
 
     seconds: float | None
@@ -397,12 +397,12 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class _Beat:
-    at: float  # when a replica was last heard of, by the monotonic clock
+    at: float  # when its last heartbeat was seen, by the monotonic clock
     rates: ReplicaRates
 
 
 class FleetLooks:
-    """Looks at a fleet again and again; each look is compared with the one before."""
+    """Looks at a fleet repeatedly; each look is compared with the previous one."""
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
@@ -414,7 +414,7 @@ class FleetLooks:
         self._counts: Counter[str] = Counter()
 
     async def look(self) -> Overview:
-        """What there is now. Raises WarmUnavailable."""
+        """The present state. Raises WarmUnavailable."""
         tiers = self._tiers
         places = await self.sample()
         now = tiers.port.monotonic()
@@ -440,7 +440,7 @@ class FleetLooks:
         return overview
 
     async def sample(self) -> dict[int, PartitionState]:
-        """Note what was written since the last time, as far as it lies in the journals; how far each partition is."""
+        """Sample the commits since the last time, as far as journals still have them; where each partition is."""
         partitions = self._tiers.warm.partitions
         places = await partitions.states(self._keys)
         asked = []
@@ -455,7 +455,7 @@ class FleetLooks:
         return places
 
     def _gained(self, places: Mapping[int, PartitionState], name: str) -> int:
-        """How far all partitions are further; one that began another epoch began at 0."""
+        """How far all partitions advanced; one that started another epoch started at 0."""
         total = 0
         for each, place in places.items():
             before = self._before.get(each)
@@ -470,7 +470,7 @@ class FleetLooks:
             at, known = self._tiers.port.monotonic() - each.seen, beats.get(each.id)
             if known is None:
                 rates = ReplicaRates(each, None, None, None, None, None)
-            elif at - known.at < _SAME_BEAT:  # it was not heard of since: what was known of it stays
+            elif at - known.at < _SAME_BEAT:  # no heartbeat since: keep the known rates
                 at, rates = known.at, replace(known.rates, replica=each)
             else:
                 rates = _compared(each, known.rates.replica.stats, at - known.at)
@@ -498,5 +498,5 @@ def _readable(rows: list[tuple[bytes, list[bytes]]]) -> Iterator[JournalEntry]:
     for row in rows:
         try:
             yield JournalEntry.read(*row)
-        except (StateError, ValueError):  # it is somebody else's to say so
+        except (StateError, ValueError):  # other code reports it
             continue
