@@ -4,8 +4,8 @@ A Message keeps the field names of the OpenAI chat format. Timestamps, metadata 
 API refuses a whole conversation because of one result without a call, or one call without a result, so both are paired
 before they are converted.
 
-The number of tokens of a message is what a counter says: any callable that takes a Message and returns an int.
-Timestamps, metadata and unknown fields are not counted. A malformed call or result is not treated as one.
+A counter gives the number of tokens of a message: any callable that takes a Message and returns an int. Timestamps,
+metadata and unknown fields are not counted. A malformed call or result is not treated as one.
 
 Design: section 13.
 """
@@ -26,7 +26,7 @@ from distributed_state.values.model import Message
 
 
 class Call(NamedTuple):
-    """One tool call: `arguments` is JSON text, as in the OpenAI chat format; `id` is '' if it has none."""
+    """One tool call: `arguments` is JSON text, as in the OpenAI chat format; `id` is '' for a call without one."""
 
     id: str
     name: str
@@ -57,7 +57,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _call(raw: Any) -> Call | None:
-    """From the shape of OpenAI, of Anthropic, of LangChain or of a ToolCall."""
+    """A call in the form of OpenAI, of Anthropic, of LangChain or of a ToolCall."""
     if not isinstance(raw, dict):
         return None
     function = raw.get("function")
@@ -72,7 +72,7 @@ def _call(raw: Any) -> Call | None:
 
 Counter = Callable[[Message], int]
 
-# What chat formats spend around each message, as OpenAI documents it for its models; others differ by a token or two.
+# Chat formats add these tokens to each message, as OpenAI documents for its models; others differ by a token or two.
 _PER_MESSAGE = 4
 _PER_NAME = 1
 _PER_CALL = 8
@@ -86,9 +86,9 @@ def estimate(message: Message) -> int:
     """Estimate the tokens of a message, without any dependency.
 
     ASCII text: a word is one token and one more for every six letters after the first (random letters, as in keys:
-    one for every two), digits go three to a token, every other character is one. Other characters count as
-    many tokens as they have bytes in UTF-8, less one, which is more than most models take. An image counts 1,600. It
-    is an estimate, not a bound; give a counter of your model's own where it must be exact.
+    one for every two), digits go three to a token, every other character is one. Other characters count one token less
+    than their bytes in UTF-8, which is more than in most models. An image counts 1,600. It is an estimate, not a bound;
+    use a counter of your model's own where it must be exact.
     """
     return _count(message, _estimate_text)
 
@@ -114,8 +114,8 @@ def tiktoken_counter(model_or_encoding: Any) -> Counter:
     """Make a counter that counts text exactly, with tiktoken (extra `tokens`).
 
     Takes the name of an OpenAI model or of an encoding, or a `tiktoken.Encoding`. tiktoken downloads an encoding at
-    its first use; where there is no network, point TIKTOKEN_CACHE_DIR to a copy. What surrounds text (roles, calls,
-    images) is counted as `estimate` counts it. Raises ConfigurationError if tiktoken or the encoding is missing.
+    its first use; without network access, point TIKTOKEN_CACHE_DIR to a copy. Roles, calls and images are counted as
+    `estimate` counts them. Raises ConfigurationError if tiktoken or the encoding is missing.
     """
     encoding = _encoding(model_or_encoding) if isinstance(model_or_encoding, str) else model_or_encoding
     if not callable(getattr(encoding, "encode", None)):
@@ -141,7 +141,7 @@ def _encoding(name: str) -> Any:
         raise ConfigurationError(text) from error
     try:
         return tiktoken.get_encoding(encoding)
-    except Exception as error:  # whatever its download, its cache and its parser may raise
+    except Exception as error:  # its download, its cache and its parser raise many kinds
         raise ConfigurationError(
             f"the tiktoken encoding {encoding} cannot be loaded: {error}; without a network, point "
             "TIKTOKEN_CACHE_DIR to a folder that has it, or give a tiktoken.Encoding"
@@ -149,7 +149,7 @@ def _encoding(name: str) -> Any:
 
 
 def counted(counter: Counter, message: Message) -> int:
-    """What a counter says of a message. Raises InvalidValue if that is no count."""
+    """A counter's result for a message. Raises InvalidValue if that is not a count."""
     count = counter(message)
     if type(count) is not int or count < 0:
         raise InvalidValue(f"a counter returns an int from 0 on, this one returned {count!r:.80}")
@@ -164,7 +164,7 @@ def _count(message: Message, text_tokens: Callable[[str], int]) -> int:
 
 
 def _texts(message: Message) -> Iterator[str | None]:
-    """Every text of a message, and None for an image. One without a role is what its framework makes of it: all."""
+    """Every text of a message, and None for an image. One without a role is in a framework's format: all counts."""
     if message.role is None:
         yield json.dumps(message.to_dict(), ensure_ascii=False)
         return
@@ -194,7 +194,7 @@ NO_RESULT = "(no result was recorded for this call; it may or may not have had a
 
 @dataclass(slots=True)
 class _Step:
-    """A message, and the calls it makes with their results as far as they are known."""
+    """A message, and its calls with their results as far as they are known."""
 
     message: Message
     place: int
@@ -205,11 +205,11 @@ class _Step:
 def paired(
     messages: Iterable[Message | dict[str, Any]], orphans: Orphans, safe: Callable[[str], str] = str
 ) -> list[Message]:
-    """The messages with each call's result directly behind it, in the order of the calls, and ids used once.
+    """The messages with each call's result directly after it, in the order of the calls, and ids used once.
 
     Calls come out as `tool_calls` in the OpenAI shape and results as messages of the role tool, however they were
-    stored. "repair" gives a call without a result one that says so and leaves out a result without a call. `safe` makes
-    of an id one that the receiver takes.
+    stored. "repair" adds a result to a call without one, which says so, and drops a result without a call. `safe`
+    converts an id to one that the receiver accepts.
     """
     if orphans not in ("repair", "refuse"):
         raise InvalidValue(f"orphans is 'repair' or 'refuse', not {orphans!r:.80}")
@@ -251,7 +251,7 @@ def _written(step: _Step, used: set[str], safe: Callable[[str], str]) -> list[Me
 
 
 def _unused(id: str, used: set[str]) -> str:
-    """Some models count their calls anew in each turn; some APIs refuse an id that was used before."""
+    """Give a reused id a suffix: some models number their calls from 0 in each turn; some APIs refuse repeated ids."""
     name = id
     number = 1
     while name in used:
@@ -277,7 +277,7 @@ def plain(message: Message) -> list[Message]:
     old = given.get("function_call")
     parts = message.content if isinstance(message.content, list) else []
     if message.role == "function":
-        # It names its function instead of a call; there was only one at a time.
+        # It names its function instead of a call; only one call at a time was possible.
         return [changed(message, role="tool", tool_call_id=f"function-{message.name}")]
     if message.role == "assistant" and isinstance(old, dict) and not message.tool_calls:
         call = {"id": f"function-{old.get('name')}", "type": "function", "function": old}
@@ -311,11 +311,11 @@ def text_of(content: Any) -> Any:
     return content
 
 
-# Anthropic takes a conversation only from a user's message on.
+# Anthropic requires that a conversation starts with a user's message.
 BEGINNING = "(the conversation begins)"
 _OPENAI_PARTS = {"text", "image_url", "input_audio", "file", "refusal"}
 _ANTHROPIC_PARTS = {"text", "image", "document", "search_result", "thinking", "redacted_thinking"}
-_PRIVATE = {"thinking", "redacted_thinking"}  # signed by one vendor for itself
+_PRIVATE = {"thinking", "redacted_thinking"}  # signed by one vendor for its own API
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
@@ -323,11 +323,11 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
 def to_openai(messages: Iterable[Message | dict[str, Any]], *, orphans: Orphans = "repair") -> list[dict[str, Any]]:
-    """Write messages as the OpenAI chat API takes them.
+    """Convert messages for the OpenAI chat API.
 
-    By default orphans are repaired, because a history cannot be argued with: refused once, it would be refused in
-    every later turn. A call without a result gets one that says that none is known, a result without a call is left
-    out, a late result is put behind its call. With `orphans="refuse"` the first two raise InvalidValue.
+    By default orphans are repaired, because a conversation that was refused once would be refused in every later turn.
+    A call without a result gets one that says that the result is unknown, a result without a call is left out, a late
+    result is moved to its call. With `orphans="refuse"` the first two raise InvalidValue.
     """
     return [_to_openai(message) for message in paired(messages, orphans)]
 
@@ -376,11 +376,11 @@ def from_openai(messages: Iterable[Any]) -> list[Message]:
 def to_anthropic(
     messages: Iterable[Message | dict[str, Any]], *, orphans: Orphans = "repair"
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Write messages as the Anthropic API takes them: the system prompt, and the messages in alternating roles.
+    """Convert messages for the Anthropic API: the system prompt, and the messages in alternating roles.
 
-    All system messages become the prompt, wherever they stand: in a user's mouth they would lose their weight. What
-    has no text and no other part is left out. A conversation that an assistant begins gets a user's message before
-    it. Orphans: as in `to_openai`.
+    All system messages become the prompt, wherever they stand: as user messages they would lose their weight. Messages
+    without text or other parts are left out. If the conversation starts with an assistant's message, a user's message
+    is put before it. Orphans: as in `to_openai`.
     """
     system: list[str] = []
     made: list[dict[str, Any]] = []
@@ -402,7 +402,7 @@ def to_anthropic(
 
 
 def _safe_id(id: str) -> str:
-    """Anthropic takes letters, digits, '_' and '-' in the id of a call."""
+    """Anthropic accepts letters, digits, '_' and '-' in the id of a call."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", id)
 
 
@@ -450,7 +450,7 @@ def _anthropic_part(part: Any) -> list[dict[str, Any]]:
 
 
 def _input(call: Call) -> dict[str, Any]:
-    """The arguments as an object. Models write broken JSON at times; that is handed on as text."""
+    """The arguments as an object. Models write broken JSON at times; that is passed on as text."""
     try:
         found = json.loads(call.arguments or "{}")
     except ValueError:
@@ -459,7 +459,7 @@ def _input(call: Call) -> dict[str, Any]:
 
 
 def from_anthropic(system: Any, messages: Iterable[Any]) -> list[Message]:
-    """Read what the Anthropic API takes or returns: a system prompt (text, blocks or None) and messages."""
+    """Read a system prompt (text, blocks or None) and messages that the Anthropic API takes or returns."""
     texts = [system] if isinstance(system, str) else [_fields(block, 0).get("text") for block in system or []]
     made = [codec.as_message({"role": "system", "content": text}, "system") for text in texts if text]
     for place, each in enumerate(messages):
@@ -478,7 +478,7 @@ def from_anthropic(system: Any, messages: Iterable[Any]) -> list[Message]:
 
 
 def to_langchain(messages: Iterable[Message | dict[str, Any]], *, orphans: Orphans = "repair") -> list[Any]:
-    """Write messages as LangChain's objects (extra `langchain`). Orphans: as in `to_openai`."""
+    """Convert messages to LangChain's objects (extra `langchain`). Orphans: as in `to_openai`."""
     core = _langchain()
     try:
         return [_to_langchain(core, message) for message in paired(messages, orphans)]
@@ -567,7 +567,7 @@ def _from_langchain(core: Any, given: Any, place: str) -> Message:
 
 
 def _fields(given: Any, place: int) -> dict[str, Any]:
-    """A dict, or what a model of pydantic says of itself."""
+    """A dict, or the fields of a pydantic model."""
     if hasattr(given, "model_dump"):
         given = given.model_dump(exclude_none=True)
     if not isinstance(given, Mapping):

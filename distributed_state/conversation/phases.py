@@ -1,7 +1,7 @@
-"""Phases and the events that lead from one to the next. Law: a phase is left only if nobody left it before.
+"""Phases and the events that lead from one to the next. Law: a transition commits only in the phase that it left.
 
 A table is checked when it is made, an event when it is committed: the server compares the phase that the decision was
-made on, in the same atomic step as the write.
+based on, in the same atomic step as the write.
 
 Design: section 13.
 """
@@ -26,8 +26,8 @@ from distributed_state.values.model import PHASE, Message, checked_phase
 class StateMachine:
     """A table {(state, event): state}, the state to begin in, and a name for error messages.
 
-    `final` holds the states in which a run is over; without it, those that no event leads out of. Raises InvalidValue
-    if the table is empty, names anything but str of 1 to 200 characters, or has no way out of `initial`.
+    `final` holds the states in which a run is over; by default those without events. Raises InvalidValue if the table
+    is empty, has names other than str of 1 to 200 characters, or has no way out of `initial`.
     """
 
     table: Mapping[tuple[str, str], str] = field(hash=False)
@@ -149,13 +149,13 @@ async def transition(
     set: Mapping[str, Any],
     append: Iterable[Message | dict[str, Any]],
 ) -> str:
-    """Move the record's phase along the table, in one commit with what else changes; the new phase."""
+    """Move the record's phase along the table, in one commit with the other changes; the new phase."""
     if not isinstance(machine, StateMachine):
         raise InvalidValue(f"machine is a StateMachine, not {machine!r:.80}")
     messages = tuple(append)
     entry = await read_path.read(context.tiers, context.keys)
     if entry.deleted or event not in machine.events(_phase(_raw(entry), machine)):
-        # Hot may be a moment behind: only the server's word refuses.
+        # Hot may be a moment out of date: only the server's state may refuse.
         entry = await read_path.read(context.tiers, context.keys, fresh=True)
     if entry.deleted:
         raise Deleted(f"{context.text[:200]}: deleted at version {entry.version}", version=entry.version)

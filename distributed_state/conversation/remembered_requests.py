@@ -1,7 +1,7 @@
 """Answered requests of a record, so that none is served twice. Law: a record keeps the last few, one field each.
 
 The field holds a list: the version before the request's commit, and, in a session, its outcome, its id, and its changes
-of the session's user (see `turn_user`). A negative version marks a request that a fork has from its source.
+to the session's user (see `turn_user`). A negative version marks a request that a fork has from its source.
 
 These fields are not part of the state that `rollback`, `restore_state` or `clear` replace.
 
@@ -21,11 +21,11 @@ from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import REQUEST
 
-_VERSION = re.compile(rb"\[(-?\d+)")  # where what is kept is plain text
+_VERSION = re.compile(rb"\[(-?\d+)")  # if the stored list is plain text
 
 
 def name_of(request_id: str | None) -> bytes | None:
-    """The field that remembers a request; None for one without an id. Raises InvalidValue for an id that is none."""
+    """The field that stores a request; None for one without an id. Raises InvalidValue for an invalid id."""
     if request_id is None:
         return None
     if not isinstance(request_id, str) or not 0 < len(request_id.encode("utf-8", "surrogatepass")) <= 256:
@@ -36,14 +36,14 @@ def name_of(request_id: str | None) -> bytes | None:
 
 
 def slot_of(name: str) -> bytes:
-    """The field that remembers the last request of a slot, whatever its id. Raises InvalidValue for a bad name."""
+    """The field that stores the last request of a slot, with any id. Raises InvalidValue for a bad name."""
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "surrogatepass")) <= 256:
         raise InvalidValue(f"a slot is a str of 1 to 256 bytes, not {name!r:.80}")
     return REQUEST + b"#" + name.encode("utf-8", "surrogatepass")
 
 
 def find(entry: CachedRecord, request: bytes) -> list[Any] | None:
-    """The list of an answered request, None if the record has none."""
+    """The list of an answered request, None if the record does not have it."""
     stored = entry.fields.get(request)
     found: list[Any] | None = None if stored is None else entry.codec.decode(stored, codec.decode_key(request))
     return found
@@ -55,7 +55,7 @@ def answered_at(kept: list[Any]) -> int:
 
 
 def remember(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
-    """Note that a request was answered, and make room for it: `most` are kept."""
+    """Note that a request was answered, and drop old requests: `most` are kept."""
     form = entry.codec
     changes.reserved(request, form.encode(kept, codec.decode_key(request)))
     known = [(name, data) for name, data in entry.fields.items() if name[:2] == REQUEST and name != request]
@@ -67,6 +67,6 @@ def remember(most: int, changes: Changes, entry: CachedRecord, request: bytes, k
 
 
 def _begun(form: Codec, kept: tuple[bytes, bytes]) -> int:
-    """The version before a request. Of all that it came to, however much that is, only this is read."""
+    """The version before a request. Only this part of the list is decoded, as the outcome may be large."""
     version = _VERSION.match(kept[1])
     return int(version[1] if version else form.decode(kept[1], codec.decode_key(kept[0]))[0])

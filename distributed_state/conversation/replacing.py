@@ -1,7 +1,7 @@
-"""Takes messages back: the last one, or all behind one of them. Law: what is taken back is exactly what was seen.
+"""Removes messages: the last one, or all after a given one. Law: a change removes exactly the messages that were seen.
 
-Nothing is erased: the version before shows them still, and their numbers are not used again. So the messages that a
-session shows are named by the numbers of its runs, which a change that takes some of them back expects unchanged.
+Nothing is erased: the earlier version still shows them, and their numbers are not used again. The messages that a
+session shows are given by the numbers of its runs; a change that removes some expects those runs to be unchanged.
 
 Design: section 11.
 """
@@ -27,7 +27,7 @@ _SHOWN = (NEXT, START, SEGMENTS, SUMMARY)
 
 
 async def pop(context: RecordContext, durability: str | None, *, note: Note | None = None) -> Message | None:
-    """Take the last message back and return it, None if there is none."""
+    """Remove the last message and return it, None if there is none."""
     context.allow("read", MESSAGES)
     fresh = False
 
@@ -57,13 +57,13 @@ async def replace(
     *,
     note: Note | None = None,
 ) -> int:
-    """Show these in place of all messages behind `after`; the new version."""
+    """Replace all messages after `after` by these; the new version."""
     given = [*new]
     for name, number in (("after", after), ("expect_last", expect_last)):
         if number is not None and (type(number) is not int or number < 0):
             raise InvalidValue(f"{name} is the number of a message or None, not {number!r:.80}")
     if after is not None or expect_last is not None:
-        context.allow("read", MESSAGES)  # who learns that it is not shown, or another one, has read it
+        context.allow("read", MESSAGES)  # a refusal would reveal which messages are shown
     fresh = False
 
     async def once() -> int | Conflict:
@@ -75,7 +75,7 @@ async def replace(
         vain = not given and kept == runs
         if (refusal is not None or vain) and not fresh:
             fresh = True
-            return await once()  # what is hot may be a little old
+            return await once()  # hot may be out of date
         fresh = True
         if refusal is not None:
             return refusal
@@ -114,7 +114,7 @@ async def _commit(
     durability: str | None,
     note: Note | None,
 ) -> int:
-    """Show these runs and then the new messages, if what is shown is still what it was in this entry."""
+    """Show these runs and then the new messages, if the record still shows the same as in this entry."""
     changes = context.changes()
     shown = message_ranges.shown(kept, entry.fields)
     message_ranges.refuse_many(context.text, shown[SEGMENTS], entry.fields.get(SEGMENTS, b"[]"))
@@ -122,7 +122,7 @@ async def _commit(
         changes.reserved(name, data)
     summary = entry.fields.get(SUMMARY)
     if summary is not None and not _stands(Summary.parse(summary, entry.codec), kept):
-        changes.reserved(SUMMARY, None)  # it says what was in them
+        changes.reserved(SUMMARY, None)  # it summarizes removed messages
     for message in new:
         changes.append(message)
     if note is not None:
@@ -135,5 +135,5 @@ async def _commit(
 
 
 def _stands(summary: Summary, kept: Sequence[Segment]) -> bool:
-    """Whether all that it was made from is still shown: its messages lie before the last of these."""
+    """Whether all of the summarized messages are still shown: they lie before the last of these."""
     return bool(kept) and summary.stop <= kept[-1].stop

@@ -63,14 +63,14 @@ class Tool:
         return {"name": self.name, "description": self.description, "input_schema": self.parameters}
 
     def read(self, arguments: dict[str, Any] | str | None) -> dict[str, Any]:
-        """The arguments as the model gave them, an object or its JSON text. Raises InvalidValue."""
+        """The arguments from the model, an object or its JSON text. Raises InvalidValue."""
         if arguments is None or arguments == "":
             return {}
         try:
             given = codec.decode(arguments.encode()) if isinstance(arguments, str) else arguments
-            codec.encode(given)  # NaN and the like: Python reads them, but they are no JSON
+            codec.encode(given)  # NaN and the like: Python reads them, but they are not JSON
         except (CorruptState, UnicodeEncodeError, InvalidValue) as error:
-            # Not a word of them: they may be a secret, and errors are logged.
+            # None of the arguments: they may be a secret, and errors are logged.
             what = f"the {len(arguments)} characters of" if isinstance(arguments, str) else "the"
             raise InvalidValue(f"{self.name}: {what} arguments are not JSON; {self.takes}") from error
         if not isinstance(given, dict):
@@ -79,7 +79,7 @@ class Tool:
         return given
 
     def bind(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the function takes them, checked and converted. Raises InvalidValue naming what is wrong."""
+        """The function's arguments, checked and converted. Raises InvalidValue naming the wrong ones."""
         try:
             checked = self.arguments.model_validate(given)
         except ValidationError as error:
@@ -90,7 +90,7 @@ class Tool:
 
     @property
     def takes(self) -> str:
-        """What the model may give, in a line for an error: "book takes city: string, nights: integer (optional)"."""
+        """The expected arguments, in a line for an error: "book takes city: string, nights: integer (optional)"."""
         schema = self.parameters
         kinds = {name: f": {part['type']}" if "type" in part else "" for name, part in schema["properties"].items()}
         needed = schema.get("required", [])
@@ -116,10 +116,10 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: `@tool`, or `@tool(name=..., description=...)`.
 
-    Parameters called `state` (or `agent_state`) and `user_state` are given the session's and its user's fields as
-    dicts that have the methods of a record as well, `session` the session; the model gives the others, each of which
-    has an annotation that it is checked against. Plain and coroutine functions may be tools, the latter on the asyncio
-    face only.
+    Parameters called `state` (or `agent_state`) and `user_state` receive the session's and its user's fields as dicts
+    that also have the methods of a record, `session` the session; the model gives the others, each of which needs an
+    annotation that it is checked against. Plain and coroutine functions may be tools, the latter only in the asyncio
+    API.
     """
     if function is None:
         return lambda each: _tool(each, name, description)
@@ -139,7 +139,7 @@ def _tool(function: Callable[..., Any], name: str | None, description: str | Non
             raise InvalidValue(f"{called}: parameter {each.name!r} cannot be given by name; a model gives each by name")
         if each.name not in INJECTED:
             if each.name not in hints:
-                # It would take whatever a model makes up, and its schema could not say what to give.
+                # It would accept anything that a model makes up, and its schema could not describe the argument.
                 text = f"{called}: parameter {each.name!r} has no annotation, which says what a model may give"
                 raise InvalidValue(f"{text}; given by us are {', '.join(INJECTED)}")
             default = ... if each.default is each.empty else each.default
@@ -149,11 +149,11 @@ def _tool(function: Callable[..., Any], name: str | None, description: str | Non
 
 
 def _safe(name: str) -> str:
-    return f"p_{name}"  # whatever the parameter is called, it is no attribute of pydantic's own
+    return f"p_{name}"  # the prefix avoids a clash with pydantic's own attributes
 
 
 def chosen(tool: Tool | str, tools: Iterable[Tool]) -> Tool:
-    """The tool, or the one of this name. Raises NotFound with the names that there are."""
+    """The tool, or the one of this name. Raises NotFound with the known names."""
     if isinstance(tool, Tool):
         return tool
     if not isinstance(tool, str):
@@ -165,15 +165,15 @@ def chosen(tool: Tool | str, tools: Iterable[Tool]) -> Tool:
 
 
 class Scratch(MutableMapping[str, Any]):
-    """A dict over another: what is changed here is kept as a whole, or not at all.
+    """A dict over another: its changes are kept as a whole, or not at all.
 
-    Beside what a dict has it has the methods of a record, which a tool may know instead.
+    It has the methods of a dict and those of a record, as a tool may know either.
     """
 
     def __init__(self, below: MutableMapping[str, Any]) -> None:
         self._below = below
         self._now: dict[str, Any] = {}
-        self._given: dict[str, bytes] = {}  # lists and objects that were handed out, as they were then
+        self._given: dict[str, bytes] = {}  # lists and objects that were read, in their state at that time
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._now:
@@ -209,11 +209,11 @@ class Scratch(MutableMapping[str, Any]):
         self[key] = value
 
     def has(self, key: str) -> bool:
-        """Tell whether a field is there."""
+        """Return whether a field exists."""
         return key in self
 
     def delete(self, key: str) -> None:
-        """Delete a field. One that is not there is no error."""
+        """Delete a field. A missing field is not an error."""
         self.pop(key, None)
 
     def get_all(self) -> dict[str, Any]:
@@ -232,13 +232,13 @@ class Scratch(MutableMapping[str, Any]):
         self[other] = {**stored, **values}
 
     def check(self) -> None:
-        """Raise InvalidValue if something that was changed in place cannot be stored."""
+        """Raise InvalidValue if a change in place cannot be stored."""
         for key, value in self._now.items():
             if value is not _GONE:
                 codec.encode_value(value, key)
 
     def keep(self) -> None:
-        """Write what was changed through to the dict below."""
+        """Write the changes to the dict below."""
         for key, value in self._now.items():
             if value is _GONE:
                 self._below.pop(key, None)
@@ -252,7 +252,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ToolRuns:
-    """Runs the tools of a turn, and knows what came of them."""
+    """Runs the tools of a turn, and keeps their results."""
 
     def __init__(self, port: Port, clock: TurnClock) -> None:
         self._port = port
@@ -267,11 +267,11 @@ class ToolRuns:
     async def call(
         self, tool: Tool | str, arguments: Arguments, call_id: str, tools: Iterable[Tool], inject: Inject
     ) -> ToolCall:
-        """Run a tool, or say why not. What it wants of the turn, `inject` makes."""
+        """Run a tool, or return why not. `inject` makes the arguments that it needs from the turn."""
         try:
             it = chosen(tool, tools)
         except NotFound as error:
-            # An API refuses a whole conversation for a name with other characters.
+            # With other characters in a name, an API refuses the whole conversation.
             return self._failed(_NO_NAME.sub("_", str(tool))[:64] or "unnamed", {}, error, call_id)
         if inspect.iscoroutinefunction(it.function) and not self._port.suspends:
             raise InvalidValue(f"{it.name}: a coroutine function is a tool for asyncio only, not for blocking code")
@@ -284,7 +284,7 @@ class ToolRuns:
                     return known
                 raise InvalidValue(f"the id {call_id!r:.80} is that of another call of {known.tool_name} in this turn")
             bound = it.bind(given)
-        except Exception as error:  # noqa: BLE001 - the model sees it, and may try something else
+        except Exception as error:  # noqa: BLE001 - the model sees it, and may try an alternative
             return self._failed(it.name, given, error, call_id)
         return await self._run(it, given, bound, call_id, await inject(it.wants))
 
@@ -321,7 +321,7 @@ class ToolRuns:
     def _noted(self, call: ToolCall, call_id: str) -> ToolCall:
         call = call.model_copy(update={"call_id": call_id}) if call_id else call
         known = self._calls.get(call.call_id)
-        if known is None or known.duration_ms is None:  # else it was run, and that stays known
+        if known is None or known.duration_ms is None:  # else it ran, and that result stays
             self._calls[call.call_id] = call
         return call
 

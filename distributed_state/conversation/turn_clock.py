@@ -1,7 +1,6 @@
 """Measures where the time of a turn goes. Law: by the monotonic clock, and each second counts once.
 
-What runs at the same time as something else is measured by itself; "elsewhere" is the time in which nothing ran that is
-measured.
+Things that run at the same time are measured separately; "elsewhere" is the time in which no measured work ran.
 
 Design: section 13.
 """
@@ -26,34 +25,34 @@ class TurnClock:
         self._lock = self._read = 0.0
         self._runs: list[TimedRun] = []
         self._more, self._more_seconds = 0, 0.0
-        self._running = 0  # how many that are measured run now
-        self._since = 0.0  # since when any does
-        self._measured = 0.0  # how long any did
-        self._before = self._before_elsewhere = 0.0  # what a client took before it sent the turn
+        self._running = 0  # how many measured things run now
+        self._since = 0.0  # since when at least one runs
+        self._measured = 0.0  # for how long at least one ran
+        self._before = self._before_elsewhere = 0.0  # a client's time before it sent the turn
         self._ran: dict[str, float] = {}  # seconds of all runs, by kind
 
     def begin(self) -> None:
-        """From now on."""
+        """Start measuring."""
         self._began = self._clock()
 
     def held(self, waited: float) -> None:
-        """The lease is held, for which so long was waited, and the record is read."""
+        """Note that the lease is held, after this wait, and the record is read."""
         if self._began is not None:
             self._measured = max(waited, self._clock() - self._began)
             self._lock, self._read = waited, self._measured - waited
 
     def reading(self) -> AbstractContextManager[None]:
-        """Inside, Redis or SQL are asked."""
+        """Measure a read of Redis or SQL inside `with`."""
         return _Measured(self, None, "")
 
     def running(self, kind: Ran, name: str) -> AbstractContextManager[None]:
-        """Inside, a tool or a model works."""
+        """Measure a tool or a model inside `with`."""
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"the name of a {kind} is a non-empty str, not {name!r:.80}")
         return _Measured(self, kind, name)
 
     def reported(self, seconds: float, runs: Sequence[TimedRun]) -> None:
-        """What a client says that it ran, within so many seconds before it sent the turn."""
+        """Note the runs that a client reports, in the given seconds before it sent the turn."""
         for each in runs:
             self._note(each)
         ran = sum(each.seconds for each in runs)
@@ -61,18 +60,18 @@ class TurnClock:
         self._before_elsewhere = self._before - ran
 
     def stop(self) -> None:
-        """The commit is sent now, or there is none."""
+        """Note that the commit is sent now, or that there is none."""
         if self._stopped is None:
             self._stopped = self._clock()
 
     def committed(self) -> None:
-        """The commit was answered."""
+        """Note that the commit was answered."""
         if self._stopped is not None:
             self._commit = self._clock() - self._stopped
 
     @property
     def times(self) -> TurnTimes:
-        """What is known by now."""
+        """The times so far."""
         now = self._clock() if self._stopped is None else self._stopped
         total = 0.0 if self._began is None else now - self._began
         measured = self._measured + (now - self._since if self._running else 0.0)
@@ -89,13 +88,13 @@ class TurnClock:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The seconds of each part of the turn, those of all tools and of all models together."""
+        """The seconds of each part of the turn, with those of all tools and all models added up."""
         known = self.times
         parts = {"lock": known.lock, "read": known.read, "elsewhere": known.elsewhere, **self._ran}
         return parts if known.commit is None else parts | {"commit": known.commit}
 
     def enter(self) -> float:
-        """Something that is measured begins; when."""
+        """Note that something measured begins; returns the time."""
         now = self._clock()
         if not self._running:
             self._since = now
@@ -103,7 +102,7 @@ class TurnClock:
         return now
 
     def leave(self, began: float, kind: Ran | None, name: str) -> None:
-        """It ends: of a kind, or a read."""
+        """Note its end: that of a kind, or of a read."""
         now = self._clock()
         self._running -= 1
         if not self._running:
@@ -124,7 +123,7 @@ class TurnClock:
 
 
 class _Measured(AbstractContextManager[None]):
-    """The `with` around one thing that is measured; a generator's would cost more than it measures."""
+    """The `with` around one measured thing; a generator's would cost more than it measures."""
 
     __slots__ = ("_began", "_clock", "_kind", "_name")
 

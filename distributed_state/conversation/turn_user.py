@@ -1,9 +1,9 @@
-"""The user of a turn: its fields, and the changes that a turn makes to them beside its own.
+"""The user of a turn: its fields, and the changes that a turn makes to them besides its own.
 
 Law: the changes are applied once for each request, on top of what others wrote meanwhile.
 
 The session and its user are two records, so a turn makes two commits, its own first: if that is refused, the user is
-not changed. The user's commit is prepared before and checked by the server, so that a reason to refuse it stops the
+not changed. The user's commit is prepared first and checked by the server, so that a reason to refuse it stops the
 turn while nothing is written; it is completed afterwards, with retries. The turn's commit stores the user's changes, so
 that a repeated request completes what a crash interrupted; the user's record stores the request id, so that the changes
 are never applied twice.
@@ -45,7 +45,7 @@ _IN_BASE64 = "_base64"
 
 
 class Effect(TypedDict):
-    """A turn's changes of its user, as the session stores them: the user, its record's version then, and the changes.
+    """A turn's changes to its user, as the session stores them: the user, its record's version then, and the changes.
 
     `mark`: the name under which the user's record stores the request; None without a request id.
     """
@@ -73,7 +73,7 @@ def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
 async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: float) -> Draft | None:
     """Make the commit of the user's record, and have the server check it; None if it was applied before.
 
-    Raises the server's refusal; LockTimeout if somebody else holds the record for longer than `wait` seconds.
+    Raises the server's refusal; LockTimeout if another owner holds the record for longer than `wait` seconds.
     """
     draft = _draft(user, view, effect)
 
@@ -86,7 +86,7 @@ async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: fl
             draft = _draft(user, _reapplied(user, await _entry(user), effect), effect)
             raise
         except DurabilityUnknown as error:
-            # A check writes nothing, so nothing is in doubt.
+            # A check writes nothing, so the outcome is certain.
             raise WarmUnavailable(f"{user.text[:200]}: cannot be asked, nothing was written: {error}") from error
 
     await _when_free(user, wait, lambda: write_path.until_no_conflict(user.tiers, once))
@@ -118,7 +118,7 @@ async def complete(
 
 
 async def _when_free(user: RecordContext, wait: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Do the work; if somebody else holds the user's record, wait for its lock first."""
+    """Do the work; if another owner holds the user's record, wait for its lock first."""
     try:
         return await work()
     except Locked:
@@ -148,16 +148,16 @@ def _draft(user: RecordContext, view: Workspace, effect: Effect) -> Draft | None
     return None if draft is None else user.sign(draft)
 
 
-# What becomes of fields
+# Changes of fields
 
 
 def changes_of(view: Workspace) -> Effects:
-    """The fields that a view changes: what each was (`base`) and is to be (`mine`); a part is left out if absent."""
+    """The fields that a view changes: the old value (`base`) and the new one (`mine`); absent values are left out."""
     found: Effects = {}
     for key, base, mine in view.differences():
         found[key] = {name: value for name, value in (("base", base), ("mine", mine)) if value is not GONE}
         for name, value in list(found[key].items()):
-            if isinstance(value, bytes):  # all this is JSON, and the name of a part is ours
+            if isinstance(value, bytes):  # this must be JSON, and the parts' names are reserved
                 del found[key][name]
                 found[key][name + _IN_BASE64] = as_text.text_of(value)
     return found
@@ -171,7 +171,7 @@ def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_changes(effects: Effects, view: Workspace) -> None:
-    """Make these changes on a newer state: numbers add up, objects merge, lists grow; else the later one is right."""
+    """Apply these changes to a newer state: numbers add up, objects merge, lists grow; else the later value wins."""
     for key, stored in effects.items():
         parts = _parts(stored)
         if "mine" not in parts:
@@ -183,7 +183,7 @@ def apply_changes(effects: Effects, view: Workspace) -> None:
 
 
 def sum_of(base: Any, theirs: Any, mine: Any) -> Any:
-    """Both changes of one value, as far as there is a sum of them; else `mine`."""
+    """Both changes of one value combined, where that is possible; else `mine`."""
     if _number(theirs) and _number(mine) and (base is None or _number(base)):
         return theirs + mine - (base or 0)
     if isinstance(theirs, list) and isinstance(mine, list):
@@ -236,7 +236,7 @@ class TurnUser:
         return user
 
     def effect(self, request_id: str | None) -> Effect | None:
-        """The changes of the user's record that this turn made; None if it made none."""
+        """The changes that this turn made to the user's record; None if it made none."""
         changed = changes_of(self._workspace) if self._workspace is not None else {}
         if self._user is None or self._workspace is None or not changed:
             return None
@@ -250,7 +250,7 @@ class TurnUser:
         return await prepare(self._user, self._workspace, effect, self._wait)
 
     async def apply(self, effect: Effect) -> None:
-        """Change the user's record alone, for a turn that changes nothing of its own."""
+        """Change the user's record alone, for a turn that does not change its own record."""
         await complete(self._of(effect["user"]), effect, self._wait)
 
     async def follow(self, effect: Effect, draft: Draft, version: int, request_id: str | None) -> None:
@@ -278,7 +278,7 @@ class TurnUser:
         await complete(self._of(effect["user"]), effect, wait, draft=draft, doubted=doubted)
 
     def _incomplete(self, effect: Effect, error: StateError, version: int, request_id: str | None) -> DurabilityUnknown:
-        """The error of a turn that is applied, while its change of the user is not."""
+        """The error of a turn that is applied, while its change of the user's record is not."""
         text = self._session.text[:200]
         user = Ref("user", effect["user"]).text[:200]
         rest = "it had no request id by which to complete it"

@@ -1,6 +1,6 @@
-"""The part of a conversation that a model is sent: the newest whole turns that fit, and a summary of the others.
+"""The part of a conversation that is sent to a model: the newest whole turns that fit, and a summary of the others.
 
-Law: messages are read only as far as it takes to decide what fits, and stored messages are never changed.
+Law: only messages that are needed to decide what fits are read, and stored messages are never changed.
 
 Messages are read in pages, the newest first, until they no longer fit; system messages are read from the beginning. A
 tool result is never kept without its call. A summary is made once, under the session's lock, and stored at once; it
@@ -9,7 +9,7 @@ names the messages that it replaces by their numbers.
 Retention (`leave_out`) is a commit like others: earlier versions still show all messages, until a purge removes those
 versions and the messages.
 
-A Context is one look at the end of the conversation, its fields, and the records beside it: one round trip at most.
+A Context is one read of the end of the conversation, its fields, and the records beside it: one round trip at most.
 
 Design: sections 11, 15.
 """
@@ -38,12 +38,12 @@ from distributed_state.values.model import PHASE, SEGMENTS, START, SUMMARY, Mess
 
 
 def turns(messages: Sequence[Message]) -> list[int]:
-    """Where turns begin: at each user message, but for one that stands between a call and its late result.
+    """The places where turns begin: each user message, except one between a call and its late result.
 
     A result is looked for in its own turn and the next one: otherwise one without a call would join all turns.
     """
     starts: list[int] = []
-    before: set[str] = set()  # calls of the turn before that it left without a result
+    before: set[str] = set()  # calls of the previous turn without a result
     waiting: set[str] = set()  # those of this turn
     for place, message in enumerate(messages):
         if message.role == "user":
@@ -69,11 +69,11 @@ def choose(
     complete: bool,
     must: int | None = None,
 ) -> int | None:
-    """The place of the first message that is kept: whole turns, the newest first, as long as they fit in `room`.
+    """The place of the first kept message: whole turns, the newest first, as long as they fit in `room`.
 
-    The last `keep_last` turns, and all from the place `must` on, are kept whatever they count. What comes before the
-    first user message is a turn too. None: these messages are not the whole conversation (`complete`), and older ones
-    have to be known to decide.
+    The last `keep_last` turns, and all from the place `must` on, are kept regardless of their size. Messages before the
+    first user message are a turn too. None: these messages are not the whole conversation (`complete`), and older ones
+    are needed to decide.
     """
     starts = turns(messages)
     first = next((place for place, message in enumerate(messages) if message.role == "user"), None)
@@ -110,7 +110,7 @@ def _answers_itself(messages: Sequence[Message], start: int) -> bool:
 
 
 def with_calls(messages: Sequence[Message]) -> list[int]:
-    """The places of all messages but those that are results of calls that are not among them."""
+    """The places of all messages except results whose calls are not among them."""
     known: set[str] = set()
     places = []
     for place, message in enumerate(messages):
@@ -135,11 +135,11 @@ class Summary:
     stop: int
 
     def message(self) -> Message:
-        """As a model is shown it."""
+        """The message for a model."""
         return Message(role="system", content=_TITLE + self.text, metadata={"summary": [self.start, self.stop]})
 
     def pack(self, record_codec: Codec) -> bytes:
-        """As it is stored."""
+        """The stored form."""
         return record_codec.encode({"text": self.text, "start": self.start, "stop": self.stop}, "#summary")
 
     @classmethod
@@ -158,8 +158,8 @@ class Window:
     """The part of a conversation that fits a budget of tokens.
 
     `messages`: system messages of its beginning, then the summary (a system message) if there is one, then the newest
-    turns, oldest first. `tokens`: what they count. `dropped`: how many messages of the conversation are not among
-    them, summarized ones included. `read` and `read_bytes`: how many stored messages were looked at, and their size.
+    turns, oldest first. `tokens`: their number. `dropped`: how many messages of the conversation are not among them,
+    including summarized ones. `read` and `read_bytes`: how many stored messages were read, and their size.
     """
 
     messages: tuple[Message, ...]
@@ -172,7 +172,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a window may hold. Raises InvalidValue when made of anything that makes no sense."""
+    """The limits of a window. Raises InvalidValue for invalid ones."""
 
     max_tokens: int
     keep_last: int = 6
@@ -212,10 +212,10 @@ def is_system(message: Message) -> bool:
 def truncate_history(
     messages: Sequence[M], max_tokens: int = 100_000, *, keep_last: int = 1, counter: Counter = estimate
 ) -> list[M]:
-    """Choose of a plain list what fits in `max_tokens`: its system messages, and the newest whole turns.
+    """Choose the messages of a plain list that fit in `max_tokens`: system messages, and the newest whole turns.
 
-    As `session.window` chooses, for messages that are kept elsewhere; they come back as they are, dicts or Messages, in
-    their order. The last `keep_last` turns and all system messages are kept even if they do not fit.
+    Chooses like `session.window`, for messages that are stored elsewhere; they are returned unchanged, dicts or
+    Messages, in their order. The last `keep_last` turns and all system messages are kept even if they do not fit.
     """
     bounds = Bounds(max_tokens, keep_last, counter=counter)
     read = [
@@ -251,7 +251,7 @@ class StoredConversation:
         self._known: dict[int, tuple[Message, int]] = {}
 
     async def read(self, *spans: tuple[int, int]) -> list[tuple[Message, int]]:
-        """The messages at the places of these spans and what each counts; one query for what is not at hand."""
+        """The messages at the places of these spans with their tokens; one query for those that are not loaded."""
         wanted: dict[int, tuple[int, str]] = {}
         for start, stop in spans:
             runs = message_ranges.part(self.runs, start, stop)
@@ -275,7 +275,7 @@ class StoredConversation:
             if numbers <= found.keys():
                 return
             if not whole:
-                # Not archived yet, and no longer hot. Those that are archived just now are in SQL at the second look.
+                # Not archived yet, and no longer hot. Messages archived just now are in SQL at the second read.
                 newer = await read_path.load_whole(self._tiers, self._names, self.entry)
                 self.entry.messages.update(newer.messages)
         name = self._names.ref.text[:200]
@@ -304,7 +304,7 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What fits, and what has to be summarized so that all fits: the stored messages from `floor` to `target`."""
+    """The messages that fit, and those to summarize so that all fits: the stored ones from `floor` to `target`."""
 
     window: Window
     conversation: StoredConversation
@@ -313,17 +313,17 @@ class Fitted:
 
 
 class _Fitting:
-    """Reads a conversation from its end until it is known what is kept."""
+    """Reads a conversation from its end until the kept messages are known."""
 
     def __init__(self, it: StoredConversation, bounds: Bounds, pending: Sequence[Message]) -> None:
         self._it = it
         self._bounds = bounds
         self._pending = pending
         self._tail = [(message, counted(bounds.counter, message)) for message in pending]
-        self._start = it.length  # what is before this place was not read yet
+        self._start = it.length  # messages before this place were not read yet
 
     async def fit(self, recent: int) -> Fitted:
-        """What fits; `recent` messages are at hand without a query."""
+        """The messages that fit; `recent` messages are loaded without a query."""
         it = self._it
         bounds = self._bounds
         newest = max(0, it.length - recent)
@@ -342,7 +342,7 @@ class _Fitting:
         return Fitted(self._window(head, summary, fixed, cut), it, floor, target)
 
     async def _cut(self, room: int, floor: int, read: int) -> int:
-        """How much of what was read is left out, when enough was read to know that: in pages, from place `read` on."""
+        """How many of the loaded messages are left out; reads pages, from place `read` on, until that is known."""
         while (cut := self._place(room, floor)) is None:
             self._tail = await self._it.read((read, self._start)) + self._tail
             self._start = read
@@ -352,7 +352,7 @@ class _Fitting:
         return cut
 
     def _place(self, room: int, floor: int) -> int | None:
-        """Where in what was read the kept messages begin; None: more has to be read."""
+        """The place of the first kept message among those that were read; None: more must be read."""
         return choose(
             [message for message, _ in self._tail],
             [count for _, count in self._tail],
@@ -379,7 +379,7 @@ class _Fitting:
 async def fit(
     tiers: Tiers, names: RecordKeys, entry: CachedRecord, bounds: Bounds, pending: Sequence[Message] = ()
 ) -> Fitted:
-    """Read the newest messages, in pages, until it is known what is kept."""
+    """Read the newest messages, in pages, until the kept ones are known."""
     if inspect.iscoroutinefunction(bounds.summarizer) and not tiers.port.suspends:
         raise InvalidValue("a coroutine function is a summarizer for asyncio only, not for blocking code")
     it = StoredConversation(tiers, names, entry, bounds)
@@ -387,7 +387,7 @@ async def fit(
 
 
 async def _head(it: StoredConversation, newest: int) -> list[tuple[Message, int]]:
-    """The system messages at the beginning. The newest messages come with the first look at it."""
+    """The system messages at the beginning. The first read loads the newest messages as well."""
     head: list[tuple[Message, int]] = []
     while len(head) < it.length:
         start = len(head)
@@ -405,7 +405,7 @@ Keep = Callable[[CachedRecord, bytes], Awaitable[Any]]
 
 
 async def of_session(context: RecordContext, bounds: Bounds) -> Window:
-    """The window of a stored conversation. A summary that has to be made is made under the session's lock."""
+    """The window of a stored conversation. A new summary is made under the session's lock."""
     tiers = context.tiers
     names = context.keys
     fresh = False
@@ -423,7 +423,7 @@ async def of_session(context: RecordContext, bounds: Bounds) -> Window:
     async def keep(seen: CachedRecord, data: bytes) -> None:
         change = context.changes()
         change.put(SUMMARY, data)
-        # Of the very messages that it was made from, and not over somebody else's.
+        # Only for the messages that it was made from, and never replacing another worker's summary.
         expectations = [(name, seen.fields.get(name)) for name in (SUMMARY, SEGMENTS, START)]
         await context.commit(change.draft("summary", epoch=seen.epoch, expectations=expectations))
 
@@ -459,7 +459,7 @@ async def summarized(
 
 
 async def _summarize(fitted: Fitted, bounds: Bounds, record: str, keep: Keep) -> None:
-    """Summarize what is too much, in pieces of at most `max_tokens`, each stored when it is made.
+    """Summarize the excess, in pieces of at most `max_tokens`, each stored when it is made.
 
     Ends early if the conversation was cleared or rolled back meanwhile.
     """
@@ -483,7 +483,7 @@ async def _summarize(fitted: Fitted, bounds: Bounds, record: str, keep: Keep) ->
 
 
 async def _piece(it: StoredConversation, start: int, stop: int, most: int) -> tuple[list[Message], int]:
-    """Whole turns from a place on that together count at most so much, at least one; and the place after them."""
+    """Whole turns from a place on, at least one, of at most this many tokens together; and the place after them."""
     messages: list[Message] = []
     counts: list[int] = []
     end = start
@@ -517,7 +517,7 @@ async def _ask(bounds: Bounds, messages: list[Message], previous: str | None, wh
 
 
 async def leave_out(context: RecordContext, keep: int | None, before_ms: int | None) -> int:
-    """Show the newest `keep` messages only, and none of before a time; how many it shows no more."""
+    """Show only the newest `keep` messages, and none before a time; returns how many are no longer shown."""
 
     async def once() -> int:
         entry = await read_path.read(context.tiers, context.keys, fresh=True)
@@ -546,7 +546,7 @@ async def leave_out(context: RecordContext, keep: int | None, before_ms: int | N
 
 
 def _behind(runs: list[Segment], summary: Summary) -> list[Segment]:
-    """What has to stay for a summary: the last message that it stands for, by which it is known, and those after it."""
+    """The runs that a summary needs: the last message that it summarizes, which identifies it, and those after it."""
     if not summary.start <= runs[0].start < summary.stop:
         return []
     return message_ranges.between(runs, summary.stop - 2, None)
@@ -557,7 +557,7 @@ _OWN = ("agent.", "workflow.")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One look at a session and at the records beside it.
+    """The result of one read of a session and of the records beside it.
 
     `messages` are the last ones, oldest first; `fields` are the session's, without those of an AgentState or Workflow;
     `facts` holds the fields of each other record under its scope and id, as in `facts["user:u1"]`; `context_tokens`
@@ -573,8 +573,8 @@ class Context:
     def render(self) -> str:
         """The state as text for a system message: a heading for each record, a line `name: JSON` for each field.
 
-        Values are JSON on one line each, so that what a user once said cannot pass for a heading or another field; of
-        bytes it says how many they are.
+        Values are JSON on one line each, so that a user's text cannot pass for a heading or another field; bytes are
+        shown as their length.
         """
         return _render(self.fields, self.phase, self.facts)
 
@@ -585,7 +585,7 @@ class Context:
 
 
 async def look(contexts: Sequence[RecordContext], last: int, counter: Counter) -> Context:
-    """The session, which comes first, and the others: what is not hot comes in one exchange."""
+    """The session, which comes first, and the others: all that are not hot come in one exchange."""
     if type(last) is not int or last < 0:
         raise InvalidValue(f"last is an int from 0 on, not {last!r}")
     session = contexts[0]
@@ -622,5 +622,5 @@ def _odd(key: str) -> bool:
 
 def _json(value: Any) -> str:
     if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"  # no JSON begins so
+        return f"<{len(value)} bytes>"  # JSON never begins like this
     return codec.encode(value).decode().strip()

@@ -1,7 +1,7 @@
-"""A loop of steps that survives its worker. Law: each step is one commit; what was committed is not run again.
+"""A loop of steps that survives its worker. Law: each step is one commit; a committed step is not run again.
 
 A step is a turn: it loads the agent's state, decides what comes next, and commits the new state. A worker that dies
-loses the step that it was in; whoever runs the session next begins that one again.
+loses its current step; the next worker that runs the session begins that step again.
 
 Design: section 13.
 """
@@ -28,13 +28,13 @@ _FIRST = "workflow.first"
 
 @dataclass(frozen=True)
 class Workflow:
-    """What an agent does in each phase: `{"planning": plan, "executing": work, "reflecting": look_back}`.
+    """The steps of an agent by phase: `{"planning": plan, "executing": work, "reflecting": look_back}`.
 
-    A step takes the AgentState and the turn that it is part of, and returns the next state. What a tool changes
-    through `turn.call`, or the step in the turn's fields, is committed with it. `turn.request_id` names the step, the
-    same when it is repeated after a crash: hand it to whatever it causes outside the store, because that may happen
-    again. A task that takes more than `max_steps` ends in phase "error"; a step longer than `step_timeout` seconds is
-    given up and raises Fenced, and may be run again.
+    A step takes the AgentState and its turn, and returns the next state. Changes by tools through `turn.call`, and the
+    step's own changes of the turn's fields, are committed with it. `turn.request_id` names the step, and is the same
+    when the step is repeated after a crash: pass it to external side effects, which may happen again. A task that takes
+    more than `max_steps` ends in phase "error"; a step longer than `step_timeout` seconds raises Fenced, and may be run
+    again.
     """
 
     steps: Mapping[str, Step]
@@ -67,7 +67,7 @@ async def run(
     dressed: Callable[[Any], Any],
     **lease: Any,
 ) -> AgentState:
-    """Begin or go on with a session's task until it is done, has failed or waits for its user; the state then."""
+    """Run a session's task until it is done, has failed or waits for its user; the state then."""
     if not isinstance(workflow, Workflow):
         raise InvalidValue(f"run takes a Workflow, not {workflow!r:.80}")
     if text is not None and not isinstance(text, str):
@@ -76,7 +76,7 @@ async def run(
     while _unfinished(state, workflow):
         turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
         async with turn:
-            # Whoever else runs this session may have done the step meanwhile.
+            # Another worker of this session may have done the step meanwhile.
             if state.saved is None or (state.saved.epoch, state.saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn)
             if _unfinished(state, workflow):
@@ -90,7 +90,7 @@ def _unfinished(state: AgentState, workflow: Workflow) -> bool:
 
 
 async def _begin(session: Any, text: str | None, request_id: str | None, lease: dict[str, Any]) -> AgentState:
-    """Put the user's input into the state: a new task, the answer to a question, or nothing if it is there already."""
+    """Put the user's input into the state: a new task, the answer to a question, or nothing if it is already there."""
     turn: AsyncTurn = session.turn(request_id=request_id, **lease)
     async with turn:
         state = await turn.load_state()
