@@ -1,10 +1,10 @@
-"""A record as lines of JSON. Law: stored bytes travel whole, as the text that they are, or as base64 if they are none.
+"""A record as lines of JSON. Law: stored bytes are exported unchanged, as text if they are UTF-8, else as base64.
 
-A value is a string, or an object `{"base64": "..."}`: what users wrote is always inside a string.
+A value is a string, or an object `{"base64": "..."}`: users' data is always inside a string.
 
-The first line counts what follows, so that a file which was cut off is known. The history is therefore read twice: for
-the counts, without what messages and items say, and then some bytes at a time. What is in memory is these, the items
-that a purge or a fork left without their change, and one branch, however long the record is.
+The first line counts the lines that follow, so that a truncated file is detected. The history is therefore read twice:
+for the counts, without contents of messages and items, and then page by page. Memory holds the counts, the items whose
+change a purge or a fork removed, and one branch, however long the record is.
 
 Design: section 11.
 """
@@ -29,15 +29,15 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
 
 FORMAT = "distributed_state/1"
-PAGE = 2**18  # bytes of changes or messages that are read at once: more only if one of them is larger
+PAGE = 2**18  # bytes of changes or messages that are read at once, except a larger single one
 _TOGETHER = 200  # changes, messages or items that are read at once, if they are small
-_COUNTED = 500  # changes that are counted at once, without what is in them
+_COUNTED = 500  # changes that are counted at once, without their contents
 
 
 class Export:
     """A record's lines, some at a time: header, state before the first kept change, messages, items, changes, branches.
 
-    Changes of after it began are not in it. What an erasure or a purge removes meanwhile ends it with an error.
+    Changes after its start are not in it. An erasure or a purge of exported parts meanwhile ends it with an error.
     """
 
     def __init__(self, tiers: Tiers, names: RecordKeys) -> None:
@@ -46,13 +46,13 @@ class Export:
         self._rest = _parts(tiers.cold, names.ref)
 
     async def begin(self) -> list[str]:
-        """The first lines. Raises NotFound if there never was such a record."""
+        """The first lines. Raises NotFound if the record never existed."""
         await read_path.reach(self._tiers, self._names)
         return await self.following()
 
     async def following(self) -> list[str]:
-        """The next lines, none behind the last one."""
-        # A generator that failed looks like one that is at its end: the error is what ends it, and comes once.
+        """The next lines, [] after the last one."""
+        # A failed generator looks like an exhausted one, so its error is raised once and then nothing follows.
         return await self._tiers.port.sql(next, self._rest, [])
 
 
@@ -69,10 +69,10 @@ async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
 
 @dataclass(slots=True)
 class _Outline:
-    """What a file will have, `base` is the version of the state that it begins with, 0: none, it begins at the first.
+    """The contents of a file; `base` is the version of its first state, 0: it begins with the first change.
 
-    `runs` are the messages that its states show, `own` those that are appended in it, and `back` has for its versions
-    that bring items back those whose they are.
+    `runs` are the messages that its states show, `own` those that are appended in it, and `back` maps versions that
+    bring items back to their sources.
     """
 
     base: int = 0
@@ -82,7 +82,7 @@ class _Outline:
     back: dict[int, int] = field(default_factory=dict)
 
     def take(self, text: str, entry: JournalEntry) -> None:
-        """Note what a change has."""
+        """Note a change's contents."""
         self.changes += 1
         for kind, name, value in unpack(entry.data):
             if kind == b"m":
@@ -104,12 +104,12 @@ class _Outline:
 
 
 def _outlined(cold: ColdStore, text: str, version: int) -> _Outline:
-    """What a file of the record up to this version will have."""
+    """The contents of a file of the record up to this version."""
     found = _Outline()
     at = 0
     for entry in chain.from_iterable(_pages(cold.outlines, text, 0, version, _COUNTED)):
         if at and entry.version != at + 1:
-            # A file has no gaps: it begins with the state behind the last one.
+            # A file has no gaps: it begins with the state after the last one.
             found = _Outline(base=entry.version)
         elif not at and entry.version != 1:
             found = _Outline(base=cold.oldest(text))
@@ -157,14 +157,14 @@ def _parts(cold: ColdStore, ref: Ref) -> Iterator[list[str]]:
 def _pages(
     read: Callable[..., list[JournalEntry]], text: str, after: int, version: int, limit: int
 ) -> Iterator[list[JournalEntry]]:
-    """The changes behind a version up to another one, so many and a page of bytes at a time."""
+    """The changes after a version up to another one, in pages of limited number and bytes."""
     while entries := read(text, after=after, before=version + 1, limit=limit, most=PAGE):
         yield entries
         after = entries[-1].version
 
 
 def _shared(cold: ColdStore, text: str, outline: _Outline) -> Iterator[list[tuple[int, bytes]]]:
-    """The messages that states of the file show and none of its changes appends, in the order of their numbers."""
+    """The messages that states of the file show, but none of its changes appends, in the order of their numbers."""
     runs = sorted(message_ranges.without(outline.runs, outline.own), key=lambda run: run.start)
     at = 0
     while runs := message_ranges.between(runs, at - 1, None):
@@ -176,7 +176,7 @@ def _shared(cold: ColdStore, text: str, outline: _Outline) -> Iterator[list[tupl
 
 
 def _end(lengths: dict[int, int], first: int) -> int:
-    """The number before which messages are a page of bytes together, or one message."""
+    """The number before which messages fill one page of bytes, or one message."""
     size = 0
     for number in sorted(lengths):
         if size and size + lengths[number] > PAGE:
@@ -190,7 +190,7 @@ def _item(item: OlderItem) -> dict[str, Any]:
 
 
 def _change(entry: JournalEntry) -> dict[str, Any]:
-    # Without its events: those belong to the stream of this store, and have their numbers in it.
+    # Without its events: they belong to this store's stream, and are numbered there.
     steps = (op for op in unpack(entry.data) if op.kind != b"e")
     ops = [[kind.decode(), _text(name), _value(value)] for kind, name, value in steps]
     return {

@@ -1,4 +1,4 @@
-"""Import of an exported record from a file that anybody may have written. Law: nothing in the file is trusted.
+"""Import of an exported record from an untrusted file. Law: nothing in the file is trusted.
 
 The whole file is replayed, change by change, before a server is asked. Every state on the way must be one that ordinary
 writes could have made, within their size limits, and every message that a state shows must be in the file before it is
@@ -57,21 +57,21 @@ from distributed_state.values.model import (
 from distributed_state.values.search import MOST as MOST_TAGS
 from distributed_state.values.search import tag_of
 
-MOST = 10**15  # versions and numbers of messages are doubles in Lua, exact up to here
-LATEST_MS = 253_402_300_799_999  # the year 9999: no later time can be shown
+MOST = 10**15  # limit of versions and numbers of messages: doubles in Lua, exact up to here
+LATEST_MS = 253_402_300_799_999  # the year 9999: later times cannot be displayed
 LONGEST = 2048  # a reserved field's name or text
 WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, CorruptState)
 
 
 def raw(text: Any) -> bytes:
-    """A text of the file as the bytes that it stands for."""
+    """The bytes of a text in the file."""
     if not isinstance(text, str):
         raise ValueError(f"{type(text).__name__} where a string belongs")
     return text.encode("utf-8", "surrogateescape")
 
 
 def raw_value(given: Any) -> bytes:
-    """A value of the file as it was stored: a text, or an object that holds it in base64."""
+    """The stored bytes of a value in the file: a text, or an object that holds it in base64."""
     if isinstance(given, dict) and given.keys() == {"base64"}:
         return as_text.bytes_of(given["base64"], "base64")
     return raw(given)
@@ -101,7 +101,7 @@ def record_of(text: str) -> Ref:
 
 
 def runs_of(value: bytes) -> list[tuple[str, int, int]]:
-    """What `#segments` holds, in order and without gaps of its own making."""
+    """The runs in `#segments`, in order and without invalid gaps."""
     runs = []
     at = 0
     for source, start, stop in orjson.loads(value):
@@ -114,7 +114,7 @@ def runs_of(value: bytes) -> list[tuple[str, int, int]]:
 
 
 def check_reserved(name: bytes, value: bytes) -> None:
-    """What the store keeps of its own in a state."""
+    """Check a field that the store itself keeps in a state."""
     if name == SEGMENTS:
         runs_of(value)
         return
@@ -150,7 +150,7 @@ def check_reserved(name: bytes, value: bytes) -> None:
 
 
 def check_text(name: bytes, text: bytes) -> None:
-    """What users said, as it is before it is sealed: it must be what a write would have taken."""
+    """Check a user's text before it is encoded: a write must have accepted it."""
     key = codec.decode_key(name)
     value = codec.decode_value(text, key)
     codec.encode_value(value, key)
@@ -162,12 +162,12 @@ def check_text(name: bytes, text: bytes) -> None:
 
 
 def check_message(text: bytes, name: str = "message") -> None:
-    """A message that users wrote: it must be what a write would have taken."""
+    """Check a user's message: a write must have accepted it."""
     codec.encode_message(codec.as_message(codec.decode(text, name), name), name)
 
 
 def check_item(name: bytes, data: bytes, most: int) -> None:
-    """An item's name, and its value if it is not deleted."""
+    """Check an item's name, and its value if it is not deleted."""
     collection, key = (each.decode("utf-8", "surrogatepass") for each in item_of(name))
     what = f"item {key!r:.80} of {collection!r:.80}"
     if len(data) > most:
@@ -184,7 +184,7 @@ def is_encrypted(data: bytes) -> bool:
 
 
 def step_of(step: Any) -> tuple[bytes, bytes, bytes]:
-    """One step of a change."""
+    """One operation of a change."""
     if not isinstance(step, list) or step[0] not in ("s", "d", "c", "m", "w", "l", "p", "q"):
         raise ValueError(f"step {step!r:.80} is unknown")
     kind, name, value = step
@@ -195,7 +195,7 @@ _EVENT = re.compile(r"[0-9A-Za-z]{1,64}\.\d{1,19}\.[0-9A-Za-z]{1,64}", re.ASCII)
 
 
 class ImportedFile:
-    """Exported lines, checked whole before anything is touched. `ref` is the record to be, `origin` the one it was."""
+    """Exported lines, checked whole before any write. `ref` is the new record, `origin` the exported one."""
 
     def __init__(self, lines: Iterable[str], id: str | None, settings: Settings) -> None:
         self.base: State | None = None
@@ -208,9 +208,9 @@ class ImportedFile:
         self._expected: tuple[int, ...] = ()
         self._older: set[tuple[int, bytes]] = set()
         self._fields: dict[bytes, bytes] = {}
-        self._sizes = {False: 0, True: 0}  # of the user's fields, and of those that the store keeps for itself
+        self._sizes = {False: 0, True: 0}  # of the user's fields, and of the store's own
         self._tags: set[bytes] = set()
-        # The messages that are in the file so far, as runs of numbers.
+        # The messages in the file so far, as runs of numbers.
         self._starts: list[int] = []
         self._stops: list[int] = []
         for number, line in enumerate(lines, start=1):
@@ -240,12 +240,12 @@ class ImportedFile:
 
     @property
     def version(self) -> int:
-        """The version that the record comes to."""
+        """The record's last version."""
         return self.entries[-1].version if self.entries else self.base.version if self.base else 0
 
     @property
     def owner(self) -> str:
-        """Whose record it will be, as that is stored; '' if nobody's."""
+        """The record's future owner in stored form; '' without an owner."""
         return self._fields.get(OWNER, b"").decode("utf-8", "replace")
 
     def _read(self, row: dict[str, Any]) -> None:
@@ -259,7 +259,7 @@ class ImportedFile:
             row.setdefault("items", 0)
             self._expected = tuple(whole(row, name, 0, MOST) for name in ("messages", "items", "changes"))
         elif "branch" in row:
-            pass  # to be read by people: epochs of another store mean nothing here
+            pass  # for people only: epochs of another store mean nothing here
         elif "base" in row:
             if self.base is not None or self.shared or self.entries:
                 raise ValueError("a base stands before all messages and changes, once")
@@ -287,7 +287,7 @@ class ImportedFile:
         self.shared.append((number, data))
 
     def _item(self, row: dict[str, Any]) -> None:
-        """An item that a change in the file shows, and none of them puts."""
+        """An item that states in the file show, but none of its changes puts."""
         at = whole(row, "at", 0, self.base.version if self.base else 0)
         item = OlderItem(at, raw(row["item"]), record_of(row["origin"]).text, raw_value(row["data"]))
         if (item.at, item.name) in self._older:
@@ -300,7 +300,7 @@ class ImportedFile:
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
-        time, text = field_ttl.split(data)  # before a message stands the time of its commit, in the same form
+        time, text = field_ttl.split(data)  # a message's commit time precedes it, in the same form
         if field_ttl.marked(data) and time > LATEST_MS / 1000:
             raise ValueError(f"message {number}: a time that no clock comes to")
         if text[:1] != codec.SEALED:
@@ -316,7 +316,7 @@ class ImportedFile:
             self._stops.append(number + 1)
 
     def _set(self, name: bytes, value: bytes) -> None:
-        """One field of the state, checked by itself."""
+        """Set one field of the state, checked by itself."""
         if not is_state(name):
             raise ValueError(f"field {name.decode(errors='replace')!r:.80} is reserved")
         key = codec.decode_key(name)
@@ -336,7 +336,7 @@ class ImportedFile:
         self._fold(Op(b"s", name, value))
 
     def _fold(self, op: Op) -> None:
-        """Take one step, and keep count of how large the state is."""
+        """Apply one operation, and keep count of the state's size."""
         name = op.name
         ours = op.name[:1] == b"#"
         counts = op.kind in (b"s", b"d") and name not in (SEGMENTS, START, NEXT)
@@ -386,14 +386,14 @@ class ImportedFile:
         )  # fmt: skip
 
     def _apply(self, op: Op) -> bool:
-        """Take one step; whether other messages may be shown behind it than before, but for one appended."""
+        """Apply one operation; whether it may change which messages are shown, other than by an append."""
         kind, name, value = op
         following = int(self._fields.get(NEXT, b"0"))
         if kind == b"s":
             if name == NEXT and digits(name, value) < following:
                 raise ValueError(f"#mn goes back from {following} to {int(value)}")
             if name == ITEMS and value != self._fields.get(ITEMS) and _since(value) != self.version + 1:
-                # Who reads items waits until SQL has what it says here.
+                # Reads of items wait until SQL has reached this version.
                 raise ValueError(f"#items is {value.decode(errors='replace')!r:.80} at version {self.version + 1}")
             self._set(name, value)
             return name in (SEGMENTS, START, NEXT)
@@ -421,7 +421,7 @@ class ImportedFile:
         return kind == b"w" or name == SEGMENTS
 
     def _check_shown(self) -> None:
-        """Raise ValueError unless every message that the state shows is in the file, once."""
+        """Raise ValueError unless every shown message is in the file, once."""
         start, stop = (int(self._fields.get(name, b"0")) for name in (START, NEXT))
         at = 0
         for _, first, last in [*runs_of(self._fields.get(SEGMENTS, b"[]")), ("", start, stop)]:
@@ -434,25 +434,25 @@ class ImportedFile:
 
 
 def _since(value: bytes) -> int:
-    """Since which version `#items` says that items are shown so."""
+    """The version in `#items` since which items are shown so."""
     return digits(ITEMS, value.partition(b" ")[0])
 
 
 class Reencoded:
-    """The contents of a file as the record to be stores them. Raises DecryptionFailed if a key for that is missing."""
+    """The contents of a file as the new record stores them. Raises DecryptionFailed if a key for that is missing."""
 
     def __init__(self, given: ImportedFile, target: Codec) -> None:
         assert given.origin is not None
         self._target = target
         self._source = target.of(given.origin.text, given.namespace)
-        self._writers: dict[int, str] = {}  # by which record a message was written, if it was another one
-        # In this order: runs of messages say who wrote those that are met later.
+        self._writers: dict[int, str] = {}  # the record that wrote a message, if it was another one
+        # In this order: runs of messages say who wrote messages that come later.
         self.base = given.base
         if given.base is not None:
-            # Without its lifetime: a copy that was kept for long would end at once.
+            # Without its lifetime: an old copy would expire at once.
             kept = {name: value for name, value in given.base.fields.items() if name != LIFETIME}
             if ITEMS in kept:
-                kept[ITEMS] = b"%d" % given.base.version  # all that it showed then comes with it
+                kept[ITEMS] = b"%d" % given.base.version  # the items of that state come with it
             self.base = replace(given.base, fields={name: self._field(name, value) for name, value in kept.items()})
         self.entries = [
             replace(entry, record=given.ref.text, data=pack(self._ops(entry.data))) for entry in given.entries
@@ -478,7 +478,7 @@ class Reencoded:
         if name == SEGMENTS:
             for run in message_ranges.parse(value):
                 self._writers.update(dict.fromkeys(range(run.start, run.stop), run.source))
-            # All that is shown is in the file, and kept with this record: nobody else's is looked at.
+            # All shown messages are in the file and stored with this record: no other record is read.
             return message_ranges.taken_over(value, self._target.record)
         if not is_value(name):
             return value
@@ -492,7 +492,7 @@ class Reencoded:
             check_text(name, text)
         kept = codec.decode(text, key) if name[:2] == REQUEST else [None]
         if len(kept) == 4 and kept[3]:
-            # What the turn did beside, in its user's record, it did there and then.
+            # The turn's changes to its user's record were applied when it ran.
             return field_ttl.wrap(self._target.encode([*kept[:3], None], key), field_ttl.split(data)[0])
         return data
 
@@ -520,7 +520,7 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
         raise InvalidValue(f"{given.ref.text[:200]}: an encrypted value is none that was written ({error})") from error
     ref = given.ref
     names = tiers.keys.of(ref)
-    # Alone: nobody may create the record between the look and the transaction.
+    # Under the lock: the record must not be created between the check and the transaction.
     async with tiers.lock(names, wait=10.0, ttl=30.0) as lease:
         entry = await read_path.read(tiers, names, fresh=True)
         if entry.version:
@@ -538,7 +538,7 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
         if not await tiers.warm.partitions.reserve(names, entry.epoch):
             raise WarmUnavailable(f"{ref.text[:200]}: its partition began anew meanwhile; nothing was changed")
         await tiers.port.sql(adopt)
-        # Whoever looked into SQL before, or keeps hot that there is nothing, must look again.
+        # Replicas that looked into SQL before, or have the record as absent in hot, must look again.
         notice = f"{entry.epoch} {given.version} {tiers.replica} -".encode()
         await tiers.warm.commands([(b"DEL", names.hydration), (b"SPUBLISH", names.channel, notice)])
         tiers.hot.forget(ref.text)

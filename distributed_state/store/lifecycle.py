@@ -1,7 +1,7 @@
-"""The life of a store in this process: opened, used by threads and event loops, inherited by forked children, closed.
+"""The lifecycle of a store in this process: opened, shared by threads and event loops, inherited by forks, closed.
 
 Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together. The URL of
-a service opens a remote store instead, and settings that only a service can have are refused, not ignored.
+a service opens a remote store instead, and settings that a service does not have are refused, not ignored.
 
 Design: sections 14, 16, 26.
 """
@@ -50,7 +50,7 @@ Kind = Literal["remote.store.AsyncRemoteStore", "remote.blocking.RemoteStore"]
 
 
 def opened_remotely(kind: Kind, url: str | None, settings: Mapping[str, Any], **others: object) -> Any:
-    """A store of this kind at the URL, None if that is no service's. Raises ConfigurationError."""
+    """A store of this kind at the URL, None if it is not a service's URL. Raises ConfigurationError."""
     found = os.environ.get("DISTRIBUTED_STATE_URL") if url is None else url
     if not isinstance(found, str) or not found.lower().startswith(_SCHEMES):
         if "token" in settings:
@@ -67,13 +67,13 @@ def opened_remotely(kind: Kind, url: str | None, settings: Mapping[str, Any], **
 
 
 def twin_of(face: Any) -> Any:
-    """The asyncio object behind an object of the blocking face; anything else as it is."""
+    """The asyncio object of an object in the blocking API; anything else as it is."""
     return getattr(face, "_twin", face)
 
 
 def face_of(twin: Any) -> Any:
-    """An object of the blocking face in front of a store, a session or a turn of asyncio."""
-    # That face is written from this one and stands above it, so it can only be imported once it is asked for.
+    """An object of the blocking API for a store, a session or a turn of asyncio."""
+    # The blocking API is generated from this one and imports it, so it can only be imported when it is needed.
     return import_module("distributed_state.store.blocking").face(twin)
 
 
@@ -104,7 +104,7 @@ class StoreLifecycle:
             face_of=face_of,
         )
         self.connections = Connections(settings.url, settings.timeout, credentials, retry_for=settings.retry_for)
-        # Before Redis is waited for: an error in it is raised, and a relative path means the folder of this moment.
+        # Before waiting for Redis: an invalid URL is raised at once, and a relative path means the present folder.
         self._archive = parse_url(settings.archive or EMBEDDED_ARCHIVE)
         self.search = Setting(search, lazily=self.connections.embedded is not None, migrate=settings.migrate)
         self.cold: ColdStore | None = None
@@ -113,7 +113,7 @@ class StoreLifecycle:
         self._tiers: Tiers | None = None
         self._openings: set[object] = set()
         self._mutex = Mutex()
-        self._changing = Exclusive()  # who opens or closes it
+        self._changing = Exclusive()  # held while it is opened or closed
         self._layout: dict[str, Any] = {}
 
     async def open(self) -> None:
@@ -137,7 +137,7 @@ class StoreLifecycle:
         await self._require_index(tiers)
 
     async def _require_index(self, tiers: Tiers) -> None:
-        """What is wrong with the index is said at once. While SQL is away nobody knows."""
+        """Raise an error of the index at once, unless SQL is unavailable."""
         if self.search.wanted:
             try:
                 await self.search.require(tiers.port, tiers.cold.search)
@@ -165,7 +165,7 @@ class StoreLifecycle:
             await port.close()
 
     def _open_cold(self, opening: object) -> None:
-        """Open the archive, in a thread: it goes on when its caller is cancelled or interrupted."""
+        """Open the archive, in a thread that continues when its caller is cancelled or interrupted."""
         settings = self._settings
         cold = ColdStore.open(
             self._archive,
@@ -179,10 +179,10 @@ class StoreLifecycle:
             if opening in self._openings and self.cold is None:
                 self.cold = cold
                 return
-        cold.close()  # the caller has left, and cannot close what it never got; or another task was faster
+        cold.close()  # the caller has left and never got it, or another task was faster
 
     async def _check_layout(self, port: Port) -> None:
-        """The namespace's Redis and SQL must have been together from the first."""
+        """The namespace's Redis and SQL must have belonged together from the first."""
         assert self.cold is not None
         settings = self._settings
         archive_id, partitions = await port.sql(self.cold.register, settings.partitions)
@@ -191,7 +191,7 @@ class StoreLifecycle:
         self._compare(await leave_mark(port.command, self.context.keys, wanted), wanted)
 
     def _adopt(self, partitions: int) -> None:
-        """Take over a namespace's number of partitions. Raises ConfigurationError if another one was given."""
+        """Adopt a namespace's number of partitions. Raises ConfigurationError if another one was given."""
         settings = self._settings
         if partitions == settings.partitions:
             return
@@ -203,7 +203,7 @@ class StoreLifecycle:
         self._settings = self.context.settings = settings.model_copy(update={"partitions": partitions})
 
     async def _open_without_sql(self, port: Port, error: ColdUnavailable) -> None:
-        """Serve what Redis has until SQL is there. Raises `error` if Redis does not know the namespace."""
+        """Serve Redis' data until SQL is available. Raises `error` if Redis does not know the namespace."""
         mark = await port.command(b"GET", self.context.keys.store)
         if mark is None:
             raise error
@@ -222,7 +222,7 @@ class StoreLifecycle:
         log.warning("opened with Redis alone, which serves what it has: %s", error)
 
     def _compare(self, mark: bytes | None, wanted: dict[str, Any]) -> dict[str, Any]:
-        """What Redis kept about the store; it must agree with what is wanted."""
+        """The store's description in Redis; it must match the wanted one."""
         place = self.connections.place
         try:
             found = dict(orjson.loads(mark)) if mark else wanted
@@ -238,7 +238,7 @@ class StoreLifecycle:
         return found
 
     def refuse_never_kept(self, level: Level) -> None:
-        """Raise ConfigurationError for a level that the embedded server never keeps."""
+        """Raise ConfigurationError for a level that the embedded server cannot reach."""
         if self.connections.embedded is not None and level not in (MEMORY, ARCHIVED):
             raise ConfigurationError(never_embedded(level))
 
@@ -248,7 +248,7 @@ class StoreLifecycle:
 
     @property
     def tiers_in_use(self) -> Tiers | None:
-        """The same if there are any, as none are after the end."""
+        """The tiers, or None if the store is not open."""
         return self._tiers
 
     def _assemble(self) -> Tiers:
@@ -274,12 +274,12 @@ class StoreLifecycle:
             return tiers
 
     async def close(self) -> None:
-        """Stop the background work, drop all connections and close the archive. Who does so meanwhile waits for it."""
+        """Stop the background work, drop all connections and close the archive. Concurrent calls wait for it."""
         if await self._changing.take(unless=handlers.inside()):
             await self._to_the_end()
 
     async def _to_the_end(self) -> None:
-        """Close it, in a task that is not cancelled with the caller: half closed, it would archive for good."""
+        """Close it, in a task that is not cancelled with the caller: half closed, it would archive forever."""
         port = self._tiers and self._tiers.port
         await (port.shield(self._close()) if port and port.suspends else self._close())
 
@@ -304,7 +304,7 @@ class StoreLifecycle:
 
     def after_fork(self) -> None:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
-        self._mutex = Mutex()  # perhaps held by a thread that is not here
+        self._mutex = Mutex()  # the old one may be held by a thread that exists only in the parent
         self._changing = Exclusive()
         self.context.ephemeral.forget()
         self.context.deleting.clear()
@@ -319,7 +319,7 @@ class StoreLifecycle:
 
 
 def resolve(**given: Any) -> Settings:
-    """The settings that follow from what was given."""
+    """The settings that result from the given ones."""
     settings = Settings.of(**given)
     changed: dict[str, Any] = {}
     if settings.url is not None and settings.url.startswith(SCHEMES) and settings.archive is None:
@@ -341,5 +341,5 @@ def _after_fork() -> None:
     for store in list(_open_stores):
         try:
             store.after_fork()
-        except Exception:  # one store that fails must not leave the others with their parent's connections
+        except Exception:  # a failing store must not leave the others with their parent's connections
             log.exception("a forked child could not let go of a store that it inherited")

@@ -1,10 +1,10 @@
 """Work on many records: purge, retention, newer schemas, re-encryption, and repair after SQL was restored.
 
-Law: nothing is removed before it is archived; each record is done in one step, so an interrupted pass can be repeated.
+Law: nothing is removed before it is archived; each record is one step, so an interrupted run can be repeated.
 
-Re-encryption changes SQL first, then Redis, so that nothing read back from SQL has the old key. It does not wait for a
-record to rest: a value in Redis is replaced in place if it has not changed. Repair works partition by partition; it
-reports what neither Redis nor SQL has, and changes nothing where SQL is not older.
+Re-encryption changes SQL first, then Redis, so that nothing read back from SQL has the old key. It does not need idle
+records: a value in Redis is replaced in place if it has not changed. Repair works partition by partition; it reports
+data that neither Redis nor SQL has, and changes nothing where SQL is not older.
 
 Design: sections 14, 15, 17.
 """
@@ -51,8 +51,8 @@ _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
 async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[SessionInfo]:
-    """One page of the index in SQL; `fresh`: with what is not archived yet."""
-    # The journals first: what is archived meanwhile is found in SQL as well, and counts once.
+    """One page of the index in SQL; `fresh`: with unarchived commits."""
+    # The journals first: commits that are archived meanwhile are found in SQL as well, and count once.
     late = await unarchived_changes(tiers, wanted) if fresh else []
     return [shown(row) for row in await tiers.port.sql(tiers.cold.listing, wanted, late)]
 
@@ -123,7 +123,7 @@ async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], Non
 async def pack(
     cold: ColdStore, sql: Callable[..., Awaitable[Any]], before_ms: int, progress: Callable[[int], None]
 ) -> dict[str, int]:
-    """Pack what was written before a time, some records at a time; `sql` calls a method of the archive."""
+    """Pack commits before a time, some records at a time; `sql` calls a method of the archive."""
     total = Compacted(0, 0, 0)
     after: int | None = 0
     while after is not None:
@@ -134,7 +134,7 @@ async def pack(
 
 
 def _before_ms(tiers: Tiers, age: float) -> int:
-    """When what has this age by now was written; nothing is older than the clock, however large the number is."""
+    """The commit time that has this age now; limited to the clock's beginning for large ages."""
     now = tiers.clock.now()
     return int((now - min(age, now)) * 1000)
 
@@ -142,7 +142,7 @@ def _before_ms(tiers: Tiers, age: float) -> int:
 def require_age(older_than: Any, shortest: float) -> None:
     """Raise InvalidValue unless history of this age may be packed.
 
-    A write whose answer was lost may be repeated for `op_window`, and is looked for among the rows.
+    A write with a lost answer may be repeated for `op_window`, and is looked up in the rows.
     """
     if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= shortest:
         raise InvalidValue(f"older_than is a number of seconds from {shortest:g} (op_window) on, not {older_than!r}")
@@ -150,7 +150,7 @@ def require_age(older_than: Any, shortest: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What a purge removes, by age in seconds and by number: see `store.purge`. Raises InvalidValue."""
+    """The limits of a purge, by age in seconds and by number: see `store.purge`. Raises InvalidValue."""
 
     older_than: float | None
     messages_older_than: float | None
@@ -200,7 +200,7 @@ async def purge(store: StoreContext, wanted: Retention) -> dict[str, int]:
 
 
 async def _leave_out(store: StoreContext, keep: int | None, before_ms: int | None) -> int:
-    """Let conversations show no more than that; how many messages they show no more."""
+    """Hide the messages of conversations beyond these limits; returns how many."""
     tiers = store.tiers()
     left_out = 0
     after: int | None = 0
@@ -219,7 +219,7 @@ _SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Upcast:
-    """How far an `upcast` came: records brought up, found as they should be, and failed; what the first 100 said."""
+    """The counts of an `upcast`: records upcast, up to date, and failed; the errors of the first 100."""
 
     upcast: int = 0
     unchanged: int = 0
@@ -236,7 +236,7 @@ async def upcast_many(
     limit: int | None,
     progress: Callable[[Upcast], None] | None,
 ) -> Upcast:
-    """Bring the archived records of a scope up, the last changed first. A server that is away ends it."""
+    """Upcast the archived records of a scope, the last changed first. An unavailable server ends it."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidValue(f"limit is an int from 1 on or None, not {limit!r}")
     schema = Schema.of(schema)
@@ -255,7 +255,7 @@ async def upcast_many(
                 sofar = await _one(context, dry_run, sofar)
                 if progress is not None:
                     progress(sofar)
-        # Those brought up are now the last changed: behind us.
+        # Upcast records are now the last changed, so the cursor has passed them.
         after = rows[-1].cursor
     return sofar
 
@@ -280,10 +280,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reencrypted:
-    """How many records were looked at, values reencrypted in SQL, records so in Redis, records unreadable.
+    """The numbers of records examined, values reencrypted in SQL, records in Redis, records unreadable.
 
-    The data of an event is a value, an event that Redis keeps counts as a record there; what events are about that
-    cannot be read counts as a record.
+    The data of an event is a value, an event that Redis keeps counts as a record there; the subject of events that
+    cannot be read counts as one record.
     """
 
     records: int = 0
@@ -305,7 +305,7 @@ async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> R
     if not dry_run:
         await tiers.port.sql(tiers.cold.search.scrub)
     await run.events()
-    # Not before all of SQL is done: a copy in Redis holds messages that were written under other records.
+    # Only when all of SQL is done: a copy in Redis holds messages that were written under other records.
     await run.each(run.copied)
     await run.streams()
     if not dry_run:
@@ -319,7 +319,7 @@ class _Run:
         self._dry_run = dry_run
         self._progress = progress
         self._unreadable: set[str] = set()
-        self._told_unreadably: set[str] = set()  # what events are about
+        self._told_unreadably: set[str] = set()  # the subjects of unreadable events
         self.done = Reencrypted()
 
     async def each(self, step: Callable[[Sequence[str]], Awaitable[None]]) -> None:
@@ -330,7 +330,7 @@ class _Run:
             after = texts[-1]
 
     async def archived(self, texts: Sequence[str]) -> None:
-        """What SQL holds of these records."""
+        """Reencrypt these records in SQL."""
         for text in texts:
             await self._rewrite(text)
             self.done = replace(self.done, records=self.done.records + 1)
@@ -344,7 +344,7 @@ class _Run:
             try:
                 return own.carry(data, name, own) if own.stale(data, name) else data
             except CorruptState:
-                # An event that went with a change: it has a row of its own, and the record can be read.
+                # An event that was part of a change: it has a row of its own, and the record can be read.
                 if name.startswith(codec.EVENT):
                     return data
                 raise
@@ -390,7 +390,7 @@ class _Run:
             self._progress(self.done)
 
     async def streams(self) -> None:
-        """The events that Redis keeps for who comes back: SQL has them all."""
+        """Drop old events from Redis: SQL has them all."""
         tiers = self._tiers
 
         def old(event: StreamEvent) -> bool:
@@ -403,7 +403,7 @@ class _Run:
         self._progress(self.done)
 
     async def copied(self, texts: Sequence[str]) -> None:
-        """What Redis holds of these records."""
+        """Reencrypt these records in Redis."""
         tiers = self._tiers
         many = [tiers.keys.of(Ref.parse(text)) for text in texts]
         answers = await tiers.warm.commands([(b"HGETALL", names.record) for names in many])
@@ -421,7 +421,7 @@ class _Run:
                 self.done = replace(self.done, copies=self.done.copies + stale)
 
     async def _windows(self, many: Sequence[RecordKeys], records: Sequence[list[bytes]]) -> set[RecordKeys]:
-        """Those of the records of which Redis has an item that is stored otherwise than it would be now."""
+        """Those of the records that have an item in Redis whose stored form is outdated."""
         having = [names for names, record in zip(many, records, strict=True) if ITEMS in record[::2]]
         answers = await self._tiers.warm.commands([(b"HGETALL", names.items) for names in having]) if having else []
         found = set()
@@ -434,7 +434,7 @@ class _Run:
         return found
 
     def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
-        """What is stored otherwise than it would be now: field, bytes, and the bytes that it should be."""
+        """The outdated values: field, present bytes, and the bytes to store instead."""
         record_codec = self._tiers.codec_of(text)
         runs = message_ranges.segments(text, stored)
         old = list[bytes]()
@@ -448,7 +448,7 @@ class _Run:
             if record_codec.stale(data, key):
                 if key == codec.MESSAGE:
                     number = int(name[2:])
-                    # A message opens under the record that it was appended to. One that is hidden now is in SQL.
+                    # A message is decrypted under the record that it was appended to. Hidden ones are in SQL.
                     source = next((run.source for run in runs if run.start <= number < run.stop), None)
                     if source is None:
                         old += (name, data, b"")
@@ -466,7 +466,7 @@ class _Run:
             raise answer
         tiers.hot.forget(names.ref.text)
         if answer[0] == b"ok" and answer[1]:
-            # Written meanwhile, perhaps still under an old key, by a worker that had not heard of the new one.
+            # Written meanwhile, perhaps under an old key, by a worker that did not have the new one yet.
             await read_path.reach(tiers, names)
             await self._rewrite(names.ref.text)
 
@@ -496,16 +496,15 @@ class LostMessages:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair brought to SQL, or would.
+    """The counts of a repair, or of a dry run.
 
-    `partitions` were looked at, `behind` are those where SQL was older. `commits` and `events` came one by one,
-    `records` whole, at their present version, without the versions before. `aside` are commits in the quarantine: what
-    came before them is not known, and a record that came whole has what they did. `branched` are commits that continue
-    nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
-    that Redis only knows to have been deleted, or erased: they are deleted again; what was to be erased is to be
-    erased once more. `lost` are messages that neither has; of the items of the records in `lost_items` some may be
-    lost, as Redis keeps the newest alone. SQL refused something of the records in `refused`: that is in the
-    quarantine, and not counted.
+    `partitions` were examined, `behind` are those where SQL was older. `commits` and `events` were archived one by one,
+    `records` whole, at their present version, without earlier versions. `aside` are commits in the quarantine: their
+    predecessors are missing, and a record that was copied whole includes their changes. `branched` are commits that
+    continue nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
+    of which Redis only has the deletion or erasure: they are deleted again, and their erasure is requested again.
+    `lost` are messages that neither has; records in `lost_items` may have lost some items, as Redis keeps only the
+    newest. SQL refused some data of the records in `refused`: that is in the quarantine, and not counted.
     """
 
     partitions: int = 0

@@ -26,12 +26,12 @@ from distributed_state.warm.telemetry import Times
 
 Labelled = dict[tuple[str, ...], float]
 _SHOWN = 200  # characters of a label
-_SQL_KNOWN = 60.0  # seconds for which SQL's connections are taken for what they are
+_SQL_KNOWN = 60.0  # seconds for which the last figures of SQL's connections are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One metric. `read` is its value of a store, or its values by label values."""
+    """One metric. `read` returns its value for a store, or its values by label values."""
 
     name: str
     kind: str
@@ -57,13 +57,13 @@ def _watch(tiers: Tiers) -> JournalWatch | None:
 
 
 def _seen(tiers: Tiers) -> tuple[Seen, float] | None:
-    """The journals that this replica archives as they were seen last, and how many seconds ago that was."""
+    """The last look at the journals that this replica archives, and its age in seconds."""
     watch = _watch(tiers)
     return None if watch is None or watch.seen is None or watch.age is None else (watch.seen, watch.age)
 
 
 def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
-    """Entries and bytes that are not archived yet."""
+    """Unarchived entries and bytes."""
     found = _seen(tiers)
     places = {} if found is None else found[0].journals.places
     return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in places.items()}
@@ -77,7 +77,7 @@ def _fill(tiers: Tiers) -> float | None:
 
 
 def _lags(tiers: Tiers) -> dict[int, float]:
-    """How old the oldest commit of each is that is not in SQL; while Redis is away they grow older all the same."""
+    """The age of each partition's oldest unarchived commit; it keeps growing while Redis is unavailable."""
     found = _seen(tiers)
     if found is None:
         return {}
@@ -107,7 +107,7 @@ def _sql_watch(tiers: Tiers) -> SqlWatch | None:
 
 
 def _of_sql(value: Callable[[SqlSeen], float | None]) -> Callable[[Tiers], float | None]:
-    """None if nobody looked for a while: what it was says nothing of what it is."""
+    """None if the last look is too old: its figures may no longer be true."""
 
     def read(tiers: Tiers) -> float | None:
         watch = _sql_watch(tiers)
@@ -123,7 +123,7 @@ def _sql_age(tiers: Tiers) -> float | None:
 
 
 def _diverged(tiers: Tiers) -> dict[int, str]:
-    """Why those of its partitions cannot be archived; others that it once had are told by who has them now."""
+    """Why partitions of this replica cannot be archived; the others are reported by their present archivers."""
     diverged, mine = tiers.archiver.diverged.copy(), set(tiers.archiver.mine)
     return {each: why for each, why in diverged.items() if each in mine}
 
@@ -308,7 +308,7 @@ except ImportError as error:
 PREFIX = "distributed_state_"
 _MANY_PARTITIONS = 64
 
-# Name, help, labels; of what `telemetry` calls by the first word of its operations.
+# Name, help, labels; by the first word of the operations that `telemetry` reports.
 OPERATIONS = (
     "operation_duration_seconds", "What left the process, and how long it took", ("operation", "tier", "outcome"),
 )  # fmt: skip
@@ -321,7 +321,7 @@ HISTOGRAMS = OPERATIONS, LOCK_WAITS, TURN_PARTS
 
 
 class StoreCollector(Collector):
-    """What prometheus_client asks at each scrape. May be used from any thread."""
+    """The collector that prometheus_client calls at each scrape. May be used from any thread."""
 
     def __init__(self, store: AsyncStateStore, by_partition: bool) -> None:
         self._store = store
@@ -329,7 +329,7 @@ class StoreCollector(Collector):
         self._tiers()
 
     def _tiers(self) -> Tiers | None:
-        """The tiers, if the store is open; they take times once they are seen here."""
+        """The tiers, if the store is open; the first call switches their timing on."""
         tiers = self._store.tiers_in_use
         if tiers is not None:
             tiers.telemetry.measure()
@@ -343,7 +343,7 @@ class StoreCollector(Collector):
             yield HistogramMetricFamily(PREFIX + name, text, labels=labels)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as they are now."""
+        """The present metrics."""
         tiers = self._tiers()
         if tiers is None:
             return
@@ -363,8 +363,8 @@ class StoreCollector(Collector):
 def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None = None) -> StoreCollector:
     """Make the collector of a store, to be registered: `REGISTRY.register(collector(store))`. One store a registry.
 
-    From now on the store takes times. `by_partition` says whether journals and lags are also reported one by one;
-    without it, if there are at most 64. Neither this nor a scrape asks any server.
+    From now on the store measures times. `by_partition` says whether journals and lags are also reported for each
+    partition; by default if there are at most 64. Neither this nor a scrape asks any server.
     """
     twin: AsyncStateStore = twin_of(store)
     few = twin.settings.partitions <= _MANY_PARTITIONS
@@ -373,7 +373,7 @@ def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None 
 
 @contextmanager
 def serve(store: StateStore | AsyncStateStore, port: int, host: str = "0.0.0.0") -> Iterator[int]:
-    """Answer GET /metrics inside `with`, for a process that has no server of its own; the port, also for 0: any."""
+    """Serve GET /metrics inside `with`, for a process without an HTTP server; returns the port, also for 0: any."""
     registry = CollectorRegistry()
     process(registry)
     registry.register(collector(store))
@@ -390,9 +390,9 @@ def serve(store: StateStore | AsyncStateStore, port: int, host: str = "0.0.0.0")
 
 
 def process(registry: CollectorRegistry) -> None:
-    """Show the process itself, too: its memory, its time on processors, its open files. On Linux alone.
+    """Add metrics of the process itself: its memory, its CPU time, its open files. Only on Linux.
 
-    prometheus_client's own registry does so without this.
+    prometheus_client's own registry has them already.
     """
     ProcessCollector(registry=registry)
 

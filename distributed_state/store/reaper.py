@@ -1,11 +1,11 @@
-"""Ends sessions whose time is over, prunes old events, and completes interrupted erasures and announcements.
+"""Ends expired sessions, prunes old events, and completes interrupted erasures and announcements.
 
-Law: an end is an ordinary commit against the version that was looked at, so of two reapers one succeeds, and a write
+Law: an end is an ordinary commit against the version that was read, so only one of two reapers succeeds, and a write
 meanwhile keeps the session alive.
 
-A sorted set of the partition says when each session is to be looked at. Commits do not touch it: the look finds out
+A sorted set of the partition holds the time at which to check each session. Commits do not update it: the check finds
 that a session was used meanwhile, and moves its time on. A partition in which nothing is due and nothing was written
-is not looked at (`DueLooks`).
+is not checked (`DueLooks`).
 
 Design: sections 10, 15.
 """
@@ -35,11 +35,11 @@ from distributed_state.warm.answers import Committed, Draft
 from distributed_state.warm.held_leases import HeldLeases
 from distributed_state.warm.scripts import DEFER, DUE, FILL, PRUNE
 
-_SECONDS = 10.0  # whatever is said of it, what was not due is looked at again so soon
+_SECONDS = 10.0  # a partition without due sessions is checked again after this time in any case
 
 
 class _Look(NamedTuple):
-    """When it was asked what is due, and when something will be; by our monotonic clock."""
+    """When the look was sent, and when something will be due; by our monotonic clock."""
 
     asked: float
     due: float
@@ -54,17 +54,17 @@ class DueLooks:
         self._looks: dict[int, _Look] = {}
 
     def note(self, partition: int, asked: float, now_ms: bytes = b"0", later_ms: bytes = b"") -> None:
-        """Nothing was due when that was asked; by the server's clock, something will be later, or nothing at all."""
-        # Counted from when it was asked: the server's answer was made after that, so this is not too late.
+        """Nothing was due when it was asked; by the server's clock something will be at `later_ms`, '' means never."""
+        # Counted from the request: the server's answer is later than that, so this is not too late.
         left = (float(later_ms) - int(now_ms)) / 1000 if later_ms else math.inf
         self._looks[partition] = _Look(asked, asked + left)
 
     def forget(self, partition: int) -> None:
-        """Something is, or nobody knows."""
+        """Note that something is due, or that it is unknown."""
         self._looks.pop(partition, None)
 
     def nothing_due(self, partition: int) -> bool:
-        """Whether a look would surely find nothing."""
+        """Whether a look would certainly find nothing."""
         look, since = self._looks.get(partition), self._idle_since(partition)
         if look is None or since is None or since > look.asked:
             return False
@@ -83,7 +83,7 @@ _ERASE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A record that was found in the set, with the score that it has there."""
+    """A record in the set, with its score there."""
 
     names: RecordKeys
     score: bytes
@@ -92,7 +92,7 @@ class Due:
 
 
 class Reaper(JobWorker):
-    """Looks after some partitions, or all of them; several on one partition are harmless, only wasteful."""
+    """Works for some partitions, or all of them; several on one partition are harmless, but wasteful."""
 
     job_name = "distributed-state-reaper"
 
@@ -107,7 +107,7 @@ class Reaper(JobWorker):
         self.expired = 0
 
     async def _run(self) -> None:
-        # With a fifth to spare, so that what a sweep takes does not make the end late.
+        # With a fifth to spare, so that the duration of a sweep does not delay the end.
         pause = every = self._tiers.settings.sweep * 0.8
         while True:
             begun = self._port.monotonic()
@@ -122,9 +122,9 @@ class Reaper(JobWorker):
                 await self._port.sleep(max(pause - (self._port.monotonic() - begun), every / 10))
 
     async def sweep(self, partitions: Sequence[int]) -> bool:
-        """End what is over in these partitions; whether there was more than one pass takes.
+        """End expired sessions of these partitions; whether there were more than one pass handles.
 
-        Of several servers one may be away: its partitions have their turn later. Raises WarmUnavailable if all are.
+        One of several servers may be down: its partitions are handled later. Raises WarmUnavailable if all are.
         """
         if not partitions:
             return False
@@ -167,10 +167,10 @@ class Reaper(JobWorker):
         await self._tiers.branches.look_after(reached)
         return await self._prune(reached) or more
 
-    # What is due
+    # Due sessions
 
     async def _look(self, due: Sequence[Due]) -> None:
-        """End each of these, or look again when it may be over, or never."""
+        """End each of these, or set the time of its next check, or none."""
         calls: list[Call] = []
         ends: list[tuple[Due, Draft]] = []
         for each, (version, last_ms, lifetime, deleted) in zip(due, await self._heads(due), strict=True):
@@ -207,7 +207,7 @@ class Reaper(JobWorker):
         elif isinstance(result, Deleted):
             return [_later(each, None)]
         elif isinstance(result, Conflict | Locked):
-            # Not left as it is: many that are held would keep the others from being looked at.
+            # Their times are moved on: otherwise many locked sessions would keep the others from being checked.
             return [_later(each, each.now_ms + int(self._tiers.settings.sweep * 1000))]
         elif not isinstance(result, Unavailable):
             return self._trouble(each, result)
@@ -218,7 +218,7 @@ class Reaper(JobWorker):
         return [_later(each, each.now_ms + int(_TROUBLE_SECONDS * 1000))]
 
     async def _heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:
-        """Version, time of the last commit, lifetime and whether it is deleted; what was evicted is brought back."""
+        """Version, time of the last commit, lifetime and whether it is deleted; evicted records are loaded."""
         found = await self._read_heads(due)
         absent = [at for at, head in enumerate(found) if head[0] is None]
         gone = set()
@@ -248,10 +248,10 @@ class Reaper(JobWorker):
                 raise answer
         return answers
 
-    # What Redis lost
+    # Data that Redis lost
 
     async def _fill(self, epochs: dict[int, str]) -> None:
-        """Put into the sets what SQL knows, once in an epoch."""
+        """Put the sessions that SQL knows into the sets, once in an epoch."""
         after = ""
         page = _PAGE
         while epochs and page == _PAGE:
@@ -265,13 +265,13 @@ class Reaper(JobWorker):
             calls: list[Call] = []
             for partition in epochs if page < _PAGE else members:
                 keys = self._tiers.keys.partition(partition)
-                # One a partition in an exchange, so that it is noted as filled with its last members, not before.
+                # One call a partition in an exchange: it is marked as filled together with its last members.
                 calls.append((FILL, [keys.lifetimes, keys.meta], [epochs[partition], last, *members[partition]]))
             await self._send(calls)
             after = rows[-1].record if rows else ""
 
     async def _revive(self, empty: Iterable[int]) -> None:
-        """Start partitions that Redis knows nothing of, if there is anything in them that will end."""
+        """Start partitions that Redis does not know, if they have sessions that will end."""
         now = self._port.monotonic()
         asked = {each: at for each, at in self._empty.items() if at > now}
         self._empty = asked
@@ -288,16 +288,16 @@ class Reaper(JobWorker):
 
         return await self._port.sql(page)
 
-    # What is left half erased
+    # Unfinished erasures
 
     async def _erase(self, partitions: Sequence[int]) -> None:
-        """Complete the erasures of these partitions that nobody has completed since the last look."""
+        """Complete the erasures of these partitions that were already unfinished at the last look."""
         now = self._port.monotonic()
         if now < self._erase_at:
             return
         self._erase_at = now + _ERASE_SECONDS
         found = await self._port.sql(partial(self._tiers.cold.pending, partitions=partitions, limit=_PAGE))
-        # Not those of a moment ago: who asked for them is probably at it.
+        # Not the recent ones: the replica that requested them is probably still working on them.
         left = [each for each in found if each in self._unfinished]
         self._unfinished = set(found)
         try:
@@ -326,6 +326,6 @@ class Reaper(JobWorker):
 
 
 def _later(each: Due, score: int | None) -> Call:
-    """Look at it at this time in ms, None: never again, unless somebody changed that since."""
+    """Check it at this time in ms, None: never again, unless that was changed meanwhile."""
     names = each.names
     return DEFER, [names.lifetimes], [names.text, each.score, b"" if score is None else score]

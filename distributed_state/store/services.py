@@ -1,4 +1,4 @@
-"""What the package's own code that lives on a store needs besides the store's public methods: agents are such code.
+"""Services for the package's own code that builds on a store, such as agents, beyond the store's public methods.
 
 Law: this is the only way below the public store, and the store's policy is not asked about the package's own work.
 
@@ -30,14 +30,14 @@ StandIn = Callable[[CorruptState, str, Any], Any]
 
 
 class StoreServices:
-    """The inside of a store of either face. `store` is the asyncio store, which a blocking one runs by hand."""
+    """The inside of a store of either API. `store` is the asyncio store, which a blocking one runs by hand."""
 
     def __init__(self, store: Store) -> None:
         self.store: AsyncStateStore = twin_of(store)
 
     @property
     def port(self) -> Port:
-        """Time, threads and tasks: what it does suits the caller, a task of any event loop or blocking code."""
+        """Time, threads and tasks, for any caller: a task of any event loop or blocking code."""
         return self.store.tiers().port
 
     def announce(self, fields: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class StoreServices:
     async def initialize(
         self, record: AsyncRecord, owner: str, defaults: Callable[[], Awaitable[Mapping[str, Any]]]
     ) -> bool:
-        """Set the fields that are not there yet, once in the record's life for each owner; True if this call did."""
+        """Set the missing fields, once in the record's life for each owner; True if this call did."""
         return await lifecycle.initialize(context_of(record), defaults, owner)
 
     def add_deletion_hook(self, hook: BeforeDeletion) -> None:
@@ -59,22 +59,22 @@ class StoreServices:
         self.store.deleting.append(hook)
 
     def remove_deletion_hook(self, hook: BeforeDeletion) -> None:
-        """Await it no more. One that is not there, as after a fork, is no error."""
+        """Stop awaiting it. A missing hook, as after a fork, is not an error."""
         if hook in self.store.deleting:
             self.store.deleting.remove(hook)
 
     def forget_record(self, record: AsyncRecord) -> None:
-        """Drop what this process keeps of a record: its ephemeral values, and the copy that reads are served from."""
+        """Drop this process's data of a record: its ephemeral values, and its hot copy."""
         self.store.ephemeral.drop(record.ref.text)
         record.invalidate()
 
 
 def acting_by_default(actor: str) -> AbstractContextManager[None]:
-    """Note `actor` with what is committed inside `with`, unless the caller acts as somebody already."""
+    """Record `actor` with commits inside `with`, unless the caller has set an actor already."""
     return nullcontext() if ambient.actor() else ambient.acting_as(actor)
 
 
 def with_stand_in(handle: Handle, stand_in: StandIn) -> Handle:
-    """The handle, of either face, which returns `stand_in(error, field, default)` for a field that cannot be read."""
+    """The handle, of either API, which returns `stand_in(error, field, default)` for a field that cannot be read."""
     twin_of(handle).unreadable = stand_in
     return handle

@@ -1,8 +1,8 @@
-"""Looks at the servers for metrics, in jobs of its own. Law: a job never waits for the thing that it describes.
+"""Looks at the servers for metrics, in jobs of its own. Law: a job never waits for the work that it measures.
 
 An archiver whose SQL does not answer stands still, and so would figures that it updated itself. So one job looks at the
-journals in Redis, and another one at SQL; each reports how old its last look is. Nothing is asked until somebody
-collects metrics. The time until a journal is full is estimated from two looks, by our own clock (`Filling`).
+journals in Redis, and another one at SQL; each reports the age of its last look. Nothing is asked until metrics are
+collected. The time until a journal is full is estimated from two looks, by our own clock (`Filling`).
 
 Design: sections 9, 27.
 """
@@ -24,7 +24,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
 from distributed_state.warm.answers import PartitionState
 
-_APART = 1.0  # seconds between two looks: within less a burst would count as a rate
+_APART = 1.0  # seconds between two looks: over a shorter time a burst would count as a rate
 _WEIGHT = 0.5  # of the newer look
 
 
@@ -36,7 +36,7 @@ class _Look(NamedTuple):
 
 
 class Filling:
-    """How fast journals fill, by partition: what is written there, less what is archived."""
+    """How fast journals fill, by partition: bytes written less bytes archived."""
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float]) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class Filling:
         self._looks: dict[int, _Look] = {}
 
     def note(self, places: Mapping[int, PartitionState]) -> None:
-        """Note how partitions are now; those that are not among them are somebody else's."""
+        """Note the present state of partitions; missing ones are archived by other replicas."""
         now = self._monotonic()
         looks = {}
         for partition, place in places.items():
@@ -57,10 +57,10 @@ class Filling:
             else:
                 rate = (fill - before.fill) / (now - before.moment)
                 looks[partition] = _Look(place.epoch, now, fill, before.rate + _WEIGHT * (rate - before.rate))
-        self._looks = looks  # as a whole: a scrape reads it in another thread
+        self._looks = looks  # replaced as a whole: a scrape reads it in another thread
 
     def seconds_left(self) -> dict[int, float]:
-        """Until each is full at the present rate and writes are refused there; infinite if it does not grow."""
+        """Until each is full at the present rate and refuses writes; infinite if it does not grow."""
         return {
             partition: max(0.0, 1.0 - look.fill) / look.rate if look.rate > 0 else (0.0 if look.fill >= 1 else inf)
             for partition, look in self._looks.items()
@@ -77,19 +77,19 @@ _SQL_EVERY = 15.0
 class Seen:
     """The journals that this replica archives, and their servers.
 
-    `memory` and `connections` are the fullest Redis' shares of its limits; None where it has none, or where archived
-    records make room.
+    `memory` and `connections` are the fullest Redis' shares of its limits; None without a limit, or where archived
+    records are evicted.
     """
 
     journals: Journals
     seconds_left: dict[int, float]  # until each is full at the present rate
-    failed_starts: int  # hosts where a replica could not start, and none has since
+    failed_starts: int  # hosts where a replica could not start, and has not started since
     memory: float | None
     connections: float | None
 
 
 class Watch(JobWorker, Generic[T]):
-    """What `look` saw last, and when that was."""
+    """The last result of `look`, and its time."""
 
     job_name = "distributed-state-watch"
 
@@ -102,12 +102,12 @@ class Watch(JobWorker, Generic[T]):
 
     @property
     def seen(self) -> T | None:
-        """What was seen last; None if nothing was yet."""
+        """The last result; None before the first."""
         return None if self._seen is None else self._seen[0]
 
     @property
     def age(self) -> float | None:
-        """Seconds since then."""
+        """Seconds since the last result."""
         return None if self._seen is None else max(0.0, self._port.monotonic() - self._seen[1])
 
     async def _run(self) -> None:
@@ -117,7 +117,7 @@ class Watch(JobWorker, Generic[T]):
                 try:
                     self._seen = await self._look(self._tiers), asked
                 except StateError as error:
-                    log.debug("nothing was seen for the metrics: %s", error)  # its age tells; the work itself warns
+                    log.debug("nothing was seen for the metrics: %s", error)  # its age shows it; the work itself warns
             await self._port.sleep(self._every)
 
 
@@ -137,7 +137,7 @@ class JournalWatch(Watch[Seen]):
         return Seen(journals, self._filling.seconds_left(), await self._failed_starts(), *await _shares(tiers))
 
     async def _failed_starts(self) -> int:
-        """How many hosts failed; as many as before, while the one server that has their notes is away."""
+        """How many hosts failed; the last known number while the server with their notes is down."""
         try:
             return len(await doctor.lately(self._tiers))
         except StateError as error:
@@ -146,10 +146,10 @@ class JournalWatch(Watch[Seen]):
 
 
 def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection[int]) -> Journals:
-    """What was seen now, and of partitions that cannot be seen what was before, so many `seconds` older.
+    """The present figures, with the last known ones, `seconds` older, of partitions that cannot be seen.
 
-    That is so where the server of some is away, and where what waits is not in the journal any more: neither is a lag
-    of 0. Those that are not `mine` any more are somebody else's.
+    Partitions cannot be seen if their server is down, or if their unarchived commits are no longer in the journal:
+    neither is a lag of 0. Those that are no longer `mine` are archived elsewhere.
     """
     unseen = {each: place for each, place in before.places.items() if each in mine and each not in now.places}
     places = now.places | unseen
@@ -160,14 +160,14 @@ def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection
 
 @dataclass(frozen=True, slots=True)
 class SqlSeen:
-    """The share of the connections that SQL allows, None where there is no limit; and partitions begun anew lately."""
+    """The used share of SQL's connection limit, None without a limit; and partitions restarted lately."""
 
     connections: float | None
     minted: int
 
 
 class SqlWatch(Watch[SqlSeen]):
-    """Watches what SQL alone knows: its connections, and the epochs that were minted lately, whoever minted them."""
+    """Watches figures that only SQL has: its connections, and the recently minted epochs of all replicas."""
 
     def __init__(self, tiers: Tiers) -> None:
         super().__init__(tiers, _sql, _SQL_EVERY)
@@ -181,7 +181,7 @@ def begin(tiers: Tiers) -> None:
 
 
 async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
-    """Of memory and of connections, the fullest server's. One that does not say, as the embedded one, has no limits."""
+    """The fullest server's share of memory and of connections. A server without limits, as the embedded, has none."""
     memory = connections = None
     for node in tiers.port.nodes():
         try:
@@ -199,6 +199,6 @@ async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
 
 async def _sql(tiers: Tiers) -> SqlSeen:
     facts = await tiers.port.sql(tiers.cold.connections)
-    embedded = tiers.settings.url is None  # which begins empty at each start
+    embedded = tiers.settings.url is None  # it starts empty each time
     minted = 0 if embedded else (await tiers.port.sql(tiers.cold.minted_since, RECENT)).partitions
     return SqlSeen(None if facts is None else facts[0] / facts[1], minted)
