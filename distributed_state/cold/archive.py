@@ -296,8 +296,8 @@ def insert_parsed(sql: Sql, parsed: Sequence[Parsed], keys: Mapping[str, int]) -
 def _shown_again(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
     """The rows of `shares`: the messages that each change shows by `#segments` and the state before it did not.
 
-    So every state that shows a message has a row to go back to, at a change or at a base. The states are compared, not
-    the rows noted so far: a later state may have hidden the message.
+    A message stays shown from a noted change, or a base, on. The states are compared, not the rows noted so far: a
+    later state may have hidden the message.
     """
     last = {item.entry.record: item.entry.version for item in changes if item.runs}
     by_record: dict[str, list[Parsed]] = {}

@@ -119,7 +119,7 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
 
 
-# Putting into quarantine
+# Quarantining
 
 
 def keep_refused(sql: Sql, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
@@ -153,7 +153,7 @@ def _row(sql: Sql, entry: JournalEntry, partition: int, epoch: str, reason: str)
 
 
 def storable(text: str) -> str:
-    """A text as every database can hold it."""
+    """The text in a form that every database can hold."""
     return text.replace("\0", "%00").encode("utf-8", "backslashreplace").decode()
 
 

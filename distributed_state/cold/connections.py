@@ -187,7 +187,7 @@ class Line:
 
 
 class Attempt:
-    """A transaction under way. `since`: when its server last got a request or answered; `cut`: why it was cut."""
+    """A transaction under way. `since`: when its last request was sent; `cut`: why it was cut."""
 
     __slots__ = ("cut", "limit", "line", "look_at", "since")
 
@@ -304,7 +304,7 @@ class Patience:
                     break
                 waiting = [each for each in self._attempts if each.look_at <= now]
                 for each in waiting:
-                    if now - each.since > each.limit:  # the server lives, and the way to it does not
+                    if now - each.since > each.limit:  # the server is alive, but this connection is not
                         each.end(f"{self._name}: no answer within {each.limit:g} s")
             if self.silent_since or (waiting and self._heard < now - _LOOK_AFTER):
                 self._look(now)

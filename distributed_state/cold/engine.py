@@ -105,7 +105,7 @@ class Database:
         self.memory = is_memory(parsed)
         self.name = "memory" if self.memory else display_name(parsed)
         self.opened = self._closed = False
-        self.away = ""  # why the last transaction failed to reach SQL, "" if it did not
+        self.away = ""  # why SQL was unavailable to the last transaction, "" if it was not
         self._timeout = timeout
         self._opening = Opening()
         self._patience: Patience | None = None

@@ -247,7 +247,7 @@ def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
-    """Copy, as one layer, all items that a record shows of others to each record that shows items of these.
+    """Give each record that shows items of these one layer with copies of all items that it shows of others.
 
     Such layers are noted since the fork, or since a rollback to its state then: the same ones in the same order.
     Deletions are copied, too, as a lower layer may still have the item.
@@ -293,7 +293,7 @@ def _expand_shared(sql: Sql, sources: Collection[int]) -> None:
 
 
 def let_go(sql: Sql, names: Collection[str]) -> None:
-    """Delete notes of what these records share and of records that share theirs, as those have copies; and tags."""
+    """Delete the shares, layers and tags of these records; their forks have copies now."""
     s, c = shares.c, layers.c
     sql.execute(delete(shares).where(s.namespace == sql.namespace, sql.among(s.record, list(names))))
     # A purge of an heir keeps messages that a later state shows: from now on these are its copies.

@@ -62,7 +62,7 @@ from distributed_state.values.model import NEXT, SEGMENTS, is_value
 
 _COMPACTED_TOGETHER = 500  # records in one read
 _ROWS = 1000  # changes in one transaction
-_LEAST = 4  # old changes of a record; fewer are not worth a block
+_LEAST = 4  # a record with no more old changes than this is not worth a block
 _ROW_BYTES = 64  # of a row besides its data, uncompressed
 _Packed = blocks.ChangeRow | blocks.MessageRow
 CHUNK = 200
@@ -122,7 +122,7 @@ def candidates(sql: Sql, before_ms: int, keep: int | None, after: int) -> tuple[
     rows, further = following(sql, after, before_ms if keep is None else LARGEST, CHUNK)
     keys = [row.key for row in rows]
     deleted = [row.key for row in rows if row.deleted and row.updated_ms < before_ms]
-    # One row of each record is enough: changes after a newer change stay, whatever their time.
+    # The oldest change of each record is enough: changes after a newer one stay, whatever their time.
     given = sql.listed({"key": BigInteger()}, [(key,) for key in keys])
     oldest = select(c.time_ms).where(c.record == given.c.key).order_by(c.version).limit(1).scalar_subquery()
     # In separate statements: with subqueries PostgreSQL may read a whole table for each page.

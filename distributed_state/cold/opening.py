@@ -120,7 +120,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A namespace in SQL as Redis has it noted."""
+    """The namespace of SQL to which Redis belongs, as Redis has it stored."""
 
     namespace: str
     archive_id: str

@@ -8,8 +8,8 @@ repair, an erasure, of any release - is noted, and that code does not know of th
 row for each record, and the removal of erased documents.
 
 A claim on a partition is a token in its row, valid for a while. A writer has a claim and locks its row while it writes.
-So a worker whose claim was taken over writes nothing, and it sees records that were erased meanwhile as gone and those
-that were encrypted again as moved. One transaction writes documents and the record's indexed version, and deletes its
+So a worker whose claim was taken over writes nothing, and a worker with a claim notices if a record was erased or
+encrypted again meanwhile. One transaction writes documents and the record's indexed version, and deletes its
 notes. Reading is done earlier and takes no locks.
 
 Design: section 21.

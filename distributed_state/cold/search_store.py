@@ -213,7 +213,7 @@ def _refused() -> Iterator[None]:
         raise
 
 
-# Asking
+# Queries
 
 
 class Row(NamedTuple):

@@ -367,7 +367,7 @@ class AccessTokenStore(Part):
             return [_token(row) for row in sql.execute(query)]
 
     def page(self, prefix: str, after: str | None, limit: int) -> list[AccessToken]:
-        """At most `limit` tokens whose prefix begins so, after the token `after`. Raises InvalidValue for others."""
+        """At most `limit` tokens whose prefix begins so, after the token `after`. Raises InvalidValue if unknown."""
         # Compared byte by byte: SQLite's LIKE takes "acme:" for "ACME:", which is another tenant.
         within = (self._here, func.substr(_c.prefix, 1, len(prefix)) == prefix)
         query = select(access_tokens).where(*within).order_by(_c.created_ms, _c.id).limit(limit)

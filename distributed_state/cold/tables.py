@@ -85,7 +85,7 @@ cursors = Table(
     Column("closed", Boolean, nullable=False),
     # By this database's clock; NULL: minted by an older release, or begun by a repair of SQL.
     Column("minted_ms", BigInteger, nullable=True),
-    # Whether Redis has the epoch; NULL: minted by an older release, so it may.
+    # Whether the epoch was, or was about to be, written to Redis; NULL: minted by an older release, so it may be.
     Column("begun", Boolean, nullable=True),
 )
 

@@ -23,7 +23,7 @@ from distributed_state.values.search import KINDS, SearchDocument, SearchHit, Se
 
 _MOST_WORDS = 64
 _MOST_LOOKED_AT = 10_000
-_MOST_BYTES = 32 * 2**20  # of the values of all hits: they are in memory, some more than once
+_MOST_BYTES = 32 * 2**20  # of the values of all hits: they are in memory more than once
 _PAGE, _LARGEST_PAGE = 100, 5_000
 _TOGETHER = 200  # hits that are examined before other tasks of the event loop get a turn
 _SNIPPET = 240
@@ -107,7 +107,7 @@ async def _found(
             return None
         for number, (found, length) in enumerate(page.matches):
             if number % _TOGETHER == 0:
-                await store.tiers().port.sleep(0)  # thousands of them would hold up everybody else of this event loop
+                await store.tiers().port.sleep(0)  # thousands of hits would block the event loop
             # The filter comes first: it is cheaper, and asking the policy about a document that does not match is
             # useless.
             if len(hits) < query.limit and fits(found.document.value) and _is_shown(store, found.document):
