@@ -33,7 +33,7 @@ class Lease:
     Example::
 
         with record.lock(wait=5.0, ttl=30.0) as lease:
-            record.set("seat", "12A")  # refused if lease.token is not the holder's any more
+            record.set("seat", "12A")  # refused if lease.token is no longer the holder's
 
     Writes made inside carry the token; once it is lost they raise Fenced. Under asyncio the body is also cancelled.
     """
@@ -48,16 +48,16 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone: it could not be renewed, somebody else holds the record, or it is the parent's."""
+        """Whether the lease is gone: not renewed in time, taken by another holder, or left behind by fork()."""
         return self._twin.lost
 
     def acquire(self) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        """Hold the record, or raise LockTimeout after `wait` seconds. Nests if this task already holds it."""
         finish(self._twin.acquire())
         return self
 
     def release(self) -> None:
-        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        """Release the record. Harmless when the lease was lost: only its own holder can release it."""
         finish(self._twin.release())
 
     def __enter__(self) -> Self:

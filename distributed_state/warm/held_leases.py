@@ -1,8 +1,8 @@
-"""Who holds which leases, and who waits for them. Law: a look costs by what is held, not by what is kept.
+"""Lists leases: their holders and their waiters. Law: the cost of a look depends on the number of held leases.
 
-Each partition has a sorted set of the records whose locks are held, by the locks' tokens: `acquire` adds, `release`
-takes out. A lock that ended by itself, as its holder died, leaves its member behind. So what is shown is read from the
-locks themselves, and a member without a lock is taken out by its token: a later holder of the record has a greater one.
+Each partition has a sorted set of the records whose locks are held, by the locks' tokens: `acquire` adds a member,
+`release` removes it. A lock that expired because its holder died leaves its member there. So leases are read from the
+locks themselves, and a member without a lock is removed by its token: a later holder of the record has a greater one.
 
 Design: section 8.
 """
@@ -24,14 +24,14 @@ from distributed_state.warm.lock import Lock, seizing
 from distributed_state.warm.scripts import RetryingClient
 
 _WAITERS = 20
-_PAGE = 1000  # members of one partition, where some are left out
-_TTL = 5.0  # seconds that whoever ends a lease holds the record at most
-_CARRIED = re.compile(r"\.[0-9a-f]{24}$")  # of one that a client carries; nobody reads it here
+_PAGE = 1000  # members of one partition, where some are filtered out
+_TTL = 5.0  # seconds for which ending a lease may hold the record at most
+_CARRIED = re.compile(r"\.[0-9a-f]{24}$")  # a lease that a client carries; only this check reads the suffix
 _CURSOR = re.compile(r"(\d{1,18})\.(.+)", re.DOTALL)
 
 
 class HeldLeases:
-    """The leases of a namespace, whoever holds them."""
+    """The leases of a namespace, of all holders."""
 
     def __init__(self, port: Port, keys: Keys, clock: ServerClock) -> None:
         self._port = port
@@ -39,9 +39,9 @@ class HeldLeases:
         self._clock = clock
 
     async def page(self, limit: int, after: str | None, wanted: Callable[[str], bool] | None = None) -> list[HeldLease]:
-        """The next `limit` leases, those held longest first, of records whose texts are wanted.
+        """Return the next `limit` leases, those held longest first, of records whose texts are wanted.
 
-        Of several servers one may be away: what it has is left out. Raises WarmUnavailable if all are.
+        One of several servers may be down: its leases are left out. Raises WarmUnavailable if all are.
         """
         await self._clock.know()
         place = _place(after)
@@ -56,21 +56,21 @@ class HeldLeases:
         return found[:limit]
 
     async def tidy(self, partitions: Sequence[int], most: int) -> None:
-        """Take out what ended by itself, of the first `most` of each of these partitions."""
+        """Remove members whose locks have expired, among the first `most` of each of these partitions."""
         rows = [row for some in await self._rows(partitions, most, 0) for row in some]
         answers = await self._port.exchange([(b"EXISTS", row.names.lock) for row in rows]) if rows else []
         await self._take_out([row for row, there in zip(rows, answers, strict=True) if there == 0])
 
     async def _next(self, after: tuple[int, str], most: int) -> tuple[list[_Row], bool]:
-        """Members behind a place, in order, and whether there are more behind them."""
+        """Return members after a place, in order, and whether more follow."""
         found = await self._rows(range(self._keys.partitions), most + 1, after[0])
-        # Behind the last member of a partition that has more, its next may come before those of the others.
+        # After the last member of a truncated partition, its next one may come before those of the others.
         horizon = min((rows[-1].place for rows in found if len(rows) > most), default=None)
         near = [row for rows in found for row in rows if horizon is None or row.place <= horizon]
         return sorted((row for row in near if row.place > after), key=lambda row: row.place), horizon is not None
 
     async def _rows(self, partitions: Sequence[int], most: int, token: int) -> list[list[_Row]]:
-        """The first `most` members of each partition from a token on; without those whose server is away."""
+        """Return the first `most` members of each partition from a token on; without those whose server is down."""
         keys = [self._keys.partition(each) for each in partitions]
         limits = (b"%d" % token, b"+inf", b"WITHSCORES", b"LIMIT", 0, most)
         commands: list[Words] = [(b"HGET", each.meta, b"epoch") for each in keys]
@@ -87,7 +87,7 @@ class HeldLeases:
         return _Row(int(float(score)), names.ref.text, names, epoch.decode())
 
     async def _held(self, rows: Sequence[_Row]) -> list[HeldLease]:
-        """Those that are held still."""
+        """Return the leases that are still held."""
         commands: list[Words] = []
         for lock, wait in ((row.names.lock, row.names.wait) for row in rows):
             queue = (b"ZRANGE", wait, 0, _WAITERS - 1, b"WITHSCORES")
@@ -113,7 +113,7 @@ class HeldLeases:
 
 
 class _Row(NamedTuple):
-    """A member: whose lock, by its token, under which epoch of its partition."""
+    """A member: the record of the lock, the lock's token, and the epoch of its partition."""
 
     token: int
     text: str
@@ -122,7 +122,7 @@ class _Row(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str]:
-        """Where it stands among all: tokens of several partitions may be equal."""
+        """Its place in the order of all: tokens of several partitions may be equal."""
         return self.token, self.text
 
 
@@ -136,12 +136,12 @@ def _place(after: str | None) -> tuple[int, str]:
 
 
 def _pairs(members: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Members with their scores."""
+    """Return members with their scores."""
     return list(zip(members[::2], members[1::2], strict=True))
 
 
 def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> HeldLease | None:
-    """A lock as a lease; None if it is another one by now, or of an epoch that is over."""
+    """Return a lock as a lease; None if it is another one by now, or of an epoch that has ended."""
     head, _, holder = value.partition(":")
     token, _, epoch = head[1:].partition("@")
     if int(token) != row.token or epoch != row.epoch:
@@ -150,7 +150,7 @@ def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> Held
     kind = "client" if _CARRIED.search(holder) else kind
     waiters = [Waiter(_replica(name.decode().partition(":")[2]), float(since) / 1e6) for name, since in _pairs(queue)]
     ref = row.names.ref
-    # A token is the time when it was given, or a little more: see acquire.lua.
+    # A token is the time when it was granted, or a little more: see acquire.lua.
     return HeldLease(
         ref.scope, ref.id, kind, row.token, _replica(holder), row.token / 1e6, ends, waiting, tuple(waiters),
         f"{row.token}.{row.text}",
@@ -158,14 +158,14 @@ def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> Held
 
 
 def _replica(holder: str) -> str:
-    """Who asked under this name, as `Leases.name` makes it."""
+    """Return the replica that asked under this name, which `Leases.name` made."""
     return holder.partition(".")[0]
 
 
 async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
-    """End the lease with this token, whoever holds it; False if it is not held any more.
+    """End the lease with this token, of any holder; False if it is no longer held.
 
-    It is taken over and given back: its holder is refused as fenced from then on, and the first who waits is next.
+    It is taken over and released: its holder is fenced from then on, and the first waiter is next.
     """
     seize = seizing(token)
     held = await leases.warm.command(b"GET", names.lock)
@@ -184,9 +184,9 @@ async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
 
 
 async def seconds_left(client: RetryingClient, records: Sequence[RecordKeys]) -> list[float | None]:
-    """How long the lease of each record lasts unless it is renewed, None for those that nobody holds. One round trip.
+    """Return how long the lease of each record lasts unless it is renewed, None for those not held. One round trip.
 
-    It may be over when it is read.
+    It may have ended by the time the result is used.
     """
     metas = list(dict.fromkeys(names.meta for names in records))
     commands: list[Words] = [(b"HGET", meta, b"journal") for meta in metas]
@@ -194,7 +194,7 @@ async def seconds_left(client: RetryingClient, records: Sequence[RecordKeys]) ->
     answers = await client.commands(commands) if commands else []
     epochs = {meta: (noted or b"").partition(b" ")[0] for meta, noted in zip(metas, answers, strict=False)}
     locks = zip(answers[len(metas) :: 2], answers[len(metas) + 1 :: 2], strict=True)
-    # One of another epoch was granted before Redis lost something: it holds nothing any more (acquire.lua).
+    # A lease of another epoch was granted before Redis lost data: it is no longer valid (acquire.lua).
     return [
         left_ms / 1000 if held and left_ms > 0 and b"@%b:" % epochs[names.meta] in held else None
         for names, (held, left_ms) in zip(records, locks, strict=True)

@@ -1,17 +1,17 @@
-"""Locks that are held. Law: a lease protects nothing by itself; the server compares its value inside every write.
+"""Leases: locks that are held. Law: a lease protects nothing by itself; the server checks its value in every write.
 
-A lease that is released with its last commit, in one round trip, is released only if that commit was applied: one that
-has to be sent again still needs it, and after a refused one it is released by itself.
+A lease that is released with its last commit, in one round trip, is released only if that commit was applied: a commit
+that has to be sent again still needs the lease, and after a refused one it is released separately.
 
-The lease is bound to the task or thread that took it (a context variable), not to an object. It is renewed for as long
-as somebody holds it: the `with` that entered it, or by hand whoever keeps the object; and no longer than that task or
-thread lives.
+The lease is bound to the task or thread that took it (a context variable), not to an object. It is renewed while it is
+held: by the `with` that entered it, or, if taken by hand, while the object is referenced; and not longer than that task
+or thread lives.
 
-The leases of a replica are renewed together. A holder knows of a loss before anybody else can hold its lock, so the
-deadlines are watched apart from the renewing, which may hang with the server. Where there are several servers, each has
-a renewing job of its own, or one that is silent would cost the leases that the others keep. A lease is kept from before
-it is asked for: one that nobody holds any more, because its holder was interrupted, has ended or was collected, is
-given back in the next round instead of being renewed.
+The leases of a replica are renewed together. A holder must notice a loss before another one can hold its lock, so the
+deadlines are watched separately from the renewal, which may hang with the server. If there are several servers, each
+has a renewing job of its own, or one silent server would cost the leases on the others. A lease is registered before it
+is requested: one that has no holder any longer, because its holder was interrupted, ended or was garbage-collected, is
+released in the next round instead of being renewed.
 
 Design: sections 8, 20, 23.
 """
@@ -42,7 +42,7 @@ from distributed_state.warm.lock import Lock, Taken, Waiters, check_times, seizi
 from distributed_state.warm.scripts import RENEW
 
 log = logging.getLogger(__name__)
-# Weakly: a lease that its holder let go of is not kept by the context that took it.
+# Weak references: the context that took a lease does not keep it alive.
 _held: ContextVar[dict[tuple[int, str], Callable[[], AsyncLease | None]]] = ContextVar("distributed_state_leases")
 _IDLE_SECONDS = 60.0
 _SHORTEST = 0.005
@@ -51,7 +51,7 @@ _LOCK_VALUE = re.compile(r"x(\d{1,18})@[0-9A-Za-z_.\-]{1,100}:([0-9A-Za-z_.\-]{1
 
 
 class Leases:
-    """The leases of one replica: renewed together, lost one by one."""
+    """The leases of one replica: renewed together, lost individually."""
 
     def __init__(
         self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any], on_lost: Callable[[AsyncLease], None]
@@ -65,26 +65,26 @@ class Leases:
         self._count = itertools.count(1)
         self.lost = self.timeouts = 0
         port.when_a_loop_ends(self._loop_ended)
-        self.abandoned = False  # set in a forked child: what its parent holds is not the child's to release
+        self.abandoned = False  # set in a forked child: it must not release its parent's leases
 
     @property
     def held(self) -> int:
-        """How many are held."""
+        """The number of leases that are held."""
         return len(self.renewal.leases)
 
     def of(self, text: str) -> AsyncLease | None:
-        """The lease under which the running task or thread writes: its own, or that of the task that started it."""
+        """Return the lease under which the running task writes: its own, or that of the task that started it."""
         leases = _held.get(None)
         found = leases.get((id(self), text)) if leases else None
         lease = found() if found is not None else None
         return lease if _is_held(lease) else None
 
     def lock_value(self, text: str) -> str:
-        """What a write of the running task must carry. Raises Fenced if the lease is known to be lost."""
+        """Return the lock value for a write of the running task. Raises Fenced if the lease is known to be lost."""
         lease = self.of(text)
         if lease is None:
             return ""
-        # The clock as well: a body that never yields keeps the deadlines from being watched.
+        # Check the clock as well: a body that never yields prevents the deadlines from being watched.
         if lease.lost or self.port.monotonic() >= lease.ends:
             self.warm.refused["fenced"] += 1
             raise lease.gone("nothing was sent")
@@ -101,12 +101,12 @@ class Leases:
         self.renewal.watch(lease)
 
     def hold_here(self, lease: AsyncLease) -> None:
-        """Have writes of the running context use the lease: a `with` may be left in another context than entered."""
+        """Make writes of the running context use the lease: a `with` may be left in another context than entered."""
         if self.of(lease.text) is not lease:
             _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
 
     def carry(self, lease: AsyncLease, lock_value: str, token: int) -> None:
-        """Have the running task write under a lock that somebody else took, and renews; nothing of it is kept here."""
+        """Make the running task write under a lock that somebody else took, and renews; it is not registered here."""
         lease.lock_value = lock_value
         lease.token = token
         lease.owner = self.port.owner()
@@ -115,12 +115,12 @@ class Leases:
 
     def drop(self, lease: AsyncLease) -> None:
         """Stop writing under a lease that is being released."""
-        lease.owner = None  # a task whose error leads back to here would wait for the garbage collector
+        lease.owner = None  # a task whose error references this lease would wait for the garbage collector
         self.end_span(lease, "lost" if lease.lost else "ok")
         _held.set(_others(lease))
 
     def end_span(self, lease: AsyncLease, outcome: str) -> None:
-        """End the lease's span of telemetry."""
+        """End the lease's telemetry span."""
         self.warm.telemetry.finish(lease.span, outcome)
         lease.span = None
 
@@ -132,7 +132,7 @@ class Leases:
                 self._lose(lease, "was taken over")
 
     def _loop_ended(self, loop: object) -> None:
-        """Nobody can give back what its tasks have left held."""
+        """Count the leases of the loop's tasks as lost: their holders can no longer release them."""
         for lease in self.renewal.leases:
             if self.port.loop_of(lease.owner) is loop:
                 self._lose(lease, "was held by a task of an event loop that has ended")
@@ -153,9 +153,9 @@ class Leases:
             self._on_lost(lease)
 
     def judge(self, lease: AsyncLease, refused: Fenced) -> Fenced:
-        """The error of a refused commit: a lease that cannot have expired was taken over by another request's turn.
+        """Return the error of a refused commit: a lease that cannot have expired was taken over by another turn.
 
-        That turn may be over already, and nobody the holder; but what it published may have arrived meanwhile.
+        That turn may be over already, and the lock free; but its message may have arrived meanwhile.
         """
         self.report_loss(lease.outer or lease)
         taken = refused.holder and self.port.monotonic() < min(lease.deadline, lease.ends)
@@ -165,20 +165,21 @@ class Leases:
         return lease.gone("nothing was written")
 
     async def close(self) -> None:
-        """Stop renewing; what is still held expires by itself."""
+        """Stop renewing; leases that are still held expire."""
         await self.renewal.close()
 
 
 def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
-    """The other leases held in this context, without interrupted ones, which would otherwise stay in it for good."""
+    """Return the other leases held in this context; interrupted ones are left out, which would stay in it for good."""
     found = ((name, each, each()) for name, each in _held.get({}).items())
     return {name: each for name, each, lease in found if lease not in (None, mine) and _is_held(lease)}
 
 
 def _is_held(lease: AsyncLease | None) -> bool:
-    """Whether its holder is there. One that was released is history: a task that was started under it has outlived it.
+    """Whether the lease still has a holder.
 
-    So is one whose body is over, which was interrupted before it could be released.
+    False if it was released: a task that was started under it has outlived it. False also if its body is over, which
+    was interrupted before it could be released.
     """
     return lease is not None and not lease.released and lease.body.there
 
@@ -190,7 +191,7 @@ class AsyncLease:
     Example::
 
         async with record.lock(wait=5.0, ttl=30.0) as lease:
-            await record.set("seat", "12A")  # refused if lease.token is not the holder's any more
+            await record.set("seat", "12A")  # refused if lease.token is no longer the holder's
 
     Writes made inside carry the token; once it is lost they raise Fenced. Under asyncio the body is also cancelled.
     """
@@ -220,18 +221,18 @@ class AsyncLease:
         self.ttl_ms = int(ttl * 1000)
         self.lock_value = ""
         self.token = 0
-        self.holder = ""  # the name under which the server knows us
-        self.released = True  # also before it is held: what was never held is neither given back nor lost
+        self.holder = ""  # the name under which the server knows the holder
+        self.released = True  # also before it is held: then there is nothing to release or to lose
         self.deadline = self.renew_at = 0.0
-        self.ends = math.inf  # when it is given up, however alive its holder
+        self.ends = math.inf  # when it ends even if its holder is alive
         self.owner: object = None
-        self.waited = 0.0  # seconds for others, before the request that was granted it
+        self.waited = 0.0  # seconds of waiting for others, before the request that was granted
         self._leases = leases
         self.wait = wait
         self.mode = "a" if advisory else "x"
         self._expect, self._forget = expect, forget  # the record's copy in hot
         self._limit = limit
-        # A turn names its request, so that its next attempt may take the lock over from this one.
+        # A turn names its request, so that the request's next attempt may take the lock over.
         self._turn = "" if turn is None else f".{turn}!"
         self._seize = seizing(take_over) if take_over is not None else self._turn if seize else ""
         self._lock = self._new_lock()
@@ -253,12 +254,12 @@ class AsyncLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone: it could not be renewed, somebody else holds the record, or it is the parent's."""
+        """Whether the lease is gone: not renewed in time, taken by another holder, or left behind by fork()."""
         return self._lost or self._leases.abandoned or (self.outer is not None and self.outer.lost)
 
     @property
     def granted(self) -> bool:
-        """Whether it is to be renewed."""
+        """Whether it has to be renewed."""
         return not (self.released or self._released_with_commit or self._lost)
 
     @property
@@ -279,7 +280,7 @@ class AsyncLease:
         self.renew_at = sent + self.ttl / 3
 
     def gone(self, consequence: str) -> Fenced:
-        """The error of a lease that was lost or taken over."""
+        """Return the error of a lease that was lost or taken over."""
         kind, why = (Interrupted, "taken over") if self.seized else (Fenced, "lost")
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
 
@@ -290,14 +291,17 @@ class AsyncLease:
             self._guard.interrupt()
 
     async def acquire(self) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        """Hold the record, or raise LockTimeout after `wait` seconds. Nests if this task already holds it."""
         await self.acquire_and()
         return self
 
     async def acquire_and(self, trailing_call: Call | None = None) -> Any:
-        """Hold the record; the answer of the script sent after the lock's, in one round trip. None if it nests."""
+        """Hold the record; return the answer of the script sent with the request, in one round trip.
+
+        None if it nests.
+        """
         outer = self._leases.of(self.text)
-        # A task started inside the body writes under the lease, but locks like anybody else.
+        # A task started inside the body writes under the lease, but locks like any other task.
         if outer is not None and outer.owner is self._leases.port.owner():
             if outer is self or outer.mode != self.mode:
                 raise Locked(f"{self.text[:200]}: held by this task already, by this very lease or in the other mode")
@@ -315,7 +319,7 @@ class AsyncLease:
             self.waited = taken.sent - began
             self._granted(taken)
         except BaseException as error:
-            self.body.leave()  # first: if the rest is interrupted, the next round of renewing does it
+            self.body.leave()  # first: if the rest is interrupted, the next round of renewal releases it
             if isinstance(error, LockTimeout):
                 self._leases.timeouts += 1
             await self._leases.port.shield(self._lock.give_back(self.deadline))
@@ -325,7 +329,7 @@ class AsyncLease:
         return taken.trailing
 
     def _begin(self) -> None:
-        """Reset what an earlier acquisition left, and take a new holder's name."""
+        """Reset the state of an earlier acquisition, and take a new holder name."""
         self._lost = self.seized = self.loss_reported = self._released_with_commit = False
         self.lock_value = ""
         self.deadline = 0.0
@@ -341,7 +345,7 @@ class AsyncLease:
         if taken.version or taken.trailing is not None:
             self._expect(self.text, taken.epoch, taken.version)
         else:
-            # Redis does not have the record, which may have been evicted: nothing says whether the hot copy is behind.
+            # Redis does not have the record, which may have been evicted, so the hot copy may be stale.
             self._forget(self.text)
         self.ends = math.inf if self._limit is None else taken.sent + self._limit
         self.renewed(taken.sent)
@@ -349,9 +353,9 @@ class AsyncLease:
         self._leases.keep(self)
 
     def release_call(self, op: OpId) -> Call | None:
-        """The call that releases the record, to be sent after a last commit; from here on nothing is renewed.
+        """Return the call that releases the record, to be sent after a last commit; from here on it is not renewed.
 
-        It takes effect once this commit is applied. One that is refused leaves the record to `release`.
+        It takes effect once this commit is applied. If the commit is refused, `release` releases the record.
         """
         if self.outer is not None:
             return None
@@ -360,13 +364,13 @@ class AsyncLease:
         return self._lock.release_call(op)
 
     def release_answered(self, answer: Any) -> None:
-        """Read the answer to `release_call`. If the server kept the lock ('kept'), `release` gives it back later."""
+        """Parse the answer to `release_call`. If the server kept the lock ('kept'), `release` releases it later."""
         if isinstance(answer, list) and answer[0] != b"kept":
             self.released = True
             self._leases.renewal.drop(self.holder)
 
     async def release(self) -> None:
-        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        """Release the record. Harmless when the lease was lost: only its own holder can release it."""
         if self.outer is not None:
             self.outer = None
             return
@@ -379,7 +383,7 @@ class AsyncLease:
             return
         ours = await self._leases.port.shield(self._lock.give_back(self.deadline))
         if self._leases.renewal.drop(self.holder) and not ours and not self._released_with_commit:
-            self._leases.report_loss(self)  # it expired, and nothing noticed until now
+            self._leases.report_loss(self)  # it expired unnoticed
 
     async def __aenter__(self) -> Self:
         await self.acquire()
@@ -414,8 +418,8 @@ class AsyncLease:
 class CarriedLease:
     """A lock whose holder is not a task of this process, such as a client over HTTP: the value that it carries.
 
-    The server judges it at each use. Nobody here renews it or watches its time: what is written under one that has
-    ended is refused by the server. Raises ValueError if the value cannot be a lock's.
+    The server checks it at each use. This process neither renews it nor watches its deadline: the server refuses writes
+    under a lease that has ended. Raises ValueError if the value cannot be a lock's.
     """
 
     lock_value: str
@@ -432,16 +436,16 @@ class CarriedLease:
 
     @property
     def holder(self) -> str:
-        """The name under which the server knows who holds it."""
+        """The name under which the server knows the holder."""
         return self.lock_value.split(":", 1)[1]
 
     @classmethod
     async def take(
         cls, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
     ) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds; at once, from who holds it with this token."""
+        """Hold the record, or raise LockTimeout after `wait` seconds; `take_over` takes it from that token's holder."""
         lock = _lock(leases, names, wait, ttl, "" if take_over is None else seizing(take_over))
-        # Whoever reads the name of a holder elsewhere cannot make a lease of it.
+        # A holder's name as it is shown elsewhere is not enough to make a lease of it.
         lock.holder = f"{leases.name()}.{chance.token_hex(12)}"
         try:
             return cls((await lock.take(None)).lock_value)
@@ -464,7 +468,7 @@ class CarriedLease:
         return await leases.port.shield(lock.give_back(leases.port.monotonic()))
 
     def carry(self, leases: Leases, lease: AsyncLease) -> None:
-        """Have the running task write under it; `lease` is one of the record that was not taken."""
+        """Make the running task write under it; `lease` is an untaken lease of the record."""
         lease.holder = self.holder
         leases.carry(lease, self.lock_value, self.token)
 
@@ -478,7 +482,7 @@ def _lock(leases: Leases, names: RecordKeys, wait: float, ttl: float, seize: str
 
 
 class Renewal:
-    """The leases that are kept, by their holders' names; `lose(lease, why)` is called for one that cannot be."""
+    """The registered leases, by their holders' names; `lose(lease, why)` is called for one that cannot be kept."""
 
     def __init__(self, port: Port, lose: Callable[[AsyncLease, str], None]) -> None:
         self._port = port
@@ -486,7 +490,7 @@ class Renewal:
         self._mutex = port.mutex()
         self._kept = port.signal()
         self._watched = port.signal()
-        # Until when each job sleeps. While it is awake, it is told of every lease: it may have looked already.
+        # When each job wakes. While it is awake, it is notified of every lease: it may have looked already.
         self._renews_at = self._watches_at = math.inf
         self._jobs: list[Job] = []
         self._servers: dict[str, _Server] = {}
@@ -494,12 +498,12 @@ class Renewal:
 
     @property
     def leases(self) -> list[AsyncLease]:
-        """Those that are held."""
+        """The leases that are held."""
         found = [kept.lease() for kept in list(self._held.values())]
         return [lease for lease in found if lease is not None and lease.granted]
 
     def keep(self, lease: AsyncLease, lock: Lock) -> None:
-        """Look after it from now on: it is about to be asked for under the lock's name."""
+        """Register a lease that is about to be requested under the lock's name."""
         self._held[lock.holder] = _Kept(lease, lock)
         with self._mutex:
             if not self._jobs:
@@ -511,20 +515,20 @@ class Renewal:
             self._kept.set()
 
     def watch(self, lease: AsyncLease) -> None:
-        """It was granted: watch its deadline."""
+        """Watch the deadline of a lease that was granted."""
         if min(lease.deadline, lease.ends) < self._watches_at:
             self._watched.set()
 
     def drop(self, holder: str) -> bool:
-        """Stop renewing a lease. True if it was renewed until now, and not given back because nobody held it."""
+        """Stop renewing a lease. True if it was renewed until now, and not released for lack of a holder."""
         kept = self._held.pop(holder, None)
         return kept is not None and not kept.given_back
 
     async def _renew(self) -> None:
         while True:
-            self._kept.clear()  # first: a lease kept from here on ends the wait below
+            self._kept.clear()  # first: a lease registered from here on ends the wait below
             self._renews_at = math.inf
-            await self._round()  # no variable of this one may keep a lease while it sleeps
+            await self._round()  # a method of its own: no local variable here keeps a lease
             now = self._port.monotonic()
             first = min((kept.due_at for kept in list(self._held.values())), default=now + _IDLE_SECONDS)
             self._renews_at = max(first, now + _SHORTEST)
@@ -549,7 +553,7 @@ class Renewal:
             await self._watched.wait(self._watches_at - now)
 
     def _ends(self, now: float) -> list[float]:
-        """When leases end unless they are renewed; those of which it is over are lost."""
+        """Return when leases end unless they are renewed; those that have ended are lost."""
         ends = []
         for lease in self.leases:
             if now >= lease.deadline:
@@ -561,7 +565,7 @@ class Renewal:
         return ends
 
     def _hand_out(self, due: dict[str, _Kept], now: float) -> None:
-        """Give each lease to the job of the server that has its lock now. Waits for none of them."""
+        """Give each lease to the job of the server that has its lock now, without waiting."""
         for holder, kept in due.items():
             kept.wait(now)
             node = self._server_of(kept)
@@ -577,12 +581,12 @@ class Renewal:
         try:
             return self._port.node_of(kept.lock.names.lock)
         except WarmUnavailable:
-            return ""  # nobody has it just now: who asks for it looks again
+            return ""  # no server has it now: the job that asks looks again
 
     async def _serve(self, node: str, server: _Server) -> None:
-        """Renew what one server has, until it has had nothing for a while."""
+        """Renew the leases of one server; end when it has been idle for a while."""
         while True:
-            server.handed.clear()  # first: what is handed out from here on ends the wait below
+            server.handed.clear()  # first: leases handed out from here on end the wait below
             with self._mutex:
                 due, server.due = server.due, {}
             if due:
@@ -612,21 +616,21 @@ class Renewal:
 
     def _renewed(self, lease: AsyncLease | None, answer: bytes, sent: float) -> None:
         if lease is None:
-            return  # it was collected meanwhile, and is given back in the next round
+            return  # it was collected meanwhile, and is released in the next round
         if answer == b"ok":
             lease.renewed(sent)
         elif answer != b"uninitialised" and lease.granted:
-            # In a partition that is not initialised, recovery decides what becomes of the lease. A lease that is being
-            # given back is not lost: the server may have taken it back before it got this renewal.
+            # If the partition is not initialised, recovery decides about the lease. A lease that is being released is
+            # not lost: the server may have processed the release before this renewal.
             self._lose(lease, "is held by somebody else or expired")
 
     async def close(self) -> None:
-        """Stop renewing; what is still held expires by itself."""
+        """Stop renewing; leases that are still held expire."""
         jobs = self._jobs
         self._jobs = []
         for job in jobs:
             await job.stop()
-        # After the one that hands out, so that there is none more.
+        # After the job that hands out leases, so that no new server appears.
         servers = list(self._servers.values())
         self._servers = {}
         for server in servers:
@@ -635,33 +639,33 @@ class Renewal:
 
 
 class _Kept:
-    """A lease that is held or asked for under one name. This keeps it alive at the server, not in memory."""
+    """A lease that is held or requested under one name. This keeps it alive at the server, not in memory."""
 
     __slots__ = ("_again_at", "_until", "given_back", "lease", "lock")
 
     def __init__(self, lease: AsyncLease, lock: Lock) -> None:
         self.lease = ref(lease)
         self.lock = lock
-        self.given_back = 0  # once nobody held it any more: one more than how often
+        self.given_back = 0  # 0 while it has a holder; then the number of releases sent, plus one
         self._again_at = 0.0
         self._until = math.inf
 
     @property
     def due_at(self) -> float:
-        """When it is to be looked at next."""
+        """When to look at it next."""
         lease = self.lease()
         return self._again_at if lease is None or self.given_back else max(lease.renew_at, self._again_at)
 
     def wait(self, now: float) -> None:
-        """Look at it again soon, unless something comes of what is done with it now."""
+        """Look at it again soon, unless this attempt has a result."""
         self._again_at = now + self.lock.ttl / 10
 
     def due_call(self, now: float) -> Call | None:
-        """The command to send to its server, if any."""
+        """Return the command to send to its server, if any."""
         lease = self.lease()
         if lease is None or self.given_back or not lease.wanted:
             return self._orphaned(lease, now)
-        lease.renew_at = now + lease.ttl / (10 if lease.granted else 3)  # tried again soon if this one fails
+        lease.renew_at = now + lease.ttl / (10 if lease.granted else 3)  # tried again soon if this attempt fails
         if not lease.granted:
             return None
         return RENEW, [lease.names.lock, lease.names.meta], [lease.lock_value, lease.ttl_ms]
@@ -678,12 +682,12 @@ class _Kept:
         return self.lock.leave_call()
 
     def over(self, now: float) -> bool:
-        """Whether it was given back, or has ended by its time. What was sent before may have arrived late: twice."""
+        """Whether it was released or has expired. Released twice, because earlier requests may have arrived late."""
         return (self.given_back > _GIVEN_BACK or now > self._until) and not self.lock.asked
 
 
 class _Server:
-    """The commands that one server is sent next, by holder."""
+    """The commands to send next to one server, by holder."""
 
     def __init__(self, port: Port) -> None:
         self.due: dict[str, _Kept] = {}

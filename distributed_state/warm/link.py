@@ -1,20 +1,20 @@
 """The links of this replica: its subscriptions, each at the node that has the partition.
 
-Law: silence is never taken for calm; only an echo of our own proves a node's link. Every so often each node is asked to
-run a script that writes, and publishes when it was asked. While the newest echo is at most `max_staleness` old, all
-that was published before it has arrived, because one connection keeps its order. Any other answer is silence: of a node
-that lost its slots, that is a replica now, that is cut off from its cluster. Where hot keeps nothing of what the node
-has, the link is idle: it is probed once a round, and at once when something is to be kept. Each node at which we
-subscribe has a link of its own: one that falls silent ends only what hot answers of the partitions there.
+Law: silence never counts as proof that nothing was published; only an echo of our own probe proves a node's link. At
+intervals each node is asked to run a script that writes, and that publishes the time of the request. While the newest
+echo is at most `max_staleness` old, everything published before it has arrived, because one connection keeps its order.
+No echo comes from a node that lost its slots, became a replica, or is cut off from its cluster. Where hot keeps no data
+of the node, the link is idle: it is probed once a round, and at once when data is to be kept. Each node at which we
+subscribe has a link of its own: if one falls silent, only hot answers for its partitions end.
 
-A subscription ends together with what was read under it: when the connection is lost; when its slot moves, upon which
-the server ends the subscriptions of that slot and says so; when Redis begins another life.
+A subscription ends together with the data that was read under it: when the connection is lost; when its slot moves,
+whereupon the server ends the subscriptions of that slot and reports it; when Redis gets another data id.
 
 A write names our own channel of its partition if we subscribed to the record's too, so that the script can see whether
-anybody else did. While that name has a subscriber, the same connection receives the record. So it lies in the same
-slot: when that moves, the server ends both; a name in another slot would stay and hide that nobody else was notified.
-And a name is used once: it changes at each subscription, as the server may keep an earlier one for long after we lost
-it, and when a channel that was named with it is left.
+there are other subscribers. While our own channel has a subscriber, the same connection receives the record's messages.
+So it lies in the same slot: when that moves, the server ends both; a channel in another slot would stay and hide that
+no other subscriber was notified. And its name is used once: it changes at each subscription, as the server may keep an
+earlier one for long after we lost it, and when a channel that was named with it is left.
 
 Design: sections 7, 20.
 """
@@ -36,9 +36,9 @@ from distributed_state.warm.clock import ROUND_SECONDS, Rounds
 from distributed_state.warm.scripts import PROBE
 
 log = logging.getLogger(__name__)
-Handler = Callable[[bytes, bytes], None]  # the channel, and what was published there
+Handler = Callable[[bytes, bytes], None]  # the channel, and the message
 _SILENCE = 5.0  # seconds
-_ROUND = 1.5  # seconds, which one round of the probe counts at most
+_ROUND = 1.5  # the maximum in seconds that one round of the probe counts
 SUBSCRIBE = b"SSUBSCRIBE"
 UNSUBSCRIBE = b"SUNSUBSCRIBE"
 
@@ -46,9 +46,9 @@ UNSUBSCRIBE = b"SUNSUBSCRIBE"
 class Link:
     """Channels with a handler each, kept through reconnections, and while partitions move from node to node.
 
-    Handlers are plain and quick; they run on the reader, and are called with the channel and what was published there.
-    An empty payload says that the channel is confirmed. One handler serves many channels: a function made for each
-    would be four objects more a record for the garbage collector.
+    Handlers are plain and quick; they run on the reader, and are called with the channel and the message. An empty
+    message says that the channel is confirmed. One handler serves many channels: a function for each would be four more
+    objects per record for the garbage collector.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Whether the link to every node that we need stands."""
+        """Whether the links to all nodes that we need are up."""
         nodes = list(self._nodes.values())
         return bool(nodes) and all(each.up for each in nodes)
 
@@ -91,12 +91,12 @@ class Link:
 
     @property
     def silence(self) -> float | None:
-        """For how many seconds the quietest link has proved nothing; None if nobody has needed one yet."""
+        """Seconds since the last proof of the quietest link; None if no link was needed yet."""
         return max((each.silence for each in list(self._nodes.values())), default=None)
 
     @property
     def figures(self) -> dict[str, int]:
-        """Whether it stands and, once somebody needed it, for how many milliseconds it has proved nothing."""
+        """Whether the links are up and, once one was needed, the milliseconds since the last proof."""
         silence = self.silence
         return {"link_up": int(self.up)} | ({} if silence is None else {"link_silence_ms": int(silence * 1000)})
 
@@ -105,18 +105,18 @@ class Link:
         return channel in self._confirmed
 
     def freshness(self, channel: bytes) -> Freshness | None:
-        """What is to be kept with a record that is read from now on; None: it must not be kept."""
+        """Return the freshness to keep with a record that is read from now on; None: it must not be kept."""
         subscription = self._confirmed.get(channel)
         return None if subscription is None else subscription.freshness
 
     def subscribed_as(self, channel: bytes) -> bytes:
-        """Our own channel if we subscribed to this one, else b"". On the server both end together."""
+        """Return our own channel if we subscribed to this one, else b"". On the server both end together."""
         subscription = self._confirmed.get(channel)
         if subscription is None:
             return b""
         own = subscription.own
         subscription.named.add(channel)
-        # Looked at again: `leave` may have looked for the name just before it was noted.
+        # Checked again: `leave` may have looked for the name just before it was noted.
         return own if channel in self._confirmed else b""
 
     def watch(self, channel: bytes, handler: Handler) -> None:
@@ -135,7 +135,7 @@ class Link:
                 self._subscribe_where_it_is(subscription)
 
     def listen(self, channel: bytes, handler: Handler) -> None:
-        """Ask for a channel of which nothing is kept in hot: for it alone the link is proved more rarely."""
+        """Ask for a channel of which hot keeps nothing: for such channels alone the link is probed less often."""
         with self._mutex:
             if channel not in self._handlers and not self._closed:
                 self._subscriptions.unkept.add(channel)
@@ -154,9 +154,9 @@ class Link:
                 self._nodes[subscription.node].channels.leave(subscription, channel)
 
     def renew(self, partition: int) -> None:
-        """This partition began another life: what was read of all that its node has is over."""
+        """End all data read from this partition's node, because the partition has another data id."""
         subscription = self._partitions.get(partition)
-        # It has just answered, so where it is is known.
+        # It has just answered, so its node is known.
         node = (subscription and subscription.node) or self._port.node_of(self._keys.partition(partition).meta)
         link = self._nodes.get(node)
         if link is not None:
@@ -192,7 +192,7 @@ class Link:
         return subscription
 
     def _subscribe_where_it_is(self, subscription: PartitionSubscription) -> list[Freshness]:
-        """Subscribe to a partition at the node that has it now; what ends with that.
+        """Subscribe to a partition at the node that has it now; return the freshness that ends with that.
 
         A partition without a node stays as it is: reads of it fail, and it is subscribed to once a node has it.
         """
@@ -233,7 +233,7 @@ class Link:
 
 
 class NodeLink:
-    """One connection after another to one node, while we subscribe to partitions there."""
+    """Successive connections to one node, while we subscribe to partitions there."""
 
     def __init__(
         self, port: Port, node: str, subscriptions: Subscriptions, *, max_staleness: float, rounds: Rounds
@@ -250,8 +250,8 @@ class NodeLink:
         self._every = min(max(max_staleness / 4, 0.02), 1.0)
         self._echo = 0.0
         self._since = self._round = port.monotonic()
-        self._quiet = 0.0  # seconds without an echo, as far as we were awake to receive one
-        self._idle = False  # whether nobody waits for the next proof
+        self._quiet = 0.0  # seconds without an echo, while we were running and could have received one
+        self._idle = False  # whether no reader waits for the next proof
         self._wanted = port.signal()
         self._jobs = list[Job]()
 
@@ -264,11 +264,11 @@ class NodeLink:
 
     @property
     def silence(self) -> float:
-        """For how many seconds it has proved nothing."""
+        """Seconds since its last proof."""
         return self._port.monotonic() - max(self._echo, self._since)
 
     def renew(self) -> list[Freshness]:
-        """Another life of Redis was met: what was read until now is over, the subscriptions are not."""
+        """End all data read until now, because Redis has another data id; the subscriptions continue."""
         with self._subscriptions.mutex:
             return [subscription.renew() for subscription in self.channels.partitions.values()]
 
@@ -317,7 +317,7 @@ class NodeLink:
             wire.close()
 
     def _take(self, message: list[bytes]) -> bool:
-        """Take a message; whether a partition is to be looked for elsewhere."""
+        """Handle a message; return whether a partition has to be looked for elsewhere."""
         kind, channel, payload = [*message, b"", b"", b""][:3]
         if kind == b"smessage":
             self._message(channel, payload)
@@ -351,7 +351,7 @@ class NodeLink:
                 if subscription.asked:
                     subscription.freshness.prove(self._echo + self._max_staleness)
             if not epoch and self.channels.prober is prober:
-                # One that holds nothing cannot show that it was emptied: another one may.
+                # An empty partition cannot show that it was emptied: another one may.
                 self.channels.probe_another()
 
     def _confirmed(self, channel: bytes) -> None:
@@ -360,13 +360,13 @@ class NodeLink:
             handler = self._subscriptions.handlers.get(channel) if self.channels.confirmed(channel) else None
             subscription = self._subscriptions.find(channel)
             if handler is not None and subscription is not None and self._echo >= self._since:
-                # What is read from now on was true when the node last proved itself, on this very connection.
+                # Data read from now on is as current as the last echo, which came on this very connection.
                 subscription.freshness.prove(self._echo + self._max_staleness)
         if handler is not None:
             handler(channel, b"")
 
     def _gone(self, take: Callable[[bytes], PartitionSubscription | None], answer: bytes, why: str) -> bool:
-        """Take the end of a subscription, or an error; whether a partition has left this node."""
+        """Handle the end of a subscription, or an error; return whether a partition has left this node."""
         with self._subscriptions.mutex:
             subscription = take(answer)
             if subscription is None:
@@ -386,7 +386,7 @@ class NodeLink:
                 with self._subscriptions.mutex:
                     self._idle = self.up and self.channels.nothing_kept
                 if was_idle and not self._idle:
-                    self._quiet = 0.0  # what nobody asked for was no silence
+                    self._quiet = 0.0  # silence before a probe was needed does not count
                 if (self._due() and not await self._prove()) or self.channels.refused_some:
                     await self._ask_again()
                 self._give_up_if_silent()
@@ -395,18 +395,18 @@ class NodeLink:
             self.running -= 1
 
     def _pause(self) -> float:
-        """Seconds until the next probe: an idle link is probed at the common moments of its replica."""
+        """Return the seconds until the next probe: an idle link is probed at the common moments of its replica."""
         if not self.up and not self.channels.refused_some:
             return 0.02
         return min(self._every, self._rounds.left) if self._idle else self._every
 
     def _due(self) -> bool:
-        """Whether the node is to be probed: where hot keeps nothing, only so often that it is not taken for silent."""
+        """Whether to probe the node now; an idle link is probed just often enough not to count as silent."""
         idle = self._idle and self._echo >= self._since
         return self.up and not (idle and not self._rounds.passed(self._echo))
 
     async def _prove(self) -> bool:
-        """Have the node publish to us; whether it did."""
+        """Ask the node to publish an echo; return whether it did."""
         sent = self._port.monotonic()
         prober = self.channels.prober
         done = False
@@ -425,14 +425,14 @@ class NodeLink:
                     self._subscriptions.time_received(self.node, answer[1:], sent)
                     done = True
                 else:
-                    # Its connections are of another life of the data: they are made anew.
+                    # Its connections have an earlier data id: this replaces them.
                     await self._port.life_of(self.node)
         except StateError as error:
             log.debug("probe: %s", error)
         return done
 
     async def _ask_again(self) -> None:
-        """Look where the partitions are, and ask once more for those that are said to be here."""
+        """Find out where the partitions are, and ask again for those that are here."""
         await self._relocate()
         with self._subscriptions.mutex:
             self.channels.ask_again()
@@ -444,10 +444,10 @@ class NodeLink:
             log.debug("link: where keys are is not known: %s", error)
 
     def _give_up_if_silent(self) -> None:
-        """A connection that died without a word is never read from again: close it, so that the reader reconnects.
+        """Close a connection that died silently, on which a read would wait for ever, so that the reader reconnects.
 
-        So is one on which the first request is never answered. But after a loop that was blocked, or a process that was
-        stopped, the echoes may lie there unread: time in which we did not look either is no silence of the server's.
+        This includes one on which the first request is never answered. But after a blocked loop or a stopped process
+        the echoes may have arrived unread: time in which we did not read does not count as silence.
         """
         now = self._port.monotonic()
         self._quiet += min(now - self._round, _ROUND)
@@ -463,7 +463,7 @@ class NodeLink:
     # The end
 
     def end(self) -> None:
-        """Let it run out: we subscribe to nothing here any more."""
+        """Let it end: we no longer subscribe to anything here."""
         self.over = True
         self._wanted.set()
         wire = self.channels.wire
@@ -482,9 +482,9 @@ class NodeLink:
 class NodeChannels:
     """The partitions to which we subscribe at one node, and their channels there.
 
-    The wire sees requests in the order in which they changed the tables, so all of it is done under the mutex that the
-    links of a replica share. Each subscription to a partition begins under another own name, asked for before the
-    channels, so that a channel of ours never has a listener whom the server cannot tell from us.
+    Requests must be sent in the order in which the tables change, so both are done under the mutex that the links of a
+    replica share. Each subscription to a partition begins with a new own name, which is subscribed to before the other
+    channels, so that the server can always recognise us among the subscribers of a channel.
     """
 
     def __init__(self, subscriptions: Subscriptions) -> None:
@@ -508,20 +508,20 @@ class NodeChannels:
         )
 
     def connected(self, wire: Wire) -> None:
-        """Ask for everything on another connection."""
+        """Ask for everything on a new connection."""
         self.wire = wire
         self._requests = Requests()
         self.prober = None
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Ask for what was refused, or not asked for yet."""
+        """Ask for channels that were refused, or not asked for yet."""
         for subscription in self.partitions.values():
             if not subscription.asked:
                 self._subscribe(subscription)
 
     def down(self) -> list[Freshness]:
-        """The connection is lost; what ends with that."""
+        """Note that the connection is lost; return the freshness that ends with that."""
         self.wire = self.prober = None
         return [self.end(subscription) for subscription in self.partitions.values()]
 
@@ -531,15 +531,15 @@ class NodeChannels:
         self._subscribe(subscription)
 
     def remove(self, subscription: PartitionSubscription) -> Freshness:
-        """Unsubscribe from it here; what ends with that."""
+        """Unsubscribe from it here; return the freshness that ends with that."""
         del self.partitions[subscription.partition]
         if subscription.asked:
-            # Our name first, as in `leave`. A server that gave the slot away has ended them itself, and refuses.
+            # Our own name first, as in `leave`. A server that gave the slot away has already ended them, and refuses.
             self._ask(UNSUBSCRIBE, subscription.own, *subscription.channels)
         return self.end(subscription)
 
     def end(self, subscription: PartitionSubscription) -> Freshness:
-        """No subscription to this partition is left here; what ends with that."""
+        """Note that no subscription to this partition is left here; return the freshness that ends with that."""
         subscription.asked = False
         for channel in subscription.channels:
             self._subscriptions.confirmed.pop(channel, None)
@@ -556,7 +556,7 @@ class NodeChannels:
         """Unsubscribe from a channel."""
         if subscription.asked:
             if channel in subscription.named:
-                # First: a write may be on its way that names us as a listener, and no one would be notified.
+                # Our own name first: a write on its way may name us as a listener, and no other one would be notified.
                 self._ask(UNSUBSCRIBE, subscription.own)
                 subscription.rename()
                 self._ask(SUBSCRIBE, subscription.own)
@@ -590,14 +590,14 @@ class NodeChannels:
         if self.wire is not None:
             for channel in channels:
                 self._requests.ask(kind, channel)
-            # One command a channel: a refusal is one answer, however many a command names.
+            # One command per channel: a refusal is one reply, however many channels a command names.
             self.wire.post_all(kind, channels)
 
     # Answers
 
     def confirmed(self, channel: bytes) -> bool:
-        """Take a confirmation; whether everything that is published on the channel arrives from now on."""
-        # Left and asked for again: only the last request's confirmation counts.
+        """Handle a confirmation; return whether everything published on the channel arrives from now on."""
+        # If it was left and asked for again, only the last request's confirmation counts.
         if not self._requests.confirmed(channel) or channel not in self._subscriptions.handlers:
             return False
         subscription = self._subscriptions.find(channel)
@@ -611,18 +611,18 @@ class NodeChannels:
         return True
 
     def ended(self, channel: bytes) -> PartitionSubscription | None:
-        """Take the end of a subscription; the partition, if nobody asked for that end."""
+        """Handle the end of a subscription; return its partition if that end was not requested."""
         return None if self._requests.ended(channel) else self._mine(self._subscriptions.find(channel))
 
     def refused(self, text: bytes) -> PartitionSubscription | None:
-        """Take an error; the partition that it is about."""
+        """Handle an error; return its partition."""
         word, _, rest = text.decode(errors="replace").partition(" ")
         oldest = self._requests.oldest()
         subscription = self._subscriptions.find(oldest) if oldest is not None else None
         if word == "MOVED":
             slot = int(rest.split()[0])
             if subscription is None or subscription.slot != slot:
-                # To a request to leave what the server had ended of itself, which was taken for the answer.
+                # A refusal to leave a subscription that the server had already ended; that end was taken for the reply.
                 return next((each for each in self.partitions.values() if each.slot == slot and each.asked), None)
         self._requests.refused()
         return self._mine(subscription)
@@ -637,11 +637,11 @@ class NodeChannels:
 
 
 class Requests:
-    """Subscriptions that were asked for on one connection and are not answered yet.
+    """Subscription requests on one connection that are not answered yet.
 
-    Answers come in order, pushes anywhere. A server that does not have a slot refuses (UN)SUBSCRIBE without naming the
-    channel, so it takes the order to know which one was meant. What it pushes of itself, as the end of a subscription
-    whose slot has moved, stands between the answers.
+    Replies come in order, with pushed messages in between. A server that does not have a slot refuses (UN)SUBSCRIBE
+    without naming the channel, so only the order shows which one was meant. Messages that the server pushes on its own,
+    such as the end of a subscription whose slot has moved, may stand between the replies.
     """
 
     def __init__(self) -> None:
@@ -654,7 +654,7 @@ class Requests:
         self._open[channel] += 1
 
     def confirmed(self, channel: bytes) -> bool:
-        """Note the answer to a subscription; whether it counts: nothing was asked about the channel since."""
+        """Note the reply to a subscription; return whether it counts: nothing was asked about the channel since."""
         wanted = SUBSCRIBE, channel
         if wanted in self._asked:
             while self._drop() != wanted:
@@ -662,19 +662,19 @@ class Requests:
         return channel not in self._open
 
     def ended(self, channel: bytes) -> bool:
-        """Note the end of a subscription; whether it was asked for."""
+        """Note the end of a subscription; return whether it was requested."""
         if self._asked and self._asked[0] == (UNSUBSCRIBE, channel):
             self._drop()
             return True
-        # The server ended it of itself, and answers what was asked later.
+        # The server ended it on its own, and answers the request later.
         return self._open[channel] > 0 and (UNSUBSCRIBE, channel) in self._asked
 
     def refused(self) -> bytes | None:
-        """Note an error; the channel that it is about, None if nothing was asked."""
+        """Note an error; return its channel, None if no request is open."""
         return self._drop()[1] if self._asked else None
 
     def oldest(self) -> bytes | None:
-        """The channel whose answer comes next."""
+        """Return the channel whose reply comes next."""
         return self._asked[0][1] if self._asked else None
 
     def _drop(self) -> tuple[bytes, bytes]:
@@ -685,11 +685,11 @@ class Requests:
         return kind, channel
 
 
-# What the links share
+# Shared by the links
 
 
 class PartitionSubscription:
-    """The channels of one partition to which we subscribe, and the name by which commits there say so."""
+    """The channels of one partition to which we subscribe, and our own name, which commits there mention."""
 
     def __init__(self, partition: int, slot: int, meta: bytes, echoes: bytes) -> None:
         self.partition = partition
@@ -700,8 +700,8 @@ class PartitionSubscription:
         self.named: set[bytes] = set()  # channels that a write named together with our present name
         self.channels: dict[bytes, None] = {}
         self.freshness = Freshness(partition)
-        self.node: str | None = None  # where we subscribe, or will
-        self.asked = False  # on the present connection to there
+        self.node: str | None = None  # the node where we subscribe, or will
+        self.asked = False  # on the present connection to that node
         self._count = 0
 
     def rename(self) -> None:
@@ -711,7 +711,7 @@ class PartitionSubscription:
         self.own = b"%b.%d" % (self.echoes, self._count)
 
     def renew(self) -> Freshness:
-        """End what was read until now; the freshness of that."""
+        """End all data read until now; return its freshness."""
         gone = self.freshness
         gone.end()
         self.freshness = Freshness(self.partition)
@@ -720,7 +720,7 @@ class PartitionSubscription:
 
 @dataclass(slots=True)
 class Subscriptions:
-    """What all links of a replica share. The tables change under the mutex only."""
+    """The tables that all links of a replica share. They change only under the mutex."""
 
     mutex: AbstractContextManager[Any]
     find: Callable[[bytes], PartitionSubscription | None]  # by a channel
@@ -730,4 +730,4 @@ class Subscriptions:
     time_received: Callable[[str, Any, float], None]
     handlers: dict[bytes, Handler] = field(default_factory=dict)
     confirmed: dict[bytes, PartitionSubscription] = field(default_factory=dict)
-    unkept: set[bytes] = field(default_factory=set)  # channels of which nothing is kept that has to be proved
+    unkept: set[bytes] = field(default_factory=set)  # channels of which hot keeps nothing, so that they need no proof

@@ -1,9 +1,9 @@
 """One lock on the server, as its holder and its waiters see it. Law: waiters come in order, and never poll.
 
-A waiter queues on the server and is woken through the link; a slow re-ask keeps its place and covers a holder that
-died. A free lock is offered to the head of its queue, and passes it by if that does not come within the grace, as one
-that died will not. A waiter is woken when it should ask the server, and asks no more often: the first waiter of each
-process goes and sees then; those after it have nothing to ask.
+A waiter queues on the server and is woken through the link; in addition it asks again at long intervals, which keeps
+its place and covers a holder that died. A free lock is offered to the head of its queue, and to the next one if the
+head does not come within the grace period, because it died. A waiter is woken only when it should ask the server: the
+first waiter of each process asks after the grace period; those after it do not.
 
 Design: section 8.
 """
@@ -28,11 +28,11 @@ from distributed_state.warm.telemetry import Facts, observed
 
 log = logging.getLogger(__name__)
 _WAITING_MS = 4000  # a waiter that does not ask for this long has died
-_GRACE_MS = 500  # and one that was offered the lock, for this long
+_GRACE_MS = 500  # a waiter that was offered the lock and does not ask for this long has died
 
 
 def check_times(wait: float, ttl: float, limit: float | None) -> None:
-    """Raise InvalidValue or ConfigurationError unless these are times to wait, to live and to end after."""
+    """Raise InvalidValue or ConfigurationError unless these are valid times for `wait`, `ttl` and `limit`."""
     _check("wait", wait)
     _check("ttl", ttl)
     if limit is not None:
@@ -42,14 +42,14 @@ def check_times(wait: float, ttl: float, limit: float | None) -> None:
 
 
 def _check(name: str, seconds: Any) -> None:
-    """Raise InvalidValue unless this is a time to wait, to live or to end after."""
+    """Raise InvalidValue unless this is a valid time."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not number or not 0 <= seconds <= (math.inf if name == "wait" else 1e9) or (name == "limit" and not seconds):
         raise InvalidValue(f"{name} is a number of seconds, not {seconds!r:.80}")
 
 
 def seizing(token: int) -> str:
-    """What the script is given to take the lease with this fencing token from its holder. Raises InvalidValue."""
+    """Return the script's argument to take the lease with this fencing token from its holder. Raises InvalidValue."""
     if type(token) is not int or not 0 < token < 10**18:
         raise InvalidValue(f"a lease is named by its fencing token, not {token!r:.80}")
     return f"{token}@"
@@ -73,7 +73,7 @@ def _facts(lock: Lock, *_: Any) -> Facts:
 
 
 class Lock:
-    """A record's lock; `holder` is the name under which it is asked for. `mode` is x (exclusive) or a (advisory)."""
+    """A record's lock; `holder` is the name under which it is requested. `mode` is x (exclusive) or a (advisory)."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class Lock:
                 if waiter is None:
                     waiter = self._waiters.join(self.names.lock_channel, self.holder)
                 pause = self._waiters.pause(self.names.lock_channel)
-                # The holder's expiry publishes nothing, so its time to live is a limit as well.
+                # The holder's expiry publishes nothing, so its time to live limits the wait as well.
                 await waiter.sleep(min(left, answer[2] / 1000 + 0.002 if answer[2] > 0 else pause, pause))
         finally:
             if waiter is not None:
                 self._waiters.leave(self.names.lock_channel, self.holder)
 
     async def _ask(self, trailing_call: Call | None) -> tuple[Any, Any]:
-        """Shielded: a waiter that is cancelled meanwhile must know under which name to leave the queue."""
+        """Ask for the lock. Shielded: a waiter that is cancelled meanwhile needs its place to leave the queue."""
         names = self.names
         keys = [names.lock, names.wait, names.meta, names.record, names.channel, names.lock_channel, names.leases]
         place = self.holder if self._wait > 0 else ""
@@ -146,7 +146,7 @@ class Lock:
 
     @property
     def asked(self) -> bool:
-        """Whether it is being asked for, by us or, if we were interrupted, in our place."""
+        """Whether a request for it is running, even if its caller was interrupted."""
         asking = self._asking
         return asking is not None and inspect.getcoroutinestate(asking) in (
             inspect.CORO_RUNNING,
@@ -154,20 +154,20 @@ class Lock:
         )
 
     def leave_call(self) -> Call:
-        """The call that gives the lock back, or leaves the queue, whatever came of asking for it."""
+        """Return the call that releases the lock or leaves the queue, whatever the outcome of the request."""
         return RELEASE, self._release_keys, [self.holder, self._order, _GRACE_MS, "", ""]
 
     def release_call(self, op: OpId) -> Call:
-        """The call that gives the lock back once this commit is applied, to be sent after it."""
+        """Return the call that releases the lock if this commit is applied, to be sent after it."""
         return RELEASE, self._release_keys, [self.holder, "", _GRACE_MS, self._warm.replica, op.sequence]
 
     @observed("lease.release", "warm", _facts)
     async def give_back(self, deadline: float) -> bool:
-        """Give it back, or leave the queue; False if somebody else holds it. Others wait: repeated until `deadline`."""
+        """Release it, or leave the queue; False if another holder has it. Repeated until `deadline`, as others wait."""
         try:
             return bool(await self._warm.patiently(self._give_back, self.leave_call(), deadline, itertools.count()))
         except StateError as error:
-            # It expires by itself; raising here would hide what the body raised.
+            # It expires by itself; raising here would hide the exception of the body.
             text = "lease of %s could not be released, it ends in %.1f s: %s"
             about = self.names.ref.text[:200]
             log.warning(text, about, self.ttl, error, extra={"record": about})
@@ -198,7 +198,7 @@ class Waiters:
         return sum(map(len, self._waiting.values()))
 
     def join(self, channel: bytes, name: str) -> Waiter:
-        """One more, that is woken from now on; `leave` must follow."""
+        """Add a waiter that is woken from now on; `leave` must follow."""
         waiter = Waiter(self._port)
         with self._mutex:
             self._waiting.setdefault(channel, {})[name] = waiter
@@ -208,7 +208,7 @@ class Waiters:
         return waiter
 
     def leave(self, channel: bytes, name: str) -> None:
-        """It waits no more."""
+        """Remove a waiter."""
         with self._mutex:
             waiting = self._waiting.get(channel, {})
             waiting.pop(name, None)
@@ -218,11 +218,14 @@ class Waiters:
             self._link.leave(channel)
 
     def pause(self, channel: bytes) -> float:
-        """Seconds after which one who waits asks unbidden, and keeps its place; one whom nothing wakes, its turn."""
+        """Seconds after which a waiter asks without being woken, to keep its place; sooner without a link."""
         return (_WAITING_MS if self._link.confirmed(channel) else _GRACE_MS) / 2000
 
     def _wake(self, channel: bytes, payload: bytes) -> None:
-        """Somebody was offered the lock. An empty payload (the channel is confirmed): an offer may have been missed."""
+        """Wake waiters after an offer of the lock.
+
+        An empty payload (the channel is confirmed): one may have been missed.
+        """
         _, _, offered = payload.decode().partition(":")
         with self._mutex:
             waiting = dict(self._waiting.get(channel, {}))
@@ -237,7 +240,7 @@ class Waiters:
 
 
 class Waiter:
-    """When one who waits should ask again."""
+    """The time when a waiter should ask again."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -245,16 +248,16 @@ class Waiter:
         self._at = math.inf
 
     def ask(self, at: float = 0.0) -> None:
-        """Ask at this time instead; who was to ask at once still does."""
+        """Ask at this time instead, unless it is to ask at once already."""
         if not at or self._at:
             self._at = at
         self._signal.set()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until then, at most so long."""
+        """Wait until that time, at most `seconds`."""
         end = self._port.monotonic() + seconds
         while (left := min(end, self._at) - self._port.monotonic()) > 0:
             await self._signal.wait(left)
             self._signal.clear()
-        # What came until now is answered by asking.
+        # The next request covers everything received until now.
         self._at = math.inf

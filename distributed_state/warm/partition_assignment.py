@@ -19,13 +19,13 @@ from distributed_state.warm.scripts import CLAIM, JOIN
 
 log = logging.getLogger(__name__)
 SECONDS = 10.0
-_RAREST = 3.0  # who has no partition looks more rarely than who has one, by so many times at most
+_RAREST = 3.0  # a member without a partition looks less often, but its pause is at most this many times longer
 
 
 class PartitionAssignment:
-    """A fair share of the partitions for one member of a team, held by claims that run out.
+    """A fair share of the partitions for one member of a team, held by claims that expire.
 
-    Two in one process are two members, each by a name of its own. `rounds`: when its replica asks for what may wait.
+    Two in one process are two members with different names. `rounds`: the moments for requests that can wait.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class PartitionAssignment:
         self._seconds = seconds
         self._ttl_ms = int(seconds * 1000)
         self._rounds = rounds
-        self._pauses = 1.0  # of a look that finds no partition, until the next one, in thirds of `seconds`
-        self._waits = False  # whether there are more members than have partitions
-        self._tries = 0  # how many one of those who wait tries in a look
+        self._pauses = 1.0  # pause of a member without a partition until its next look, in thirds of `seconds`
+        self._waits = False  # whether there are more members than can have partitions
+        self._tries = 0  # how many partitions a waiting member tries in a look
         self._renew_at = 0.0
-        self._joined_until = 0.0  # so long we count as a member at least, if nothing is heard
-        self.ends = 0.0  # when what is ours may be somebody else's, if nothing is heard
+        self._joined_until = 0.0  # until then we count as a member, even without a reply
+        self.ends = 0.0  # until then our partitions are ours, even without a reply
         self.mine: list[int] = []
         self.excess: list[int] = []
 
     async def hold(self) -> None:
-        """Keep and take partitions, if it is time to: `mine` are those held then, `excess` those to give back."""
+        """Keep and take partitions, if it is time to: then `mine` are those held, `excess` those to give back."""
         if not self._rounds.due(self._renew_at):
             return
         now = self._port.monotonic()
@@ -65,11 +65,12 @@ class PartitionAssignment:
         waits = self._waits and not self.mine
         ends = now + self._seconds
         free = await self._free() if waits else []
-        # Who waits says that it is there when hardly two looks are left for that: one may be in vain.
+        # A waiting member renews its membership when hardly two looks are left before it ends: one may fail.
         if not waits or free or self._rounds.due(self._joined_until - 2 * self._seconds / 3 * pauses):
             asked = self.mine or free[:1]
             kept, members, unheard = await self._ask(asked, int(self._ttl_ms * pauses))
-            # A claim without an answer may have been renewed: nobody else can take it, so it stays ours until it ends.
+            # A claim without a reply may have been renewed: no other member can take it, so it stays ours until it
+            # ends.
             if unheard and self.mine and now + self._seconds / 2 < self.ends:
                 kept, ends = kept + unheard, self.ends
             self._joined_until = now + self._seconds * pauses
@@ -83,7 +84,10 @@ class PartitionAssignment:
         self.ends = ends
 
     async def _free(self) -> list[int]:
-        """Those of nobody, of as many as one who waits tries. Only looked at: a claim is a script that writes."""
+        """Return unclaimed ones among the partitions that a waiting member tries.
+
+        A plain read; a claim would be a write.
+        """
         tried = chance.source.sample(range(self._keys.partitions), min(self._tries, self._keys.partitions))
         try:
             holders = await self._port.exchange([(b"GET", self._claim(each)) for each in tried])
@@ -93,12 +97,12 @@ class PartitionAssignment:
         return [each for each, holder in zip(tried, holders, strict=True) if holder is None]
 
     async def _ask(self, partitions: list[int], ttl_ms: int) -> tuple[list[int], int, list[int]]:
-        """Say that we are a member, and claim these.
+        """Report that we are a member, and claim these.
 
-        Returns those that are ours then, how many members there are, and those of which no answer came.
+        Returns those that are ours then, the number of members, and those without a reply.
 
-        One server of a cluster has the list of the team. While it is away nothing changes hands: there are 0 members,
-        and ours are what we kept.
+        One server of a cluster has the list of the team. While it is down, assignments stay as they are: the number of
+        members is 0, and ours are those that we kept.
         """
         joining: Call = JOIN, [self._team], [self.member, ttl_ms]
         *claims, joined = await self._port.scripts([*self._claims(partitions, self._ttl_ms), joining])
@@ -111,30 +115,31 @@ class PartitionAssignment:
         return kept, 0, unheard
 
     async def _take(self, partitions: list[int], wanted: int) -> list[int]:
-        """Take so many of these that are nobody's; what was taken."""
+        """Take `wanted` of these partitions if they are unclaimed; return those taken."""
         taken: list[int] = []
         at = 0
         many = wanted
         while at < len(partitions) and len(taken) < wanted:
             taken += await self._claimed(partitions[at : at + many])
             at += many
-            many *= 2  # few are free, so that it takes few exchanges to find them
+            many *= 2  # few are free; growing batches find them in few exchanges
         if taken[wanted:]:
             await self._claimed(taken[wanted:], ttl_ms=1)
         return taken[:wanted]
 
     def _share(self, members: int, pauses: float) -> tuple[int, int]:
-        """How many partitions are to be ours, and how many to try for that.
+        """Return how many partitions should be ours, and how many to try for that.
 
-        Who has none where all have their holders finds one only when somebody ends. Together all who wait try each
-        partition twice in a third of `seconds`, and one who would try less than one looks more rarely instead. *Each of
-        320 tried all 64, and 23 % of a Redis went into that.* That it is a member it says at every second look or so.
+        A member that waits while all partitions have holders gets one only when another member ends. Together, all
+        waiting members try each partition twice in a third of `seconds`; one that would try less than one looks less
+        often instead. *Before, each of 320 tried all 64, which took 23 % of a Redis.* It renews its membership about
+        every second look.
         """
         partitions = self._keys.partitions
         share = -(-partitions // members)
         waiting = members - partitions // share
         self._waits = waiting > 0
-        # Of the next look: this one has said for how long it counts.
+        # For the next look: this one has already reported how long its membership lasts.
         self._pauses = min(max(waiting / (2 * partitions), 1.0), _RAREST)
         if waiting <= 0:
             return share, partitions
@@ -142,17 +147,17 @@ class PartitionAssignment:
         return share, self._tries
 
     async def anybody(self, now: float) -> bool:
-        """Whether there is any member at this time of the server's clock."""
+        """Whether the team has a member at this time of the server's clock."""
         return bool(await self._port.command(b"ZRANGEBYSCORE", self._team, now, b"+inf", b"LIMIT", 0, 1))
 
     async def leave(self) -> None:
-        """Leave everything to the others at once."""
+        """Release everything to the others at once."""
         await self.give_back(self.mine)
         self._renew_at = 0.0
         await self._port.command(b"ZREM", self._team, self.member)
 
     async def give_back(self, partitions: Iterable[int]) -> None:
-        """Leave these to the others at once."""
+        """Release these to the others at once."""
         gone = set(partitions)
         if gone:
             self.mine = [each for each in self.mine if each not in gone]
@@ -160,7 +165,7 @@ class PartitionAssignment:
             await self._claimed(gone, ttl_ms=1)
 
     async def _claimed(self, partitions: Iterable[int], ttl_ms: int | None = None) -> list[int]:
-        """Take or keep these for the time given, else for `seconds`; those that are ours then."""
+        """Claim or renew these for `ttl_ms`, else for `seconds`; return those that are ours then."""
         wanted = list(partitions)
         if not wanted:
             return []

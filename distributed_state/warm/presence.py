@@ -1,8 +1,8 @@
-"""Which replicas there are, as each reports itself. Law: one that falls silent is published as lost once, by one other.
+"""The replicas of a store, as each reports itself. Law: a silent one is published as lost once, by one other replica.
 
-The roll holds when each counts as lost, by the server's clock. A replica that was late itself judges nobody for a
-while: more likely it was Redis that was away, for the others as well. In a large fleet each beats more rarely, and says
-with each beat how long it counts.
+The roll holds the time when each counts as lost, by the server's clock. A replica that was late itself does not report
+others for a while: more likely Redis was down, for the others as well. In a large fleet each sends heartbeats less
+often, and reports with each how long it is valid.
 
 Design: section 12.
 """
@@ -30,22 +30,22 @@ from distributed_state.warm.stream import Stream
 
 log = logging.getLogger(__name__)
 MAX_STATUS_BYTES = 16 * 1024
-_BEATS = 3  # after so many missed beats a replica counts as lost
-_ROLL_BEATS = 2  # the roll is read again after so many
-_CALM = 50  # so many replicas beat as often as they are told to; more of them together as often, if they can
-_RAREST = 5.0  # but none more rarely than that many times
-_LISTED = 100  # the roll of more than so many is read more rarely
+_BEATS = 3  # a replica counts as lost after this many missed beats
+_ROLL_BEATS = 2  # beats between two reads of the roll
+_CALM = 50  # up to this many replicas beat at the configured interval; larger fleets keep the same total rate
+_RAREST = 5.0  # but the interval is at most this many times longer
+_LISTED = 100  # a roll of more replicas is read less often
 _KEPT_MS = 3_600_000
 _REASONS = ("replica", "away")
-"""Why a heartbeat was not taken: Redis is a replica that nobody may write to, or gave no answer."""
+"""Why a heartbeat was refused: Redis is a read-only replica, or gave no answer."""
 _SHOWN = 300  # letters of a failure
 _NAMED = 10  # partitions of which nothing is archived
 
 
 class Figures(NamedTuple):
-    """What a replica knows of itself without asking: how far its work is, what it counted, and what stops its archiver.
+    """A replica's own figures, known without asking: how far its work is, its counters, and what stops its archiver.
 
-    `archiving` is "" while nothing does; `diverged` says why of a partition nothing can be archived.
+    `archiving` is "" while nothing does; `diverged` has the reason for each partition that cannot be archived.
     """
 
     positions: dict[str, int]
@@ -74,8 +74,8 @@ class Presence:
         self._rounds = rounds
         self._figures = figures
         self._every = settings.beat
-        self._pause = settings.beat  # until the next beat of the job; what a beat says of itself goes by it
-        self._members = 1  # as the last beat was answered
+        self._pause = settings.beat  # until the job's next beat; a beat reports its validity by it
+        self._members = 1  # as the answer to the last beat reported
         self._started = port.wall()
         self._judges_from = 0.0
         self._status: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class Presence:
         self.refusing = ""
         """Why Redis did not take the last heartbeat, one of _REASONS; "" if it did."""
         self.lost = 0
-        self._seen: dict[str, float] = {}  # who was on the roll, and when last, by the monotonic clock
+        self._seen: dict[str, float] = {}  # replicas that were on the roll, and when last, by the monotonic clock
         self._roll_at = 0.0
         self._job: Job | None = None
 
@@ -93,7 +93,7 @@ class Presence:
             self._job = self._port.spawn(self._run, "distributed-state-beat")
 
     def announce(self, fields: Mapping[str, Any]) -> None:
-        """Report these with the next beat, beside those of before; None takes one away."""
+        """Report these fields with the next beat, in addition to earlier ones; None removes a field."""
         stated = {name: value for name, value in {**self._status, **fields}.items() if value is not None}
         text = codec.encode(stated, "status")
         if len(text) > MAX_STATUS_BYTES:
@@ -101,7 +101,7 @@ class Presence:
         self._status = codec.decode(text)
 
     async def replicas(self) -> list[Replica]:
-        """All that are there, the oldest first."""
+        """Return all present replicas, the oldest first."""
         if self._every:
             await self._warm.patiently(self._beat)
         # By the clock of the server that has the roll.
@@ -115,9 +115,9 @@ class Presence:
         return sorted(found, key=lambda each: (each.started, each.id))
 
     async def known(self) -> set[str]:
-        """Those who are there, as the roll says and as it said lately: Redis may have lost it with the rest.
+        """Return the ids of replicas on the roll now or lately: Redis may have lost the roll with the rest.
 
-        Never raises: without an answer it is those of before. Without beats this replica alone is known.
+        Never raises: without an answer it returns the earlier ones. Without heartbeats only this replica is known.
         """
         if self._every:
             try:
@@ -132,7 +132,7 @@ class Presence:
         now = self._roll_at = self._port.monotonic()
         self._seen.update((each.decode(), now) for each in listed)
         for id, seen in list(self._seen.items()):
-            # Kept beyond its end on the roll, which is a long time after its last beat.
+            # Kept after it left the roll, which happens a long time after its last beat.
             if seen < now - self._kept:
                 self._seen.pop(id, None)
 
@@ -147,17 +147,18 @@ class Presence:
 
     @property
     def _roll_every(self) -> float:
-        """Seconds between two looks at the roll, which is longer the more there are to look at it."""
+        """Seconds between two reads of the roll; longer in a large fleet."""
         return self._pause * max(_ROLL_BEATS, self._members / _LISTED)
 
     @property
     def _kept(self) -> float:
-        """Seconds for which who was on the roll counts as known."""
+        """Seconds for which a replica that was on the roll counts as known."""
         return self._pause * _BEATS + self._roll_every
 
     async def _run(self) -> None:
         while True:
-            # Before the beat that says how long it counts: the next one comes by then, however many there are now.
+            # Before the beat that reports its validity: the next one comes in time, however many replicas there are
+            # then.
             self._pause = self._every * min(max(self._members / _CALM, 1.0), _RAREST)
             try:
                 for each in await self._beat():
@@ -172,7 +173,7 @@ class Presence:
             await self._port.sleep(self._rounds.pause(self._pause) if self._reached else self._every)
 
     async def _beat(self) -> list[str]:
-        """Report that we are there; the replicas that we see to be lost."""
+        """Report this replica; return the replicas that are found to be lost."""
         keys = self._keys
         replica = self._warm.replica
         stated = codec.encode(self._card(), "replica")
@@ -217,7 +218,7 @@ class Presence:
             log.warning("replica %s, process %d on %s, was lost%s", id, lost.pid, lost.host, more)
 
     async def close(self) -> None:
-        """Leave at once: going is no loss."""
+        """Leave at once; this is not published as a loss."""
         if self._job is None:
             return
         replica = self._warm.replica
@@ -229,7 +230,7 @@ class Presence:
 
 
 def _read(id: str, card: bytes | None, left_ms: float) -> Replica:
-    """What a replica reported of itself; of one that cannot be read there is the id."""
+    """Parse a replica's report; if it cannot be read, only its id is set."""
     try:
         stated = codec.decode(card or b"{}", "replica")
         return Replica(
