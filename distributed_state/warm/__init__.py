@@ -1,10 +1,10 @@
-"""The warm tier: all that is said to Redis. Law: what has to be atomic is one script.
+"""The warm tier: all communication with Redis. Law: an operation that has to be atomic is one script.
 
-`scripts` names the scripts and sends them, `answers` has what goes there and comes back. `client` is for records, and
+`scripts` names the scripts and sends them, `answers` has their arguments and answers. `client` is for records, and
 makes it harmless to send a write again; `partitions` is for their journals, `confirming` waits for durability, `clock`
-knows the servers' time. `link` hears what is published. `lease` holds a `lock` of the server's, `held_leases` lists
-them all. `stream` has the events, `event_channels` where they are published, `consumers` who takes them. `presence`
-knows which replicas there are, `partition_assignment` which partitions each handles.
+knows the servers' time. `link` receives published messages. `lease` holds a `lock` of the server, `held_leases` lists
+all leases. `stream` has the events, `event_channels` the channels on which they are published, `consumers` those that
+take them. `presence` knows the replicas, `partition_assignment` which partitions each handles.
 
 Design: section 4.
 """

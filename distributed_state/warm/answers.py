@@ -1,7 +1,6 @@
-"""What is sent to the scripts and what they answer, as values and errors. Law: no bytes of Redis' protocol leave here.
+"""Arguments and answers of the scripts, as values and errors. Law: no bytes of Redis' protocol leave this module.
 
-An answer of commit.lua that refuses a write becomes the error that the caller gets; no user's value stands in its
-message.
+An answer of commit.lua that refuses a write becomes the caller's error; its message never contains a user's value.
 
 Design: section 4.
 """
@@ -35,19 +34,19 @@ REFUSALS = (
     *("fenced", "forgotten", "item", "locked", "misused", "tags", "toolarge"),
 )
 _SHOWN = {PHASE: "phase", SCHEMA: "schema version"}
-_REPEATED = 6  # words of an answer that repeats one that was lost: known_op.lua
+_REPEATED = 6  # words of an answer that repeats a lost one: known_op.lua
 
 Expectations = Sequence[tuple[bytes, bytes | None]]
 """Fields with their stored bytes, None for an absent one: the write is refused if they differ."""
 
 
 class Draft(NamedTuple):
-    """A change as its caller asks for it; `OpId` has the arguments of commit.lua that are not in here.
+    """A change as its caller asks for it; `OpId` has the other arguments of commit.lua.
 
     - `kind`, `owner`, `actor`: as the journal notes them. With kind '' nothing is changed, only checked.
     - `steps`: changes of fields, messages and items, as in `journal.Op`. `items`: whether any is about items.
-    - `events`: steps beside them: lifecycle events ('e') and another lifetime ('x'); see steps.lua.
-    - `lifetime`: of a session that begins with this commit: idle and whole, in ms, 0 for no end.
+    - `events`: additional steps: lifecycle events ('e') and another lifetime ('x'); see steps.lua.
+    - `lifetime`: of a session that begins with this commit: idle and total, in ms, 0 for no end.
 
     Conditions, all checked by commit.lua:
 
@@ -57,9 +56,9 @@ class Draft(NamedTuple):
     - `preconditions`: the user's, as pairs of field and commit.lua's word. `expected_items`: those on items, as steps
       'A', 'P' and 'M'.
 
-    `level` is how durable the commit must be before it is acknowledged; None: the store's own. `creation` is what the
-    caller knows of a record that is not in Redis: '*' its id is fresh; or the hydration token under which SQL had no
-    such record; '' nothing.
+    `level` is how durable the commit must be before it is acknowledged; None: the store's default. `creation` is what
+    the caller knows of a record that is not in Redis: '*' if its id is fresh; or the hydration token under which SQL
+    had no such record; '' for nothing.
     """
 
     kind: str
@@ -80,10 +79,10 @@ class Draft(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL knows it.
+    """A write that was applied. If only SQL knows it, `first_message` and `results` are None and `offset` is 0.
 
-    `first_message` is the number that the next message had before the write, whether it adds one or not: see `added`.
-    `time_ms` is None as well if the answer repeats one that was lost. `archived`: up to which offset the partition is
+    `first_message` is the number that the next message had before the write, even if it adds none: see `added`.
+    `time_ms` is also None if the answer repeats one that was lost. `archived`: the offset up to which the partition is
     archived under this epoch. `text`: the whole answer. `trailing`: the answer of the script sent after this one.
     `steps`: those of the last attempt, which may have swaps in place of increments.
     """
@@ -101,26 +100,26 @@ class Committed(NamedTuple):
 
     @property
     def added(self) -> int | None:
-        """The number of the first message that it added; None if it added none, or only SQL knows it."""
+        """The number of the first message that it added; None if it added none, or if only SQL knows it."""
         return self.first_message if any(step == b"m" for step, _, _ in self.steps) else None
 
     @property
     def begins(self) -> bool:
-        """Whether this commit began the record, or began a deleted one again."""
+        """Whether this commit created the record, or created it again after a deletion."""
         return self.version == 1 or b"b" in self.flags
 
     @property
     def flags(self) -> bytes:
-        """What commit.lua added to the steps, as letters."""
+        """The letters by which commit.lua reports what it added to the steps."""
         return self.text.rpartition(b" ")[2]
 
     @property
     def first_items(self) -> list[Step]:
-        """The step that commit.lua adds where a record gets its first items."""
+        """The step that commit.lua adds when a record gets its first items."""
         return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.flags else []
 
     def applied(self) -> list[Step] | None:
-        """The steps as the journal has them: with sums, numbers and times. None if the answer lacks some of these."""
+        """Return the steps as in the journal: with sums, numbers and times. None if the answer lacks some of these."""
         if self.first_message is None or self.results is None:
             return None
         number = self.first_message
@@ -132,7 +131,7 @@ class Committed(NamedTuple):
             if step == b"i":
                 each = (b"s", name, b"%d" % next(sums))
             elif step == b"m" and name:
-                number = int(name) + 1  # a copy, with the number and the time that it had
+                number = int(name) + 1  # a copy keeps its number and its time
             elif step == b"m":
                 if self.time_ms is None:
                     return None
@@ -155,7 +154,7 @@ class Committed(NamedTuple):
 
 
 def committed(text: bytes, steps: Sequence[Step], trailing: Any = None) -> Committed:
-    """What commit.lua answered of a write that was applied, and the answer of the script that was sent after it."""
+    """Parse commit.lua's answer for an applied write; keep the answer of the script sent after it."""
     words = text.split(b" ")
     if len(words) == _REPEATED:
         _, version, epoch, first, results, offset = words
@@ -170,7 +169,7 @@ def committed(text: bytes, steps: Sequence[Step], trailing: Any = None) -> Commi
     )
 
 
-_new = tuple.__new__  # as a NamedTuple does it, without a function of its own
+_new = tuple.__new__  # as a NamedTuple does it, without its Python-level function
 
 
 def _sums(results: bytes) -> tuple[int, ...]:
@@ -187,15 +186,15 @@ class UnknownItems:
 
 @dataclass(frozen=True, slots=True)
 class Uninitialised:
-    """The partition holds no epoch, or one of another life: Redis is new, or may have lost something."""
+    """The partition has no epoch, or one of another data id: Redis is new, or may have lost data."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes.
+    """How far a partition was written and archived; epoch '' if Redis does not know it. `waiting` is in bytes.
 
-    `life`: of the data, as the partition notes it, see `port.lives`; `proved_ms`: when a script last
-    asked the server that it still is, by that server's clock (`same_data.lua`).
+    `life`: the data id that the partition notes, see `port.lives`; `proved_ms`: when a script last verified with the
+    server that it is current, by that server's clock (`same_data.lua`).
     """
 
     epoch: str
@@ -206,13 +205,13 @@ class PartitionState:
     proved_ms: int = 0
 
     def fill(self, settings: Settings) -> float:
-        """How full the journal is, 0 to 1; at 1 writes are refused."""
+        """Return how full the journal is, 0 to 1; at 1 writes are refused."""
         return max(0.0, (self.offset - self.archived) / settings.journal_entries, self.waiting / settings.journal_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """The record is not in Redis. `token` was left there before anything else; '' if Redis is too full for it."""
+    """The record is not in Redis. `token` was left there for its hydration; '' if Redis is too full for it."""
 
     epoch: str
     token: str
@@ -226,7 +225,7 @@ class Swap:
 
 
 class HeldItem(NamedTuple):
-    """An item as Redis has it: the version at which it was put, and its frame; an empty one of a deleted item."""
+    """An item as Redis has it: the version at which it was put, and its frame, which is empty for a deleted item."""
 
     version: int
     frame: bytes
@@ -234,7 +233,7 @@ class HeldItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ItemWindow:
-    """What Redis knows of a record's items at one version; `since`: of the layer that is open, 0: it never had any."""
+    """A record's items in Redis at one version; `since`: the version of the open layer, 0 if it never had items."""
 
     epoch: str
     version: int
@@ -243,16 +242,16 @@ class ItemWindow:
 
 @dataclass(frozen=True, slots=True)
 class KnownItems(ItemWindow):
-    """Items by name, None if there is none; those that are missing are in SQL, or nowhere."""
+    """Items by name, None for items that do not exist; names that are missing may be in SQL."""
 
     items: dict[bytes, HeldItem | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ListedItems(ItemWindow):
-    """The items of a collection that Redis has in a range, in order, deleted ones too.
+    """The items of a collection that Redis has in a range, in order, including deleted ones.
 
-    `whole`: SQL knows no others up to the last. `more`: there are more here, behind the last.
+    `whole`: SQL has no others up to the last one. `more`: Redis has more after the last one.
     """
 
     whole: bool
@@ -264,7 +263,7 @@ class ListedItems(ItemWindow):
 
 
 def refusal(names: RecordKeys, draft: Draft, lock_value: str, answer: list[Any]) -> StateError:
-    """The error for what commit.lua refused. `lock_value` was sent with it."""
+    """Return the error for commit.lua's refusal. `lock_value` was sent with the write."""
     word = answer[0].decode()
     rest = answer[1:]
     record = names.ref.text[:200]
@@ -300,7 +299,7 @@ def _conflict(record: str, draft: Draft, version: int, found: tuple[bytes | None
     held, found = found[:own], found[own:]
     expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
     seen, said = f"version {version}", None
-    if draft.expected in (None, version):  # then it is one of these
+    if draft.expected in (None, version):  # then one of the conditions below failed
         judged = (unmet(record, *each, raw) for each, raw in zip(draft.preconditions, held, strict=False))
         said = next(filter(None, judged), None)
         pairs = zip(draft.expectations, found, strict=False)
@@ -313,7 +312,7 @@ def _conflict(record: str, draft: Draft, version: int, found: tuple[bytes | None
 
 
 def unmet(record: str, name: bytes, word: bytes, raw: bytes | None) -> str | None:
-    """What is to be said if this is not as commit.lua's word wants it; None if it is."""
+    """Return the message if this does not meet commit.lua's word; None if it does."""
     absent = raw is None
     if name == b"#v":
         found, wanted = ("no record", "one") if absent else ("a record", "none")
@@ -342,7 +341,7 @@ def holder_of(lock_value: str) -> str:
 
 
 def _shown(name: bytes, raw: bytes | None) -> str:
-    """What a field is expected to hold, or holds. Never a user's value: errors end up in logs."""
+    """Describe the expected or present value of a field. Never a user's value: errors end up in logs."""
     if raw is None:
         return "nothing"
     return repr(raw[:40].decode(errors="replace")) if name in _SHOWN else f"{len(raw)} bytes"

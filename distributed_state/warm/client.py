@@ -61,7 +61,7 @@ from distributed_state.warm.scripts import COMMIT, HYDRATE, LIST_ITEMS, READ, RE
 from distributed_state.warm.telemetry import Telemetry, observed, several
 
 T = TypeVar("T")
-_MARGIN_MS = 2000  # how far the clocks of two servers may differ, one of which may never have answered here
+_MARGIN_MS = 2000  # how far the clocks of two servers may differ; one of them may never have answered
 FULL = "Redis is at maxmemory and nothing more is evictable; nothing was written"
 LOST = "a write may have been applied, its answer was lost"
 
@@ -71,14 +71,14 @@ class OpId:
 
     - `sequence`, `digest` name it; `oldest` is this replica's first unanswered write to the record (RIFL, SOSP 2015).
     - `record` is the record's text, `size` the bytes of the steps, `first` when it was begun, by the monotonic clock.
-    - `since_ms`: it was not applied before that time of the server's clock. `doubted`: an answer was lost, so it may
+    - `since_ms`: it was not applied before that time of the server's clock. `doubted`: a reply was lost, so it may
       have been applied since. `eased_ms`: `since_ms` as it was last set back for another server's clock.
     - `lock_value`, `creation`: see commit.lua. `listening`: our own channel, if we are subscribed to the record's.
     - `proofs`: steps 'V' and 'G', which say which items SQL has. `events`: the draft's and a new session's, encrypted.
     - `sent`: all arguments of the last attempt.
     """
 
-    # Defaults of the class, because setting each in __init__ would be the slowest part of making an op id.
+    # Class defaults, because setting each in __init__ would be the slowest part of making an op id.
     since_ms = 0
     doubted = False
     eased_ms = -1
@@ -111,7 +111,7 @@ class Unsure:
 
 
 class OpIds:
-    """Makes the op ids of one replica, and keeps those that are unanswered."""
+    """Makes the op ids of one replica, and keeps the unanswered ones."""
 
     def __init__(self, port: Port, clock: ServerClock, replica: str, count: itertools.count[int], window: float):
         self._port = port
@@ -119,11 +119,11 @@ class OpIds:
         self._replica = replica
         self._count = count
         self._window = window
-        self._unanswered: dict[bytes, list[int]] = {}  # of each record that is being written, in order
+        self._unanswered: dict[bytes, list[int]] = {}  # for each record that is being written, in order
         self._mutex = port.mutex()
 
     def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]], record: bytes = b"") -> OpId:
-        """Name a write to a record. `end` must follow, whatever comes of it."""
+        """Name a write to a record. `end` must follow in every case."""
         text = b"\0".join(chain.from_iterable(steps))
         with self._mutex:
             sequence = next(self._count)
@@ -136,7 +136,7 @@ class OpIds:
         return OpId(sequence, oldest, f"{crc32(text):x}", self._port.monotonic(), len(text), record)
 
     def end(self, op: OpId) -> None:
-        """The caller will not send this write again."""
+        """Note that the caller will not send this write again."""
         with self._mutex:
             unanswered = self._unanswered.get(op.record, ())
             if len(unanswered) > 1:
@@ -145,7 +145,7 @@ class OpIds:
                 del self._unanswered[op.record]
 
     def event(self, op: OpId) -> str:
-        """The id of the commit that a write becomes, in the journal and in SQL."""
+        """Return the id of the write's commit, in the journal and in SQL."""
         return f"{self._replica}.{op.sequence}.{op.digest}"
 
     def sending(self, op: OpId, what: str) -> None:
@@ -173,11 +173,11 @@ class OpIds:
             raise
 
     def lost(self, op: OpId) -> None:
-        """Note that an answer was lost, and allow for the clock of another server, once for each time that was heard.
+        """Note that a reply was lost, and allow for the clock of another server, once for each time that was received.
 
-        That server may have applied the write, or answer its repetition: a replica that was promoted, or whoever has
-        the slot now. By a clock that is behind the one that was heard, a record may have come back from SQL with this
-        write in it before it could have been applied at all; then nobody would ask SQL.
+        That server may have applied the write, or may answer its repetition: a promoted replica, or the new owner of
+        the slot. If its clock is behind, a record may have returned from SQL with this write in it at a time before
+        `since_ms`; then SQL would not be asked.
         """
         op.doubted = True
         if self._port.several and op.since_ms != op.eased_ms:
@@ -200,10 +200,10 @@ class Warm(RetryingClient):
         self.ops = OpIds(port, self.clock, replica, self.count, settings.op_window)
         self.partitions = Partitions(self, settings, replica, self.count)
         self.telemetry = Telemetry(settings, port.monotonic)
-        self.refused = Counter(dict.fromkeys((*REFUSALS, "full"), 0))  # writes, by the word that the server answered
+        self.refused = Counter(dict.fromkeys((*REFUSALS, "full"), 0))  # writes, by the word of the refusal
         self.emitted = 0
         self._name_full_at = 0.0
-        self.limits = (  # of an event that is written alone
+        self.limits = (  # for an event that is written alone
             b"%d" % settings.publish_bytes,
             b"%d" % settings.journal_entries,
             b"%d" % settings.journal_bytes,
@@ -225,7 +225,7 @@ class Warm(RetryingClient):
     async def commit(
         self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
-        """Send a write, again and again while replies are lost. Raises the server's refusal."""
+        """Send a write, repeatedly while replies are lost. Raises the server's refusal."""
         if draft.events or op.creation or op.events or draft.deleted != "refuse":
             self._seal(names, draft, op)
         try:
@@ -237,7 +237,7 @@ class Warm(RetryingClient):
         return self._committed(names, draft, op, answer, trailing)
 
     async def _attempt(self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None) -> tuple[Any, Any]:
-        # Built for each attempt: it says since when the op id can have been applied.
+        # Built for each attempt: its arguments include the earliest time at which the op id can have been applied.
         self.ops.sending(op, names.ref.text)
         call = self._call(names, draft, op)
         try:
@@ -252,7 +252,7 @@ class Warm(RetryingClient):
             raise
 
     def full(self, error: Backpressure) -> None:
-        """A server had no memory for a write: counted each time, and named once a minute."""
+        """Count a write for which a server had no memory, and log it once a minute."""
         self.refused["full"] += 1
         if (now := self.port.monotonic()) >= self._name_full_at:
             self._name_full_at = now + 60.0
@@ -262,7 +262,7 @@ class Warm(RetryingClient):
     async def commit_many(
         self, writes: Sequence[tuple[RecordKeys, Draft, OpId]]
     ) -> list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError]:
-        """Send writes to many records in one round trip; what was refused comes back as its error."""
+        """Send writes to many records in one round trip; a refused write is returned as its error."""
         for names, draft, op in writes:
             self._seal(names, draft, op)
         ops = [op for _, _, op in writes]
@@ -283,15 +283,15 @@ class Warm(RetryingClient):
 
     async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId]], answers: list[Any]) -> None:
         answers[:] = await self.port.scripts([self._call(*write) for write in writes])
-        # Of several servers some may be away. All is sent again: what was applied is remembered.
+        # Some of several servers may be down. All writes are sent again: those that were applied are recognised.
         for answer in answers:
             if isinstance(answer, WarmUnavailable):
                 raise answer
 
     def _call(self, names: RecordKeys, draft: Draft, op: OpId) -> Call:
-        """The call of commit.lua."""
+        """Return the call of commit.lua."""
         events = op.events
-        # The record may be there, or have been archived and evicted: only SQL knows.
+        # The record may exist, or have been archived and evicted: only SQL knows.
         creation = "?" if op.doubted and op.creation == "*" else op.creation
         arguments: list[Any] = [
             self._constants, draft.epoch, op.sequence, op.oldest, op.digest, op.since_ms, op.lock_value, creation,
@@ -313,23 +313,23 @@ class Warm(RetryingClient):
             arguments += event
             lives = lives or event[0] in (b"x", b"X")
         if draft.items:
-            # Not remembered with the commit: they change nothing.
+            # Not in `op.sent`: they change nothing.
             checks = [word for step in (*op.proofs, *draft.expected_items) for word in step]
             return (
                 self._commit,
                 (*names.commit_keys, *names.event_keys, names.lifetimes, names.items),
                 [*arguments, *checks],
             )
-        # A key costs the server as much as a word.
+        # An additional key costs the server as much as a word.
         keys = (*names.commit_keys, *names.event_keys)
         return self._commit, (*keys, names.lifetimes) if lives else keys, arguments
 
     def _seal(self, names: RecordKeys, draft: Draft, op: OpId) -> None:
-        """Seal the steps beside a change, once for all attempts: what its writer remembers has the same bytes."""
+        """Encrypt the additional steps of a change, once for all attempts, so that the bytes are always the same."""
         op.events = events = _events(names, draft, op.creation)
         if events:
             codec = self.codec_of(names.ref.text)
-            # Only now the op id is known, which is part of what an event's data is authenticated with.
+            # The op id is known only now, and an event's data is authenticated with it.
             writer = f"{self.replica}.{op.sequence}"
             op.events = [
                 (kind, type, codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
@@ -339,7 +339,7 @@ class Warm(RetryingClient):
     def _committed(
         self, names: RecordKeys, draft: Draft, op: OpId, answer: Any, trailing: Any = None
     ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
-        """Read the answer of commit.lua, and keep that of the script which was sent after it."""
+        """Parse the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
             done = committed(answer, draft.steps, trailing)
             if op.events:
@@ -363,9 +363,10 @@ class Warm(RetryingClient):
     # Scripts that are sent with another one
 
     async def ask(self, call: Call, trailing_call: Call | None = None) -> tuple[Any, Any]:
-        """The answers of a script and of one sent after it, in one round trip; repeated while replies are lost.
+        """Send a script, and a second one after it, in one round trip; return both answers.
 
-        An error of the second is its answer, None if there was no second. It runs whatever became of the first.
+        Repeated while replies are lost. An error of the second is returned as its answer, None if there was no second;
+        it runs even if the first fails.
         """
         return await self.patiently(self._ask, call, trailing_call)  # type: ignore[no-any-return]  # what _ask returns
 
@@ -382,7 +383,7 @@ class Warm(RetryingClient):
     async def read(
         self, names: RecordKeys, epoch: str = "", version: int | None = None
     ) -> list[Any] | Cold | Uninitialised | None:
-        """The fields of a record as stored, preceded by its epoch; None if the caller's version is the current one."""
+        """Return the epoch and the fields of a record as stored; None if the caller's version is the current one."""
         keys, arguments = self.read_call(names, epoch, version)
         return self.found(await self.script(READ, keys, arguments))
 
@@ -390,16 +391,16 @@ class Warm(RetryingClient):
     async def read_many(
         self, many: Sequence[tuple[RecordKeys, str, int | None]]
     ) -> list[list[Any] | Cold | Uninitialised | StateError | None]:
-        """Several records in one round trip, each with the epoch and the version that the caller has."""
+        """Read several records in one round trip, each with the epoch and the version that the caller has."""
         calls = [(READ, *self.read_call(*each)) for each in many]
         answers = await self.scripts(calls)
         return [answer if isinstance(answer, StateError) else self.found(answer) for answer in answers]
 
     async def unchanged(self, groups: Sequence[tuple[list[bytes], list[str]]]) -> list[list[bytes] | StateError]:
-        """Which records are at the versions that the caller has, in one exchange that is tried once.
+        """Check which records are at the versions that the caller has, in one exchange that is tried once.
 
-        For each partition: keys and arguments of unchanged.lua. What comes is a word for each record, "same", "other"
-        or "absent"; none of a partition that is to be started.
+        Each group has the keys and arguments of unchanged.lua for one partition. Returns a word for each record,
+        "same", "other" or "absent"; an empty list for a partition that must be started.
         """
         found: list[list[bytes] | StateError] = []
         for answer in await self.port.scripts([(UNCHANGED, *group) for group in groups]):
@@ -410,13 +411,13 @@ class Warm(RetryingClient):
         return found
 
     def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
-        """Keys and arguments of read.lua."""
+        """Return keys and arguments of read.lua."""
         known = "" if version is None else version
         arguments = [epoch, known, f"{self.replica}.{next(self.count)}", self.ttl_ms]
         return [names.record, names.hydration, names.meta], arguments
 
     def found(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:
-        """Read the answer of read.lua."""
+        """Parse the answer of read.lua."""
         if answer[0] == b"ok":
             return [answer[1].decode(), *answer[2]]
         if answer[0] == b"same":
@@ -426,7 +427,7 @@ class Warm(RetryingClient):
         return Uninitialised()
 
     async def hydrate(self, names: RecordKeys, cold: Cold, loaded: Loaded) -> int:
-        """Put an archived record back; the server's time in ms, 0 if something happened to it since `cold` came."""
+        """Put an archived record back; return the server's time in ms, 0 if it changed since `cold` was read."""
         state = loaded.state
         lowest = loaded.messages[0][0] if loaded.messages else int(state.fields.get(b"#mn", b"0"))
         size = sum(len(name) + len(value) for name, value in state.fields.items() if name[:1] != b"#")
@@ -443,10 +444,10 @@ class Warm(RetryingClient):
         answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self.ttl_ms, *fields])
         return int(answer[1]) if answer[0] == b"ok" else 0
 
-    # Items: those that are not said to be absent are to be looked for in SQL
+    # Items: SQL has to be asked for those that are not known to be absent
 
     async def read_items(self, names: RecordKeys, wanted: Sequence[bytes]) -> KnownItems | Cold | Uninitialised:
-        """Items by name: collection, NUL, key."""
+        """Read items by name: collection, NUL, key."""
         answer = await self.script(READ_ITEMS, [names.record, names.items, names.meta], [self.ttl_ms, *wanted])
         if answer[0] != b"ok":
             return _absent(answer)
@@ -468,7 +469,7 @@ class Warm(RetryingClient):
         limit: int,
         size: int,
     ) -> ListedItems | Cold | Uninitialised:
-        """The first of a range of keys, so many at most and of so many bytes."""
+        """Return the first items of a range of keys, at most `limit` items and `size` bytes."""
         bounds = [b"" if bound is None else b"=" + bound for bound in (after, before)]
         arguments = [self.ttl_ms, collection, prefix, *bounds, b"1" if reverse else b"", limit, size]
         answer = await self.script(LIST_ITEMS, [names.record, names.items, names.meta], arguments)
@@ -480,10 +481,10 @@ class Warm(RetryingClient):
 
 
 def _events(names: RecordKeys, draft: Draft, creation: str) -> list[Step]:
-    """The steps beside a change, with those that the beginning of a session adds."""
+    """Return the additional steps of a change, with those that a new session adds."""
     events = list(draft.events)
     if names.ref.scope == "session" and (creation or draft.deleted != "refuse"):
-        # A rollback brings back a deleted session: its event is the rollback's, and another lifetime begins.
+        # A rollback restores a deleted session: its event is the rollback's, and another lifetime begins.
         if draft.deleted != "revive" and not any(type == _CREATED[1] for _, type, _ in events):
             events.insert(0, _CREATED)
         if any(draft.lifetime) and not any(step == b"x" for step, _, _ in events):

@@ -1,17 +1,17 @@
-"""Time: Redis' clock as this replica estimates it, and the moments at which a replica asks Redis for what may wait.
+"""Time: Redis' clock as this replica estimates it, and the moments at which a replica sends requests that can wait.
 
-Law: deadlines are compared by one clock, whatever the workers' own say. Between two answers it goes on by this
-process's monotonic clock, which no setting of the time moves: a worker's wall clock may jump either way, and nothing
-ends sooner or later. The monotonic clock may stand still while a machine is suspended; then this one is late, so that
-things end later and none too soon, until it asks again: at least every minute wherever something is to be found past
-its deadline, and with every probe of the link.
+Law: deadlines are compared by one clock, not by the workers' own. Between two answers this clock advances by the
+process's monotonic clock, which is not affected by setting the time: a worker's wall clock may jump either way, and
+nothing ends early or late. The monotonic clock may stop while a machine is suspended; then this clock is late, so that
+deadlines pass late and never early, until it asks again: at least every minute wherever deadlines are checked, and with
+every probe of the link.
 
-Each server of a cluster has a clock of its own. The earliest of them counts, for the same reason; and a write says
-since when it can have been applied, which must not be later than what the server's clock shows that applies it.
+Each server of a cluster has its own clock. The earliest of them counts, for the same reason; and a write states the
+earliest time at which it can have been applied, which must not be later than the clock of the applying server.
 
-Rounds: to wake a server that has nothing to do costs it more than most commands do. So an idle replica wakes it once
-for the proof of its link, its heartbeat, its claims and its look at journals, and for none of them later than it was
-to be. The moments of different replicas lie apart.
+Rounds: waking an idle server costs it more than most commands do. So an idle replica wakes it once for the probe of its
+link, its heartbeat, its claims and its look at journals, and none of them is late. The moments of different replicas
+are spread.
 
 Design: sections 5, 12.
 """
@@ -28,11 +28,11 @@ from distributed_state.port import Port
 from distributed_state.values import chance
 
 _STALE = 60.0
-_DRIFT = 0.0005  # a clock that is being set right runs at most that much too fast or too slow (adjtime)
+_DRIFT = 0.0005  # a clock that is being adjusted runs at most this much too fast or too slow (adjtime)
 ROUND_SECONDS = 3.0  # between two common moments
-_CALM = 300  # up to this many replicas have rounds of that length; more of them together wake the server as often
+_CALM = 300  # up to this many replicas have rounds of that length; in larger fleets the total rate stays the same
 _RAREST = 3.0  # but no round is longer than this many times that length
-_EARLY = 0.05  # a timer may be that early, and what is due so soon goes along
+_EARLY = 0.05  # a timer may be this early, and work that is due this soon is done with it
 
 
 class ServerClock:
@@ -43,7 +43,7 @@ class ServerClock:
         self._readings: dict[str, Reading] = {}
         self._tried: dict[str, float] = {}
         self._ahead = 0.0
-        self._earliest = 0.0  # as `_ahead`, of a clock that runs slow by as much as it may, since the start of ours
+        self._earliest = 0.0  # like `_ahead`, for a clock that runs as slow as it may since the start of ours
 
     @property
     def known(self) -> bool:
@@ -51,7 +51,7 @@ class ServerClock:
         return bool(self._readings)
 
     def now(self) -> float:
-        """Seconds since 1970; wrong by at most half the round trip of the last answer, and what has drifted since.
+        """Return seconds since 1970; off by at most half the round trip of the last answer, plus drift since then.
 
         Raises WarmUnavailable if no server has ever answered: no other clock is good enough to end anything by.
         """
@@ -60,13 +60,13 @@ class ServerClock:
         return self._port.monotonic() + self._ahead
 
     def earliest_ms(self) -> int:
-        """Milliseconds since 1970 that the clock of every server shows already; 0 if none has ever answered."""
+        """Return a time in ms since 1970 that every server's clock has reached; 0 if none has ever answered."""
         if not self._readings:
             return 0
         return math.floor((self._port.monotonic() * (1 - _DRIFT) + self._earliest) * 1000)
 
     def received(self, node: str, answer: Any, sent: float) -> None:
-        """A server's answer of TIME to a question sent at this monotonic time. The quickest of a minute counts."""
+        """Note a server's answer to TIME, asked at this monotonic time. The quickest answer of a minute counts."""
         received = self._port.monotonic()
         took = received - sent
         known = self._readings.get(node)
@@ -88,7 +88,7 @@ class ServerClock:
         await self._ask([node for node in nodes if now - self._tried.get(node, -math.inf) > _STALE])
         gone = self._readings.keys() - set(nodes)
         if gone and len(gone) < len(self._readings):
-            # One that has left must not hold up the clock of those that are there.
+            # A server that has left must not hold back the clock of the others.
             self._readings = {node: each for node, each in self._readings.items() if node not in gone}
             self._take_earliest()
 
@@ -116,7 +116,7 @@ class ServerClock:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one server answered: how far its clock is ahead of our monotonic one, when, and how long the answer took."""
+    """An answer of one server: how far its clock is ahead of our monotonic one, when, and how long the answer took."""
 
     ahead: float
     asked: float
@@ -124,7 +124,7 @@ class Reading:
 
 
 class Rounds:
-    """The common moments of one replica, by its monotonic clock, when it asks for all that may wait."""
+    """The common moments of one replica, by its monotonic clock, when it sends all requests that can wait."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -132,18 +132,18 @@ class Rounds:
         self.seconds = ROUND_SECONDS  # between two moments, in a fleet of the size that was reported last
 
     def spread(self, members: int) -> None:
-        """In a large fleet the moments lie further apart: so more replicas wake the server no more often."""
+        """Make rounds longer in a large fleet, so that more replicas do not wake the server more often."""
         self.seconds = ROUND_SECONDS * min(max(members / _CALM, 1.0), _RAREST)
 
     def pause(self, seconds: float) -> float:
-        """Seconds until the last common moment within so many; all of them if that is less than a round."""
+        """Return the seconds until the last common moment within `seconds`; all of them if less than a round."""
         if seconds < self.seconds:
             return seconds
         now = self._monotonic()
         return self._count(now + seconds) * self.seconds + self._phase - now
 
     def due(self, at: float) -> bool:
-        """Whether it is time for what was to be at this moment, or is in an instant."""
+        """Whether this moment has come, or comes in an instant."""
         return self._monotonic() + _EARLY >= at
 
     def passed(self, since: float) -> bool:

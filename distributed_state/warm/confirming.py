@@ -1,15 +1,15 @@
-"""Waits until commits are as durable as was asked. Law: on a connection of its own, for data that holds the commit.
+"""Waits until commits are as durable as requested. Law: on a separate connection, for data that holds the commit.
 
-WAIT and WAITAOF hold up everything that stands behind them on a connection (a GET behind WAIT 1 1500 waits 1.5 s), and
-they wait only for what their own connection wrote. So they do not stand behind the commit, but behind a script that
-looks whether the server has that very commit, and writes something. The tasks of an event loop share one such
-exchange: a task that comes while one is on its way goes with the next.
+WAIT and WAITAOF block all later commands on their connection (a GET after WAIT 1 1500 waits 1.5 s), and they cover only
+the writes of their own connection. So they do not follow the commit, but a script that checks whether the server has
+that very commit, and writes something. The tasks of an event loop share one such exchange: a task that comes during one
+joins the next.
 
-A level is a class with the same methods each, which says what is sent behind these scripts and judges the answers:
-`Fsynced` waits for the primary's disk, `Replicated` for replicas. `possible` says what is missing now, '' if nothing,
-and raises ConfigurationError if the level can never be reached there. `behind` is what is sent behind the scripts that
-write. `reached` is '' if the level was reached, else why not; None: ask again. `forget`: another server may answer
-there from now on.
+A level is a class with the same methods, which gives the commands after these scripts and judges the replies: `Fsynced`
+waits for the primary's disk, `Replicated` for replicas. `possible` returns what is missing now, '' if nothing, and
+raises ConfigurationError if the level can never be reached there. `behind` returns the commands to send after the
+scripts that write. `reached` returns '' if the level was reached, else the reason; None: ask again. `forget`: another
+server may answer there from now on.
 
 Design: section 14.
 """
@@ -33,24 +33,24 @@ from distributed_state.warm.scripts import CONFIRM, RetryingClient
 
 REACHED = ""
 ABSENT = "Redis does not hold it any more"
-_SHARE = 0.8  # of the time that an answer may take: WAIT must give up before the connection is given up
+_SHARE = 0.8  # of the time for a reply: WAIT must give up before the connection is given up
 _ROUNDS = 5
 _BACK = 16
 _ALWAYS = "appendonly yes, appendfsync always and no-appendfsync-on-rewrite no"
 _NEEDED = {b"appendonly": b"yes", b"appendfsync": b"always", b"no-appendfsync-on-rewrite": b"no"}
 _POLICY: Words = (b"CONFIG", b"GET", *_NEEDED)
 _WAITAOF = (7, 2)
-_LOOK_EVERY = 5.0  # seconds for which an answer of Sentinels or the cluster is believed
+_LOOK_EVERY = 5.0  # seconds for which an answer of Sentinels or the cluster stays valid
 _REPLICA = re.compile(r"slave\d+")
 _INFO: Words = (b"INFO", b"replication")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A commit that is to be confirmed: its partition's keys and its record's, and its entry in the journal.
+    """A commit that is to be confirmed: the keys of its partition and record, and its entry in the journal.
 
-    Without an event it is whatever made the record this version. `again`: it was sent again, and `offset` is that of
-    the journal's end at the time.
+    Without an event, it is the commit that made the record this version. `again`: it was sent again, and `offset` is
+    that of the journal's end at the time.
     """
 
     journal: bytes
@@ -63,18 +63,18 @@ class Claim:
     again: bool = False
 
     def call(self) -> Call:
-        """The call of confirm.lua."""
+        """Return the call of confirm.lua."""
         back = _BACK if self.again else 0
         keys = [self.journal, self.meta, self.record]
         return CONFIRM, keys, [self.epoch, self.offset, self.event, self.version, back]
 
 
 class Confirming:
-    """Confirms commits at levels between memory and the archive. `level` is that of writes which say none."""
+    """Confirms commits at levels between memory and the archive. `level` is the default level of writes."""
 
     def __init__(self, port: Port, client: RetryingClient, settings: Settings) -> None:
         self.level = level_of(settings.durability or "memory")
-        self.admitted: set[Level] = set()  # those that the servers were seen to be able to keep
+        self.admitted: set[Level] = set()  # levels that the servers were found to support
         self.missed: Counter[str] = Counter()  # commits whose level was not reached, by level
         self._port = port
         self._client = client
@@ -84,7 +84,10 @@ class Confirming:
         self._running: dict[tuple[object, str, Level], _Wave] = {}
 
     async def possible(self, level: Level) -> list[str]:
-        """What is missing for a level now, by server. Raises ConfigurationError if it never can be reached here."""
+        """Return what is missing for a level now, by server.
+
+        Raises ConfigurationError if it can never be reached here.
+        """
         if level in (MEMORY, ARCHIVED):
             return []
         nodes = self._port.nodes()
@@ -95,9 +98,9 @@ class Confirming:
         return [f"{node}: {missing}" for node, missing in found if missing]
 
     async def confirm(self, claims: Sequence[Claim], level: Level) -> list[str]:
-        """Of each commit whether it has the level: REACHED, ABSENT if this data does not have it, or why not.
+        """Return for each commit REACHED, ABSENT if this data does not have it, or why it does not have the level.
 
-        Raises WarmUnavailable if a server was away for `retry_for` seconds.
+        Raises WarmUnavailable if a server did not answer for `retry_for` seconds.
         """
         results = [""] * len(claims)
         left = list(range(len(claims)))
@@ -139,7 +142,7 @@ class Confirming:
             wave = self._next[key] = _Wave(self._port.signal())
             wave.claims += claims
             first = 0
-            # Others wait for it, too: who began it may be cancelled.
+            # Others wait for it, too: the task that began it may be cancelled.
             await self._port.shield(self._lead(key, wave))
         else:
             first = len(wave.claims)
@@ -167,7 +170,7 @@ class Confirming:
             wave.done.set()
 
     async def _over(self, wave: _Wave) -> None:
-        """Wait until others have asked. Raises WarmUnavailable when this call has waited for as long as it may."""
+        """Wait until others have asked. Raises WarmUnavailable when this call has used up its time."""
         began = self._port.monotonic()
         account = waited.present()
         if not await wave.done.wait(None if account is None else self._client.left()) and account is not None:
@@ -175,7 +178,7 @@ class Confirming:
             raise WarmUnavailable("others wait for the same answer, and none came")
 
     async def _exchange(self, node: str, level: Level, claims: list[Claim]) -> list[str]:
-        """Confirm at one server, in one round trip unless more replicas come."""
+        """Confirm at one server, in one round trip unless more replicas appear."""
         wait = self._wait(level)
         calls = [claim.call() for claim in claims]
         try:
@@ -194,7 +197,7 @@ class Confirming:
             wait.forget(node)
             raise
         except StateError as error:
-            # It is applied: whatever is wrong now, as a right that was taken away, must not look as if it was not.
+            # The commit is applied: a later problem, such as a revoked right, must not look as if it was not.
             return [str(error)] * len(claims)
 
 
@@ -209,7 +212,7 @@ class _Wave:
 
 
 def never_embedded(level: Level) -> str:
-    """Why the embedded server is refused."""
+    """Return why the embedded server is refused."""
     return (
         f"durability {level.text!r} needs a server: the embedded one has neither replicas nor a file; "
         "its levels are 'memory' and 'archived'"
@@ -220,11 +223,11 @@ def never_embedded(level: Level) -> str:
 
 
 class Fsynced:
-    """Waits for the primary's disk. Law: only a server that is known to keep its word is believed.
+    """Waits for the primary's disk. Law: only a server that is known to report fsync correctly is believed.
 
-    With `appendfsync always` an answer leaves after the disk was written, so the answer of a script that wrote is
-    enough. Redis from 7.2 on says by WAITAOF when a write is on the disk. Valkey (9.1 was measured) says so with
-    `everysec` before it is, and loses what it confirmed when the power goes: it is believed with `always` alone.
+    With `appendfsync always` a reply leaves after the disk was written, so the reply to a script that wrote is enough.
+    From 7.2 on, Redis reports by WAITAOF when a write is on the disk. Valkey (9.1 was measured) with `everysec` reports
+    it too early, and loses confirmed writes when the power fails: it is believed with `always` only.
     """
 
     def __init__(self, port: Port, wait_ms: int) -> None:
@@ -233,7 +236,10 @@ class Fsynced:
         self._says: dict[str, bool] = {}  # by server: whether its WAITAOF is believed
 
     async def possible(self, node: str) -> str:
-        """'': nothing can be missing just now. Raises ConfigurationError if this server never keeps its word."""
+        """Return '': nothing can be missing temporarily.
+
+        Raises ConfigurationError if this server cannot keep the level.
+        """
         if await self._waits(node):
             policy, done = await self._port.apart(node, [], [_POLICY, (b"WAITAOF", 0, 0, 1)])
             if isinstance(done, StateError):
@@ -248,18 +254,18 @@ class Fsynced:
         return ""
 
     async def behind(self, node: str) -> list[Words]:
-        """What is sent behind the scripts that write."""
+        """Return the commands to send after the scripts that write."""
         return [(b"WAITAOF", 1, 0, self._wait_ms) if await self._waits(node) else _POLICY]
 
     async def reached(self, node: str, sent: list[Words], answers: list[Any]) -> str | None:
-        """'' if the level was reached, else why not."""
+        """Return '' if the level was reached, else the reason."""
         if sent[0][0] == b"WAITAOF":
             return "" if int(answers[0][0]) >= 1 else "the disk was not written in time"
-        # Asked each time: who restarts or reconfigures a server tells nobody.
+        # Asked each time: a restart or a reconfiguration of a server is not announced.
         return _lacking(answers[0])
 
     def forget(self, node: str) -> None:
-        """Another server may answer there from now on."""
+        """Forget the server's capability: another server may answer there from now on."""
         self._says.pop(node, None)
 
     async def _waits(self, node: str) -> bool:
@@ -277,7 +283,7 @@ class Fsynced:
 
 
 def believed(info: dict[str, str]) -> bool:
-    """Whether WAITAOF of this server says what is so, by its INFO: Redis' does, from 7.2 on."""
+    """Whether this server's WAITAOF is reliable, by its INFO: that of Redis is, from 7.2 on."""
     if "valkey_version" in info or info.get("server_name", "redis") != "redis":
         return False
     numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2] if part.isdigit())
@@ -289,7 +295,7 @@ def _pairs(answer: list[bytes]) -> dict[bytes, bytes]:
 
 
 def _lacking(answer: list[bytes]) -> str:
-    """Why this policy does not write the disk before each answer; '' if it does."""
+    """Return why this policy does not write the disk before each reply; '' if it does."""
     found = _pairs(answer)
     return "" if found.items() >= _NEEDED.items() else _policy(found)
 
@@ -304,9 +310,9 @@ def _policy(found: dict[bytes, bytes]) -> str:
 class Replicated:
     """Waits for this many replicas; `every` waits for all that may be promoted.
 
-    A count is worth nothing by itself: a write that one of two replicas has is gone when the other one is promoted. So
-    "replicated" waits for all that are attached, and for all that Sentinels or the cluster know and may promote
-    although they are away now. Where only the primary knows of replicas, the most that were ever seen attached count:
+    A count alone guarantees nothing: a write that one of two replicas has is lost when the other one is promoted. So
+    "replicated" waits for all attached replicas, and for all that Sentinels or the cluster know and may promote
+    although they are down now. Where only the primary knows its replicas, the highest number ever seen attached counts:
     a primary forgets a replica whose connection ended.
     """
 
@@ -319,7 +325,10 @@ class Replicated:
         self._most: dict[str, int] = {}  # attached at one time, where only the primary knows
 
     async def possible(self, node: str) -> str:
-        """What is missing now for this level, '' if nothing. Raises ConfigurationError if it never can be reached."""
+        """Return what is missing now for this level, '' if nothing.
+
+        Raises ConfigurationError if it can never be reached.
+        """
         said, acknowledged = await self._port.apart(node, [], [_INFO, (b"WAIT", 0, 1)])
         for answer in (said, acknowledged):
             if isinstance(answer, StateError):
@@ -332,7 +341,7 @@ class Replicated:
         return self._short(len(attached), self._needed(node, seen)) + (f": {', '.join(away)}" if away else "")
 
     async def behind(self, node: str) -> list[Words]:
-        """What is sent behind the scripts that write."""
+        """Return the commands to send after the scripts that write."""
         if not self._every:
             return [(b"WAIT", self._replicas, self._wait_ms)]
         seen = self._seen.get(node)
@@ -341,20 +350,20 @@ class Replicated:
         return [(b"WAIT", self._needed(node, seen), self._wait_ms), _INFO]
 
     async def reached(self, node: str, sent: list[Words], answers: list[Any]) -> str | None:
-        """'' if the level was reached, else why not; None: there are others than was known, so ask again."""
+        """Return '' if the level was reached, else the reason; None to ask again, as replicas changed."""
         needed, acknowledged = int(sent[0][1]), int(answers[0])
         if self._every:
             attached = _attached(answers[1])
             seen = self._seen.get(node)
             if seen is None or attached != seen.attached:
-                # One that came may be promoted; where one left, Sentinels or the cluster say whether it still may be.
+                # A new replica may be promoted; where one left, Sentinels or the cluster say whether it still may be.
                 seen = await self._look(node, attached)
             if self._needed(node, seen) > needed:
                 return None
         return "" if acknowledged >= needed else self._short(acknowledged, needed)
 
     def forget(self, node: str) -> None:
-        """Another server may answer there from now on."""
+        """Forget the replicas: another server may answer there from now on."""
         self._seen.pop(node, None)
 
     async def _look(self, node: str, attached: frozenset[str]) -> _Seen:
@@ -362,7 +371,7 @@ class Replicated:
         try:
             known = await self._port.thread(self._port.replicas, node)
         except WarmUnavailable:
-            # Nobody who could promote one answers. What they said last still holds, if they ever did.
+            # None of those that could promote a replica answers. Their last answer still holds, if there was one.
             if before is None:
                 raise
             known = before.known
@@ -371,7 +380,7 @@ class Replicated:
         return seen
 
     def _needed(self, node: str, seen: _Seen) -> int:
-        """How many must acknowledge, so that all that may be promoted do, whichever else do."""
+        """Return how many must acknowledge, so that all that may be promoted are certainly among them."""
         if seen.known is None:
             return max(1, self._most[node])
         return max(1, len(seen.promotable | seen.attached))
@@ -382,7 +391,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What is known of the replicas of a primary. `known`: None if only the primary knows of them."""
+    """The known replicas of a primary. `known`: None if only the primary knows of them."""
 
     known: KnownReplicas | None
     attached: frozenset[str]
@@ -390,12 +399,12 @@ class _Seen:
 
     @property
     def promotable(self) -> frozenset[str]:
-        """Those that may take the primary's place."""
+        """The replicas that may be promoted."""
         return self.attached if self.known is None else self.known.promotable | (self.attached - self.known.others)
 
 
 def _attached(text: bytes) -> frozenset[str]:
-    """The replicas that follow a primary now, as its INFO has them. Raises WarmUnavailable if it is none."""
+    """Return the replicas that follow a primary now, by its INFO. Raises WarmUnavailable if it is not a primary."""
     info = dict(line.split(":", 1) for line in text.decode(errors="replace").splitlines() if ":" in line)
     if info.get("role") != "master":
         raise WarmUnavailable("it is no primary any more")

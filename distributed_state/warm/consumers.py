@@ -1,11 +1,11 @@
-"""The consumers of events. Law: the stream is the truth; what is published only saves the look.
+"""The consumers of events. Law: the stream is authoritative; publishing only saves reads of it.
 
-A consumer has a position in each partition. What is published at the next offset is taken; on anything else - a gap, a
-new connection, silence - the stream is read from the position on. Where it does not reach back that far, or belongs to
-another life of Redis, the consumer gets one event that asks it to resync. Epochs count up, so where Redis holds none
-the position says which was the last one: a life that began and ended unseen shows as well.
+A consumer has a position in each partition. An event that is published at the next offset is taken; after anything else
+- a gap, a new connection, silence - the stream is read from the position on. If it no longer reaches back that far, or
+has another data id, the consumer gets one event that asks it to resync. Epochs count up, so if Redis has no epoch, the
+position says which was the last one: an epoch that began and ended unseen is noticed as well.
 
-One of several servers may be down: its partitions stay behind, and are looked at again; the others go on.
+One of several servers may be down: its partitions fall behind, and are read again later; the others go on.
 
 Design: section 12.
 """
@@ -44,14 +44,14 @@ from distributed_state.warm.stream import BEGINNING, Head, Position, Stream, Str
 log = logging.getLogger(__name__)
 RESYNC = "resync"
 _CHECK = 3.0
-_SHORTEST, _LONGEST = 0.05, 2.0  # seconds until what could not be read is tried again
-_REPLACED = 5.0  # seconds: a server that answers under an older epoch for so long was not replaced
+_SHORTEST, _LONGEST = 0.05, 2.0  # seconds until a failed read is tried again
+_REPLACED = 5.0  # seconds: a server that answers under an older epoch for this long was not replaced
 _AT_ONCE = 400
-_KEPT = 256  # of each partition: more than a replica is behind when it is promoted, unless writers hurry
+_KEPT = 256  # for each partition: more than a promoted replica usually lags behind
 _ROOM = 2000
 _ROOM_BYTES = 16 * 2**20
-_LEAST = 16  # events that one takes whose buffer is full and empty of its own: it goes on, by little
-_EVENT = 600  # bytes that an event takes beside its text
+_LEAST = 16  # events that a consumer with an empty queue takes although the buffer is full: it makes progress
+_EVENT = 600  # bytes that an event takes in addition to its text
 _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 
 
@@ -70,7 +70,7 @@ class Consumers:
         self._stream = stream
         self._keys = keys
         self._channels = EventChannels(port, keys, link, lambda *message: self._receive(*message))
-        self._over = over  # behind the epochs that each partition has had, as SQL knows
+        self._over = over  # positions after the epochs that each partition has had, as SQL knows
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
         self._behind: set[int] = set()
@@ -78,7 +78,7 @@ class Consumers:
         self._resyncs = self._replayed = 0  # of consumers that have left
         self.past: Counter[str] = Counter()  # of handlers that have left
         self._stirred = port.signal()
-        self._older: dict[int, float] = {}  # partitions that showed an epoch that is over, and since when
+        self._older: dict[int, float] = {}  # partitions that showed an epoch that has ended, and since when
         self._job: Job | None = None
         port.when_a_loop_ends(self._loop_ended)
         self.watching: list[Callable[[], None]] = []  # called now and then
@@ -90,7 +90,7 @@ class Consumers:
 
     @property
     def resyncs(self) -> int:
-        """How often a consumer had to resync, those included that have left."""
+        """How often consumers had to resync, including those that have left."""
         return self._resyncs + sum(each.resyncs for each in list(self._subscriptions))
 
     @property
@@ -100,13 +100,13 @@ class Consumers:
 
     @property
     def reached(self) -> int:
-        """How far the slowest consumer of all partitions is, as the sum of its offsets; 0 without one."""
+        """The sum of the offsets of the slowest consumer of all partitions; 0 without one."""
         places = [each.delivered() for each in list(self._subscriptions)]
         sums = [sum(at.offset for at in place.values()) for place in places if len(place) == self._keys.partitions]
         return min(sums, default=0)
 
     async def positions(self, since: str | None, among: Iterable[int] | None = None) -> dict[int, Position]:
-        """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
+        """Return where a consumer begins: now, at the oldest kept event ("oldest"), or at another one's positions."""
         wanted = list(self._all() if among is None else among)
         if since is not None and since != "oldest":
             given = parsed(since, self._keys.partitions)
@@ -115,7 +115,7 @@ class Consumers:
         heads = await self._stream.heads(partitions)
         over = dict[int, Position]()
         if not all(head.epoch for head in heads):
-            # SQL first, then Redis: an epoch that SQL knew, and Redis does not hold then, is over there.
+            # SQL first, then Redis: an epoch that SQL knew, and Redis does not hold then, has ended.
             over = await self._over()
             heads = await self._stream.heads(partitions)
         return {
@@ -145,14 +145,14 @@ class Consumers:
         self.stir(self._all())
 
     def leave(self, subscription: Subscription) -> None:
-        """Forget a consumer; the last one's channels are left."""
+        """Forget a consumer; after the last one, its channels are left."""
         subscription.close()
         with self._mutex:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
                 self._resyncs += subscription.resyncs
                 self._replayed += subscription.replayed
-            # Still under the mutex: whoever joins meanwhile must not find channels that are about to be left.
+            # Still under the mutex: a consumer that joins meanwhile must not find channels that are about to be left.
             self._channels.choose(types_together(each.types for each in self._subscriptions))
 
     def _loop_ended(self, loop: object) -> None:
@@ -160,7 +160,7 @@ class Consumers:
             self.leave(each)
 
     def stir(self, partitions: Iterable[int]) -> None:
-        """Look into the stream for what these partitions hold."""
+        """Read the stream of these partitions."""
         with self._mutex:
             self._behind.update(partitions)
         self._stirred.set()
@@ -169,12 +169,12 @@ class Consumers:
         if payload:
             self._take(partition, payload, types)
         else:
-            # The channel is confirmed: what came before that may have been missed.
+            # The channel is confirmed: earlier events may have been missed.
             self.stir([partition])
 
     def _take(self, partition: int, message: bytes, types: Types) -> None:
         epoch, stored, before = published(message)
-        # One that has just joined may ask for more than the channel was of.
+        # A consumer that has just joined may ask for more types than the channel has.
         taken = [
             each.receive(partition, epoch, stored, before if are_within(each.types, types) else stored.offset - 1)
             for each in list(self._subscriptions)
@@ -186,10 +186,10 @@ class Consumers:
 
     async def _follow(self) -> None:
         pause = _SHORTEST
-        away = set[int]()  # what could not be looked at
-        again = 0.0  # when that is looked at once more; the other partitions do not wait for it
+        away = set[int]()  # partitions that could not be read
+        again = 0.0  # when they are read again; the other partitions do not wait for it
         while True:
-            # A lost tail shows no gap, so positions are compared every few seconds however quiet it is.
+            # A lost tail shows no gap, so positions are compared every few seconds even when it is quiet.
             if not await self._stirred.wait(max(0.0, again - self._port.monotonic()) if away else _CHECK):
                 self.stir(self._all())
             self._stirred.clear()
@@ -214,12 +214,12 @@ class Consumers:
                 pause = _SHORTEST
 
     async def _catch_up(self, behind: set[int]) -> set[int]:
-        """Take what the stream holds of these partitions; those that could not be looked at."""
+        """Take the events that the stream holds of these partitions; return the partitions that could not be read."""
         wanted = behind & set().union(*(each.taken() for each in list(self._subscriptions)))
         taken, heads = await self._places(wanted)
         await self._channels.settle(heads)
         if any(heads[each].lost(at[each]) for at in taken.values() for each in at.keys() & heads.keys()):
-            # Whatever befell one partition befell others: one resync for all.
+            # A failure that affected one partition affected others: one resync for all.
             wanted = set(self._all())
             taken, heads = await self._places(wanted)
         missed = wanted - heads.keys()
@@ -233,8 +233,8 @@ class Consumers:
     async def _places(
         self, partitions: Iterable[int]
     ) -> tuple[dict[Subscription, dict[int, Position]], dict[int, Head]]:
-        """How far each consumer is, and the heads of these partitions."""
-        # Positions first: a head that was read after them can be behind one only in a stream that lost its end.
+        """Return how far each consumer is, and the heads of these partitions."""
+        # Positions first: a head that was read after them can be lower only in a stream that lost its end.
         taken = {each: each.taken() for each in list(self._subscriptions)}
         types = self._channels.types
         heads = await self._heads(partitions)
@@ -255,7 +255,7 @@ class Consumers:
         }
 
     def _is_over(self, partition: int, head: Head, reached: int) -> bool:
-        """Whether a server answered that was replaced: its epoch is over. Not if that lasts: SQL was emptied too."""
+        """Whether a replaced server answered, whose epoch has ended. Not if that lasts: then SQL was emptied too."""
         if not head.epoch or count(head.epoch) >= reached:
             self._older.pop(partition, None)
             return False
@@ -277,7 +277,7 @@ class Consumers:
             self.stir(gaps)
 
     async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> set[int]:
-        """Read on from where a consumer is; the partitions where that could not be done."""
+        """Read on from a consumer's positions; return the partitions that could not be read."""
         taken = subscription.taken()
         wanted = [at for at in partitions if at in taken and heads[at].epoch and taken[at] != Position(*heads[at][:2])]
         if not wanted:
@@ -287,7 +287,7 @@ class Consumers:
         del wanted[max(1, room) :]
         share = room // len(wanted)
         if not share:
-            subscription.starved = True  # looked at again when it has made room
+            subscription.starved = True  # read again when it has made room
             return set()
         calls = [(self._keys.partition(at), taken[at].offset, share) for at in wanted]
         found = await self._stream.reachable_events(calls)
@@ -318,8 +318,8 @@ _Place = tuple[int, int]  # the ordinal of the epoch, the offset
 class RecentEvents:
     """The last events of each partition that consumers of this replica took, by their ids.
 
-    A server publishes an event, and loses it. Its writer, who had no answer yet, writes it again, and it gets another
-    number. And where all that a consumer knows of its place is lost, the stream is read from its beginning.
+    A server may publish an event and then lose it. Its writer, who had no answer yet, writes it again, and it gets
+    another offset. And where a consumer has lost its position, the stream is read from its beginning.
     """
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class RecentEvents:
         self._newest: dict[int, tuple[str, int]] = {}
 
     def note(self, partition: int, epoch: str, events: Iterable[StreamEvent]) -> None:
-        """Note events that were taken, in any order; what lies far behind the newest is left out."""
+        """Note events that were taken, in any order; events far below the newest are left out."""
         ordinal = count(epoch)
         with self._mutex:
             taken = self._taken.setdefault(partition, {})
@@ -342,7 +342,7 @@ class RecentEvents:
                 del taken[next(iter(taken))]
 
     def until(self, partition: int, at: Position, also: frozenset[bytes] = frozenset()) -> frozenset[bytes]:
-        """The ids of those up to a position, and of those in `also`."""
+        """Return the ids of those up to a position, and of those in `also`."""
         last = (count(at.epoch), inf if at.waits else at.offset)
         with self._mutex:
             taken = self._taken.get(partition, {})
@@ -355,7 +355,7 @@ class RecentEvents:
 class Subscription:
     """One consumer: the events that it has taken and that were not delivered yet.
 
-    Each offset is taken once, where it directly follows the consumer's position; anything else sends the reader to the
+    Each offset is taken once, where it directly follows the consumer's position; anything else causes a read of the
     stream.
     """
 
@@ -366,37 +366,37 @@ class Subscription:
         self.types = types_of(types)
         self.ready = port.signal()
         self.closed = False
-        self.here: object = None  # whose loop ends it, too
+        self.here: object = None  # its loop; when that ends, the subscription ends too
         self.starved = False
         self.resyncs = self.handed = self.replayed = 0
         self._mutex = port.mutex()
         self._taken: dict[int, Position] = {}
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
-        self._seen: dict[int, frozenset[bytes]] = {}  # before something was lost: it may come again
+        self._seen: dict[int, frozenset[bytes]] = {}  # ids taken before a loss, which may come again
 
     def assign(self, positions: dict[int, Position]) -> None:
-        """Take the events of these partitions, from there on."""
+        """Take the events of these partitions, from these positions on."""
         with self._mutex:
             self._taken.update(positions)
 
     def revoke(self, partitions: Iterable[int]) -> None:
-        """Take no more of these, and deliver nothing that was taken."""
+        """Stop taking events of these, and drop those that were not delivered."""
         gone = set(partitions)
         with self._mutex:
             for each in gone:
                 self._taken.pop(each, None)
                 self._seen.pop(each, None)
             self._waiting = deque(each for each in self._waiting if each.partition not in gone)
-            self._bytes = sum(map(len, self._waiting))  # a group's, which has no buffer
+            self._bytes = sum(map(len, self._waiting))  # only used for a group, which has no buffer
 
     def taken(self) -> dict[int, Position]:
-        """How far the reader is, by partition."""
+        """Return how far the reader is, by partition."""
         with self._mutex:
             return dict(self._taken)
 
     def delivered(self) -> dict[int, Position]:
-        """How far the consumer is: what was delivered, and what it did not ask for."""
+        """Return how far the consumer is: after delivered events and those that it did not ask for."""
         with self._mutex:
             reached = dict(self._taken)
             for each in reversed(self._waiting):
@@ -404,8 +404,8 @@ class Subscription:
             return reached
 
     def seen(self, partition: int) -> frozenset[bytes]:
-        """The ids of what was taken before a loss, behind which this may have begun again."""
-        # A server that lost events shows where it is first, and starts an epoch later: the second loss is found there.
+        """Return the ids taken before a loss, after which the stream may have begun again."""
+        # A server that lost events first shows a lower offset, and starts an epoch later: a second loss is found then.
         with self._mutex:
             return self._seen.get(partition, frozenset())
 
@@ -424,9 +424,9 @@ class Subscription:
         return len(self._waiting)
 
     def receive(self, partition: int, epoch: str, stored: StreamEvent, before: int) -> bool:
-        """Take an event that was published; False if the stream has to be looked at.
+        """Take an event that was published; False if the stream has to be read.
 
-        `before`: the offset of the last one before it that may be asked for here.
+        `before`: the offset of the last earlier event that may be asked for here.
         """
         with self._mutex:
             at = self._taken.get(partition)
@@ -449,7 +449,7 @@ class Subscription:
                 self._taken[partition] = to
 
     def read(self, partition: int, before: Position, head: Head, stored: list[StreamEvent], whole: bool) -> None:
-        """Take what the stream holds after a position. Nothing, if something was taken meanwhile."""
+        """Take events that the stream holds after a position. Nothing, if events were taken meanwhile."""
         with self._mutex:
             if self._taken.get(partition) != before:
                 return
@@ -458,7 +458,7 @@ class Subscription:
                 self._take(partition, head.epoch, each)
             self.replayed += len(self._waiting) - waiting
             if whole:
-                # What is missing at the end was taken out of the stream.
+                # Events that are missing at the end were removed from the stream.
                 self._taken[partition] = Position(head.epoch, max(head.offset, self._taken[partition].offset))
         self.ready.set()
 
@@ -481,7 +481,7 @@ class Subscription:
         reason: str,
         seen: Mapping[int, frozenset[bytes]] = MappingProxyType({}),
     ) -> None:
-        """Go on after gaps, from one position to another each, with one event that asks to resync.
+        """Go on after gaps, each from one position to another, with one event that asks to resync.
 
         Events that were `seen` before, by their ids, are not delivered if they come again.
         """
@@ -498,7 +498,7 @@ class Subscription:
         self.ready.set()
 
     def pop(self) -> Waiting | None:
-        """The next event; None: wait until `ready`."""
+        """Return the next event; None: wait until `ready`."""
         with self._mutex:
             if self._waiting:
                 self.handed += 1
@@ -512,14 +512,14 @@ class Subscription:
             return None
 
     def made_room(self) -> bool:
-        """Whether the stream should be looked at again, because a full queue is half empty now."""
+        """Whether the stream should be read again, because a full queue is half empty now."""
         if self.starved and (not self._waiting or (self.room >= _ROOM // 2 and self._bytes < _ROOM_BYTES // 2)):
             self.starved = False
             return True
         return False
 
     def close(self) -> None:
-        """Take no more events, and wake whoever waits for one."""
+        """Stop taking events, and wake the consumer."""
         self.closed = True
         self.ready.set()
 
@@ -528,7 +528,7 @@ class Subscription:
 class Waiting:
     """An event that was taken and not delivered yet; a resync holds its data.
 
-    `before`: where whoever did not handle it begins again.
+    `before`: the positions from which to continue if it is not handled.
     """
 
     partition: int
@@ -541,7 +541,7 @@ class Waiting:
         return 0 if self.stored is None else len(self.stored.head) + len(self.stored.data)
 
     def event(self, codec_of: Callable[[str], Codec]) -> Event:
-        """The event. Raises CorruptState if its data cannot be read, DecryptionFailed without the key."""
+        """Return the event. Raises CorruptState if its data cannot be read, DecryptionFailed without the key."""
         if self.stored is None:
             return Event("", RESYNC, "", 0.0, self.resync or {}, "", 0, "", -1, 0, "")
         id, type, subject, time, version, actor = self.stored.head.decode().split("\n")
@@ -555,10 +555,10 @@ class Waiting:
 
 
 class Buffer(Protocol):
-    """Counts what waits for a consumer together with what waits for others."""
+    """Counts the events that wait for a consumer together with those that wait for others."""
 
     def count(self, size: int) -> None:
-        """Count bytes that came, or went."""
+        """Count bytes that were added or removed."""
         ...
 
     @property
@@ -568,7 +568,7 @@ class Buffer(Protocol):
 
 
 def pattern(text: str) -> re.Pattern[bytes]:
-    """What a type has to be: `*` stands for any characters. Raises InvalidValue."""
+    """Return the pattern for a type: `*` stands for any characters. Raises InvalidValue."""
     if not isinstance(text, str) or not _PATTERN.fullmatch(text):
         raise InvalidValue(f"events are named as 'conversation.deleted', 'conversation.*' or '*', not {text!r:.80}")
     return _compiled(text)
@@ -576,5 +576,5 @@ def pattern(text: str) -> re.Pattern[bytes]:
 
 @lru_cache(maxsize=1024)
 def _compiled(text: str) -> re.Pattern[bytes]:
-    # Not a plain ".*" for each: many of them would take for ever to say no.
+    # Not a plain ".*" for each: with many of them, a mismatch takes exponential time.
     return re.compile(translate(text).encode())

@@ -1,9 +1,9 @@
-"""The channels on which events are published to replicas. Law: the stream is the truth; a message only saves a look.
+"""The channels on which events are published to replicas. Law: the stream is authoritative; messages save reads of it.
 
 A partition has a channel for all its events, and one for each list of types that a replica asked for (interest.lua). A
-message on such a channel also has the offset of the last earlier event of these types, so that a replica can see that
-it missed nothing although it does not receive the others. A replica subscribes to the channel of all events until the
-partition has its list, and where the partition lost the list or keeps as many as it may.
+message on such a channel also has the offset of the last earlier event of these types, so a replica can see that it
+missed nothing although it does not receive the others. A replica subscribes to the channel of all events until the
+partition has its list, and where the partition lost the list or already keeps the maximum number of lists.
 
 Design: section 12.
 """
@@ -19,16 +19,16 @@ from distributed_state.warm.link import Link
 from distributed_state.warm.scripts import INTEREST
 from distributed_state.warm.stream import Head, StreamEvent
 
-Types = frozenset[str] | None  # 'turn.ended', or 'turn.*' for all that begin so; None = of all types
-Receive = Callable[[int, bytes, Types], None]  # the partition, what was published, the types that the channel is of
+Types = frozenset[str] | None  # 'turn.ended', or 'turn.*' for all that begin with it; None = all types
+Receive = Callable[[int, bytes, Types], None]  # the partition, the message, the types of the channel
 _HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
-_MOST = 8  # lists of a partition: each costs the server at every event
+_MOST = 8  # maximum number of lists of a partition: each costs the server time at every event
 _LIST_LENGTH = 200
-_FULL_FOR = 60.0  # seconds after which one that was full is asked once more
+_FULL_FOR = 60.0  # seconds after which a partition with too many lists is asked again
 
 
 def types_of(patterns: Iterable[str]) -> Types:
-    """The types that patterns ask for, and no fewer."""
+    """Return all types that the patterns ask for."""
     found = set()
     for each in patterns:
         family, _, rest = each.partition(".")
@@ -39,7 +39,7 @@ def types_of(patterns: Iterable[str]) -> Types:
 
 
 def types_together(many: Iterable[Types]) -> Types:
-    """The types that are asked for by any of these."""
+    """Return the types that any of these asks for."""
     found: frozenset[str] = frozenset()
     for each in many:
         if each is None:
@@ -49,12 +49,12 @@ def types_together(many: Iterable[Types]) -> Types:
 
 
 def are_within(types: Types, wider: Types) -> bool:
-    """Whether the events of these types are all on the other channel, which is not that of all types."""
+    """Whether all events of these types are on the other channel; False if that is the channel of all types."""
     return types is not None and wider is not None and types <= wider
 
 
 def published(message: bytes) -> tuple[str, StreamEvent, int]:
-    """The epoch of an event, the event, and the offset of the one before of its channel's types."""
+    """Parse a message: the epoch, the event, and the offset of the previous event of the channel's types."""
     place, _, entry = message.partition(b"\n")
     epoch, number, *before = place.decode().split(" ")
     *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
@@ -76,7 +76,7 @@ class EventChannels:
 
     @property
     def types(self) -> str:
-        """The list of types that has a channel of its own, as the server keeps it; "" for all types, or none."""
+        """The list of types with a separate channel, as the server keeps it; "" for all types, or none."""
         return self._listed(self._types)
 
     @staticmethod
@@ -110,7 +110,7 @@ class EventChannels:
         return self._keys.partition(partition).events_channel + b":" + types.encode()
 
     async def settle(self, heads: Mapping[int, Head]) -> None:
-        """Have our list of types published where it is not yet, and leave the channel of all events where it is."""
+        """Register our list of types where it is missing; leave the channel of all events where it is registered."""
         types = self.types
         calls = {}
         for at, head in heads.items() if types else ():
@@ -130,7 +130,7 @@ class EventChannels:
     def _leave_others(self, partition: int, types: str, alone: bool) -> None:
         with self._mutex:
             if types != self.types:
-                return  # chosen anew meanwhile
+                return  # chosen again meanwhile
             if alone:
                 self._link.leave(self._keys.partition(partition).events_channel)
             else:

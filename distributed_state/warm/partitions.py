@@ -1,11 +1,11 @@
 """The scripts about partitions: starting one, its journal and how far that is archived, and the records in Redis.
 
-Law: each script gets the epoch and the entry that it acts on, so that it changes nothing in another life of Redis.
+Law: each script gets the epoch and the entry that it acts on, so that it changes nothing under another data id.
 
-With its epoch a partition receives the ids of all records that SQL has, its known ids. Without them Redis cannot tell a
-record that never existed from one that is archived and was evicted, and the first write of an id asks SQL. The scripts
-that begin or import a record add its id. Known ids lie in the partition's `meta` and end with the epoch. They are
-complete, or there are none.
+With its epoch a partition receives the ids of all records that SQL has, its known ids. Without them Redis cannot
+distinguish a record that never existed from one that is archived and evicted, and the first write of an id asks SQL.
+The scripts that create or import a record add its id. Known ids are stored in the partition's `meta` and end with the
+epoch. They are complete, or there are none.
 
 Design: sections 9, 10, 14.
 """
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _MINTING_MS = 2000  # a replica that starts a partition and does not renew its right for this long has died, or stopped
 _PAGE = 256
 _SCAN_PAGE = 1000
-_COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # when, in seconds, as commit.lua keeps it with the op ids
+_COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # the time in seconds, as commit.lua keeps it with the op ids
 _OPS = (b"#ops", *(b"#ops%d" % piece for piece in range(1, 16)))  # in one field or in pieces: see op_pieces.lua
 # The encoding of known ids: see known_ids.lua.
 _FULL = 4092
@@ -78,9 +78,9 @@ class Partitions:
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
     async def request_right(self, keys: PartitionKeys, token: str, over: str = "") -> tuple[str, str]:
-        """Request the right to start a partition: 'ok', 'busy' or 'live', and the epoch that Redis has.
+        """Request the right to start a partition; return 'ok', 'busy' or 'live', and the epoch that Redis has.
 
-        The epoch `over` does not count as live, although it is of this life of the data: it is to end.
+        The epoch `over` does not count as live, although it has the present data id: it is to be ended.
         """
         word, *epoch = await self._client.script(MINT, [keys.meta], [token, _MINTING_MS, over, "0"])
         return word.decode(), epoch[0].decode() if epoch else ""
@@ -90,7 +90,7 @@ class Partitions:
         return _word(await self._client.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])) == "ok"
 
     async def keep_right(self, keys: PartitionKeys, token: str) -> None:
-        """Extend the right again and again, until the job is asked to end: a background job of a recovery."""
+        """Extend the right repeatedly, until the job is asked to end: a background job of a recovery."""
         while True:
             await self._client.port.sleep(_MINTING_MS / 5000)
             try:
@@ -99,7 +99,7 @@ class Partitions:
                 log.debug("partition %d: the right to start it was not renewed: %s", keys.partition, error)
 
     async def install(self, keys: PartitionKeys, token: str, seen: str, new: Beginning) -> str:
-        """Start a partition under an epoch: 'ok', 'live' or 'lost'. `seen` is the previous epoch."""
+        """Start a partition under an epoch; return 'ok', 'live' or 'lost'. `seen` is the previous epoch."""
         known = None if new.texts is None else packed_ids(new.texts)
         names = [keys.meta, keys.journal, keys.events]
         arguments: list[Any] = [
@@ -112,15 +112,15 @@ class Partitions:
             int(known is not None),
         ]
         answer = await self._client.script(INSTALL, names, arguments + (known or []))
-        # After a lost answer the script was sent again, and found our own epoch live.
+        # If a reply was lost, the script was sent again, and found our own epoch live.
         return "ok" if answer[1:] == [new.epoch.encode()] else _word(answer)
 
     async def reserve(self, names: RecordKeys, epoch: str) -> bool:
-        """Note that a record is about to be brought into SQL; False if the partition is not under this epoch."""
+        """Note that a record is about to be imported into SQL; False if the partition is not under this epoch."""
         return _word(await self._client.script(RESERVE, [names.meta], [epoch, names.text])) == "ok"
 
     async def rename(self, keys: PartitionKeys, epoch: str, life: str) -> bool:
-        """Note the server's life in a partition that was noted with `life`; False if its notes changed meanwhile."""
+        """Replace the data id `life` that a partition notes with the server's; False if the notes changed meanwhile."""
         return _word(await self._client.script(RENAME, [keys.meta], [epoch, life])) == "ok"
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
@@ -138,11 +138,11 @@ class Partitions:
         return _word(await self._client.script(MARK, [keys.journal, keys.meta], [epoch, event])) == "ok"
 
     async def states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
-        """How far each partition is written and archived."""
+        """Return how far each partition is written and archived."""
         return self._states(partitions, await self._client.commands(self._asked(partitions)))
 
     async def reachable_states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
-        """As `states`, but tried once, without those whose server is down. Raises WarmUnavailable if all are."""
+        """Like `states`, but tried once, without those whose server is down. Raises WarmUnavailable if all are."""
         return self._states(partitions, await self._client.port.exchange(self._asked(partitions)))
 
     @staticmethod
@@ -165,14 +165,14 @@ class Partitions:
         return states
 
     async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:
-        """Epoch, offset and event of the last entry of a journal; None if the partition holds no epoch."""
+        """Return epoch, offset and event of the last entry of a journal; None if the partition has no epoch."""
         answer = await self._client.script(TAIL, [keys.journal, keys.meta], [])
         if answer[0] != b"ok":
             return None
         return answer[1].decode(), int(answer[2]), answer[3].decode()
 
     async def journals(self, places: Sequence[tuple[PartitionKeys, int]], count: int) -> list[Journal]:
-        """The journals of partitions about an offset each, at most `count` entries on either side of it."""
+        """Return the journals of partitions around an offset each, at most `count` entries on either side of it."""
         commands: list[Words] = []
         for keys, offset in places:
             commands += [
@@ -185,12 +185,12 @@ class Partitions:
         return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
 
     async def entries(self, keys: PartitionKeys, after: int, count: int) -> list[JournalEntry]:
-        """Entries of a journal after an offset, at most `count`, in any life of the data."""
+        """Return entries of a journal after an offset, at most `count`, under any data id."""
         rows = await self._client.command(b"XRANGE", keys.journal, b"%d-0" % (after + 1), b"+", b"COUNT", count)
         return [JournalEntry.read(*row) for row in rows]
 
     async def newest(self, asked: Sequence[tuple[PartitionKeys, int, int]]) -> list[list[Any]]:
-        """The newest entries of journals, each after an offset, at most `count`, newest first and not parsed."""
+        """Return the newest entries of journals, each after an offset, at most `count`, newest first and not parsed."""
         commands: list[Words] = [
             (b"XREVRANGE", keys.journal, b"+", b"%d-0" % (after + 1), b"COUNT", count) for keys, after, count in asked
         ]
@@ -206,7 +206,7 @@ class Partitions:
         return Journal(epoch.decode(), int(end), entries[0], unbroken(entries[1]))
 
     async def find(self, keys: PartitionKeys | RecordKeys, event: str) -> tuple[str, JournalEntry | None]:
-        """The entry of a journal that has this event, with the epoch; None if there is none, or not any more."""
+        """Return the epoch and the journal entry of this event; None if the journal does not have it."""
         head = b"%b\n" % event.encode()
         until = b"+"
         rows: list[Any] = [None] * _PAGE
@@ -225,7 +225,7 @@ class Partitions:
     ) -> list[Any]:
         """Note that records are archived up to a version and a message, if the given entry is in the journal.
 
-        Each call is of one partition under an epoch; its entry is at or after what its records note.
+        Each call is for one partition under an epoch; its entry is at or after those that its records note.
         """
         recent = self._settings.recent_messages
         return await self._client.scripts(
@@ -252,9 +252,9 @@ class Partitions:
     # The records of a partition in Redis, found by SCAN: slow, and only for recovery
 
     async def records_page(self, keys: PartitionKeys, cursor: int) -> tuple[int, list[str]]:
-        """Texts of the partition's records in Redis, and where the next page begins; from 0, and 0 after the last.
+        """Return the cursor of the next page, 0 after the last, and texts of the partition's records in Redis.
 
-        Keys beside a record, such as its lock, are among them, and some come twice.
+        Other keys of a record, such as its lock, are among them, and some come twice.
         """
         prefix = keys.meta.removesuffix(b"meta") + b"r:"
         pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]\\^-" else bytes([each]) for each in prefix)
@@ -264,7 +264,7 @@ class Partitions:
         return int(following), [key.removeprefix(prefix).decode() for key in found]
 
     async def loaded(self, epoch: str, records: Sequence[RecordKeys]) -> dict[str, Loaded]:
-        """The records that Redis has, in any life of the data, with all their messages there.
+        """Return the records that Redis has, under any data id, with all their messages there.
 
         `time_ms` is the time of the last commit, to the second; 0 if that is no longer kept.
         """
@@ -282,7 +282,7 @@ class Partitions:
         return found
 
     async def items(self, records: Sequence[RecordKeys]) -> dict[str, KeptItems]:
-        """The items of records that Redis has, in any life of the data: see item_window.lua."""
+        """Return the items of records that Redis has, under any data id: see item_window.lua."""
         commands = [each for names in records for each in ((b"HGETALL", names.items), (b"HGET", names.record, b"#kv"))]
         answers = await self._client.commands(commands)
         return {
@@ -291,7 +291,7 @@ class Partitions:
         }
 
     async def events(self, keys: PartitionKeys, epoch: str, after: int, count: int) -> list[Happened]:
-        """Events of a partition's stream after an offset, at most `count`, in any life of the data."""
+        """Return events of a partition's stream after an offset, at most `count`, under any data id."""
         rows = await self._client.command(b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count)
         found = []
         for identity, (_, head, _, data) in rows:
@@ -308,7 +308,7 @@ def _word(answer: list[Any]) -> str:
 
 
 def packed_ids(texts: Iterable[str]) -> list[bytes] | None:
-    """The fields of meta that hold these known ids, and their values, in turn; None if they are too many."""
+    """Return the fields of meta that hold these known ids, and their values, in turn; None if they are too many."""
     found: dict[bytes, list[bytes]] = {}
     for text in texts:
         number = 0
@@ -322,12 +322,12 @@ def packed_ids(texts: Iterable[str]) -> list[bytes] | None:
 
 
 def _window(kept: dict[bytes, bytes], last: int) -> KeptItems:
-    """`last` is the version at which an item changed last."""
+    """Return the items of a window; `last` is the version at which an item changed last."""
     held = {name[1:]: value.split(b" ", 2) for name, value in kept.items() if name[:1] == b":"}
     items = {name: (int(version), frame) for name, (_, version, frame) in held.items()}
     floor = int(kept.get(b"#f", b"0"))
     if max((floor, *(version for version, _ in items.values()))) < last:
-        return KeptItems({}, last)  # it is gone, or outlived what the record became since
-    # A window that nothing left, and that never lacked any, begins with its layer.
+        return KeptItems({}, last)  # the window is gone, or older than the record's present state
+    # A window from which no item was removed, and which never lacked any, begins with its layer.
     whole = kept.get(b"#d", b"1") == b"1" and kept.get(b"#u") != b"2"
     return KeptItems(items, 0 if whole else floor)

@@ -1,7 +1,7 @@
-"""The scripts that run in Redis, and the client that sends them. Law: a script is named once, here.
+"""The scripts that run in Redis, and the client that sends them. Law: each script is named once, here.
 
-A call that gets no answer is sent again until it has waited for `retry_for` seconds. A function that a caller waits for
-sends its scripts through this client, and only those that may run twice. A job with a loop of its own uses the port,
+A call without a reply is sent again until it has waited for `retry_for` seconds. A function that a caller waits for
+sends its scripts through this client, and only scripts that may run twice. A job with a loop of its own uses the port,
 which tries once.
 
 Design: sections 4, 5.
@@ -63,24 +63,24 @@ class RetryingClient:
         self.retried = 0
 
     def left(self) -> float:
-        """Seconds for which the present call may still wait for Redis."""
+        """Return the seconds for which the present call may still wait for Redis."""
         account = waited.present()
         return max(0.0, self._limit - (0.0 if account is None else account.seconds(self.port.monotonic())))
 
     async def command(self, *words: Any) -> Any:
-        """One command; one that may run twice."""
+        """Execute one command, which may run twice."""
         return await self.patiently(self.port.command, *words)
 
     async def commands(self, commands: Sequence[Words]) -> list[Any]:
-        """Commands in one round trip. Raises the first answer that is an error."""
+        """Execute commands in one round trip. Raises the first error reply."""
         return await self.patiently(self.port.commands, commands)  # type: ignore[no-any-return]  # a list, as there
 
     async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
-        """One script; one that may run twice."""
+        """Call one script, which may run twice."""
         return await self.patiently(self.port.script, script, keys, arguments)
 
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
-        """Scripts in one round trip. An answer that is an error is returned in its place.
+        """Call scripts in one round trip. An error reply is returned in its place.
 
         Some of several servers may be down: only the calls to these are sent again.
         """
@@ -121,7 +121,7 @@ class RetryingClient:
         """Called when a server had no memory for a write."""
 
     async def again(self, first: WarmUnavailable, call: Any, *arguments: Any) -> Any:
-        """Repeat a call that failed, with jitter, for the rest of `retry_for`; then raise that first error."""
+        """Repeat a failed call, with jitter, for the rest of `retry_for`; then raise the first error."""
         began = self.port.monotonic()
         pause = 0.02
         with waited.call() as account:

@@ -1,7 +1,7 @@
 """The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not.
 
-A consumer has a position in each partition's stream, and the stream's head says whether it goes on there. Epochs count
-up, and a stream may go on with the events of earlier ones: then their offsets are its own.
+A consumer has a position in each partition's stream, and the stream's head shows whether the stream continues there.
+Epochs count up, and a stream may continue with the events of earlier ones: their offsets are then part of it.
 
 Design: sections 12, 14.
 """
@@ -36,7 +36,7 @@ _PAGE = 200
 _STARTS = 20
 _MOST_WAITING = 1000
 _CLOSING_SECONDS = 1.0
-_COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
+_COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # the ordinal of an epoch in its partition: its name begins with it
 _OVER = re.compile(r"\d{1,18}-(?:(\d{1,18})-)?(?:lost)?", re.ASCII)
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
@@ -45,11 +45,11 @@ _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
 
 class Position(NamedTuple):
-    """How far a consumer is in a partition. Epoch "3-": behind the third, from the beginning of the next that comes.
+    """How far a consumer is in a partition. Epoch "3-": after the third, at the beginning of the next one.
 
-    "3-17-" is the same where the third may go on: Redis shows no epoch, but SQL has 17 events of the third, and a
-    server that was replaced may add some. Epoch "" is what others wrote that did not know of this: from the beginning
-    of whichever epoch comes.
+    "3-17-" is the same if the third may continue: Redis shows no epoch, but SQL has 17 events of the third, and a
+    server that was replaced may add some. Epoch "" comes from older writers without this notation: at the beginning of
+    the next epoch, whichever it is.
     """
 
     epoch: str
@@ -57,22 +57,22 @@ class Position(NamedTuple):
 
     @classmethod
     def behind(cls, epochs: int, known: int | None = None) -> Position:
-        """Where so many epochs are over, and no other has begun. `known`: events of the last, if there may be more."""
+        """Return the position after this many epochs. `known`: events of the last, if there may be more."""
         return cls(f"{epochs}-" if known is None else f"{epochs}-{known}-", 0)
 
     @classmethod
     def missed(cls, epochs: int, known: int | None = None) -> Position:
-        """Somewhere in an epoch of which nothing is known, the last of so many: a resync follows."""
+        """Return a position in an epoch of which nothing is known, the last of `epochs`: a resync follows."""
         return cls(f"{cls.behind(epochs, known).epoch}lost", 0)
 
     @property
     def waits(self) -> bool:
-        """Whether the epoch whose events come next has yet to begin."""
+        """Whether the epoch of the next events has yet to begin."""
         return not self.epoch or self.epoch.endswith("-")
 
     @property
     def known(self) -> int | None:
-        """How many events of the epoch that seemed over are known here; None if there can be no others."""
+        """The number of known events of an epoch that seems to have ended; None if it cannot have others."""
         found = _OVER.fullmatch(self.epoch)
         if found is None:
             return self.offset if self.epoch else None
@@ -87,7 +87,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> Position:
-        """Read back what `str` wrote."""
+        """Parse the result of `str`."""
         epoch, _, offset = text.decode().rpartition(" ")
         return cls(epoch, int(offset))
 
@@ -96,19 +96,19 @@ BEGINNING = Position("", 0)
 
 
 def count(epoch: str) -> int:
-    """How many epochs a partition has had with this one; 0 without a name."""
+    """Return how many epochs a partition has had with this one; 0 without a name."""
     found = _COUNT.match(epoch)
     return int(found[1]) if found else 0
 
 
 def shown(positions: Mapping[int, Position]) -> str:
-    """Positions by partition as `since=` takes them; "oldest" if there is none."""
+    """Format positions by partition as `since=` takes them; "oldest" if there are none."""
     parts = [f"{each}={at.epoch}@{at.offset}" for each, at in sorted(positions.items()) if at.epoch]
     return ",".join(parts) or "oldest"
 
 
 def parsed(since: str, partitions: int) -> dict[int, Position]:
-    """Read back what `shown` wrote. Raises InvalidValue."""
+    """Parse the result of `shown`. Raises InvalidValue."""
     found = {}
     for part in since.split(",") if isinstance(since, str) else [""]:
         match = _TOKEN.fullmatch(part)
@@ -119,11 +119,11 @@ def parsed(since: str, partitions: int) -> dict[int, Position]:
 
 
 class Head(NamedTuple):
-    """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing.
+    """The newest event of a partition, and the newest one that was trimmed; epoch '' if the partition is empty.
 
-    `continues` names the epochs before whose events the stream has as well, with where each ended: "3-a@17 2-b@5".
+    `continues` names the earlier epochs whose events the stream also has, with the end of each: "3-a@17 2-b@5".
     `interests` has the lists of types with own channels, and their newest events: "turn.ended,conversation.*@12 ".
-    `ended` is the last event of the epoch before, if the stream does not continue it.
+    `ended` is the last event of the previous epoch, if the stream does not continue it.
     """
 
     epoch: str
@@ -134,12 +134,12 @@ class Head(NamedTuple):
     ended: int = 0
 
     def last_of(self, types: str) -> int | None:
-        """The offset of the newest event of these types; None if nobody asked for them."""
+        """Return the offset of the newest event of these types; None if the partition does not have this list."""
         lists = (each.rpartition("@") for each in self.interests.split())
         return next((int(last) for each, _, last in lists if each == types), None)
 
     def passed(self, at: Position, types: str) -> Position:
-        """Where a consumer of these types is, if there were none since: here."""
+        """Return the position of a consumer of these types: this head, if no such event came since `at`."""
         here = self.seen_from(at)
         last = self.last_of(types)
         if last is None or here.epoch != self.epoch or not last <= here.offset <= self.offset:
@@ -147,22 +147,22 @@ class Head(NamedTuple):
         return Position(self.epoch, self.offset)
 
     def end_of(self, epoch: str) -> int:
-        """Where an epoch before ended that the stream continues; -1 if it does not."""
+        """Return the end of an earlier epoch that the stream continues; -1 if it does not."""
         ends = (each.rpartition("@") for each in self.continues.split())
         return next((int(end) for name, _, end in ends if name == epoch), -1)
 
     def seen_from(self, position: Position) -> Position:
-        """A consumer's position, under the present epoch if it lies in what the stream continues."""
+        """Return a consumer's position, under the present epoch if the stream continues the position's epoch."""
         if position.epoch in ("", self.epoch) or position.offset > self.end_of(position.epoch):
             return position
         return Position(self.epoch, position.offset)
 
     def lost(self, at: Position) -> str:
-        """Why the stream does not go on where a consumer is; "" if it does."""
+        """Return why the stream does not continue at a consumer's position; "" if it does."""
         if at.waits and not self.epoch:
             return ""
         at = self.seen_from(at)
-        # Behind an epoch that seemed over, a server that had been replaced may have written more.
+        # After an epoch that seemed to have ended, a replaced server may have written more.
         if not at.leads_to(self.epoch) or (at.waits and at.known is not None and self.ended > at.known):
             return "epoch"
         return "trimmed" if at.offset < self.floor else "rewound" if at.offset > self.offset else ""
@@ -174,12 +174,12 @@ class Head(NamedTuple):
         return Position(former, int(end) + 1) if former else Position.missed(count(self.epoch) - 1)
 
     def next(self, at: Position) -> Position:
-        """Where a consumer goes on for which something is lost."""
+        """Return where a consumer continues after a loss."""
         if not self.epoch:
             return Position.behind(count(at.epoch), at.known)
         if self.lost(at) == "rewound":
             return Position(self.epoch, self.offset)
-        # If the stream goes on from before where the consumer was, it has received all up to there.
+        # If the stream continues from before the consumer's position, the consumer has received everything up to there.
         end = self.end_of(at.epoch)
         return Position(self.epoch, max(self.floor, end if at.offset > end else 0))
 
@@ -196,7 +196,7 @@ class StreamEvent(NamedTuple):
 
     @property
     def id(self) -> bytes:
-        """By which it is known whatever its number is."""
+        """Its id, which stays the same if it is written again at another offset."""
         return self.head.partition(b"\n")[0]
 
 
@@ -205,11 +205,11 @@ def _facts(_: Stream, keys: PartitionKeys, type: str, *rest: Any) -> Facts:
 
 
 class Stream:
-    """Writes events that belong to no commit, and reads all.
+    """Writes events that belong to no commit, and reads all events.
 
-    `archived` finds one in SQL by its partition and id, among those since a time. `start` has a partition start.
-    `acknowledged` is given the journal's entry of each that is written, its offset 0 if its answer was lost and came
-    once more, with how far it is archived.
+    `archived` finds one in SQL by its partition and id, among those since a time. `start` starts a partition.
+    `acknowledged` is called with the journal entry of each written event, and with how far the journal is archived; the
+    entry's offset is 0 if the answer was lost and then repeated.
     """
 
     def __init__(
@@ -239,9 +239,10 @@ class Stream:
         roll: bytes = b"",
         member: str = "",
     ) -> tuple[str, int, int, str]:
-        """Write an event alone; its epoch, offset, time in ms and id.
+        """Write an event alone; return its epoch, offset, time in ms and id.
 
-        With a `member` of a `roll` it is written only if that is due, and by one of all who try: else offset 0.
+        With a `member` of a `roll` it is written only if the member is due, and by one of all replicas that try; the
+        others get offset 0.
         """
         op = self._warm.ops.begin([(b"e", type.encode(), data)])
         names = [*keys.emit_keys, *([roll] if member else [])]
@@ -257,7 +258,7 @@ class Stream:
                         return found.epoch, found.offset, found.time_ms, found.id
                     op.since_ms = int(answer[1])
                 elif starts < _STARTS:
-                    # Under the same op id: what became of an answer that was lost with a life of Redis is known there.
+                    # Under the same op id: the new epoch knows the outcome if an answer was lost with the earlier data.
                     starts += 1
                     await self._start(keys.partition)
                 else:
@@ -281,7 +282,7 @@ class Stream:
         return epoch.decode(), int(offset), int(time_ms), _id(self._warm, op)
 
     async def _look(self, keys: PartitionKeys, op: OpId, subject: str) -> Happened | None:
-        """The event that this op id became, if it did, from SQL."""
+        """Return the event with this op id from SQL, if it was written."""
         try:
             return await self._archived(keys.partition, _id(self._warm, op), op.since_ms)
         except ColdUnavailable as error:
@@ -336,18 +337,18 @@ class Stream:
         return answer
 
     async def heads(self, partitions: Sequence[PartitionKeys]) -> list[Head]:
-        """The newest event of each partition."""
+        """Return the newest event of each partition."""
         return [_head(answer) for answer in await self._port.commands([_asked(keys) for keys in partitions])]
 
     async def begun_since(self, partitions: Sequence[PartitionKeys], ms: int) -> dict[int, Head]:
-        """The heads of those partitions whose epoch began after this time of the server's."""
+        """Return the heads of those partitions whose epoch began after this time of the server's clock."""
         fresh = await self._port.commands([(b"HGET", keys.meta, b"fresh") for keys in partitions])
         late = [keys for keys, began in zip(partitions, fresh, strict=True) if int(began or 0) > ms]
         heads = await self.heads(late) if late else []
         return {keys.partition: head for keys, head in zip(late, heads, strict=True) if head.epoch}
 
     async def reachable_heads(self, partitions: Sequence[PartitionKeys]) -> dict[int, Head]:
-        """The same, without the partitions whose server is away. Raises WarmUnavailable if all are."""
+        """Like `heads`, without the partitions whose server is down. Raises WarmUnavailable if all are."""
         answers = await self._port.exchange([_asked(keys) for keys in partitions])
         return {
             keys.partition: _head(answer)
@@ -356,13 +357,13 @@ class Stream:
         }
 
     async def events(self, keys: PartitionKeys, after: int, count: int) -> tuple[Head, Head, list[StreamEvent]]:
-        """Events of a partition after an offset, at most so many; with its head as it was before and after."""
+        """Return the head before, the head after, and at most `count` events of a partition after an offset."""
         return _page(await self._port.commands(_page_asked(keys, after, count)))
 
     async def reachable_events(
         self, wanted: Sequence[tuple[PartitionKeys, int, int]]
     ) -> dict[int, tuple[Head, Head, list[StreamEvent]]]:
-        """The same of many partitions, without those whose server is away. Raises WarmUnavailable if all are."""
+        """Like `events` for many partitions, without those whose server is down. Raises WarmUnavailable if all are."""
         answers = await self._port.exchange([words for each in wanted for words in _page_asked(*each)])
         found = {}
         for at, (keys, _, _) in enumerate(wanted):
@@ -372,7 +373,7 @@ class Stream:
         return found
 
     async def redact(self, keys: PartitionKeys, unwanted: Callable[[bytes], bool]) -> None:
-        """Take the events with these heads out of a partition. Nobody is notified; offsets stay as they are."""
+        """Remove the events with these heads from a partition. Consumers are not notified; offsets stay as they are."""
         after = 0
         count = _PAGE
         while count == _PAGE:
@@ -387,9 +388,9 @@ class Stream:
             after = stored[-1].offset if stored else 0
 
     async def drop(self, keys: PartitionKeys, old: Callable[[StreamEvent], bool], *, keep: bool) -> int:
-        """Take the events of a partition up to the last `old` one out, and say so; how many. `keep`: only count.
+        """Remove the events of a partition up to the last `old` one, and note it; return how many. `keep`: only count.
 
-        Who has yet to read them has to resync.
+        Consumers that have yet to read them must resync.
         """
         after = 0
         last = 0
@@ -413,10 +414,10 @@ class Stream:
         return seen
 
     async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes, bytes]], member: str) -> list[bool]:
-        """Note how far a group is in partitions that this member handles for it; False where it does not any more.
+        """Note a group's positions in partitions that this member handles for it; False where it no longer does.
 
-        With the position as it was before, also where it does not, if nobody has moved it since. False too where its
-        server is away: what is not noted is handled again, and the other partitions do not wait for that.
+        Each call has the position that the member noted last; if that is unchanged, a former member may still note its
+        event. Also False if the server is down: the events are handled again, and other partitions do not wait.
         """
         answers = await self._port.scripts(
             [(ADVANCE, names, [member, position, before]) for names, position, before in calls]
@@ -453,7 +454,7 @@ def _head(answer: Any) -> Head:
 
 
 class BackgroundEvents:
-    """Events whose writers cannot wait, as that a lock was lost: each is tried once, and only logged if that fails."""
+    """Events whose writers cannot wait, such as a lost lock: each is tried once, and only logged if that fails."""
 
     def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
         self._port = port
@@ -490,7 +491,7 @@ class BackgroundEvents:
                 log.warning(text, type, subject[:200], error, extra=log_fields(subject))
 
     async def close(self) -> None:
-        """Give what waits a moment."""
+        """Wait a moment for pending events."""
         job = self._job
         if job is not None:
             await self._done.wait(_CLOSING_SECONDS)

@@ -1,6 +1,6 @@
-"""What a store reports of its work: spans for OpenTelemetry, and how long things took, for histograms.
+"""Telemetry of a store: spans for OpenTelemetry, and durations for histograms.
 
-Law: off, it costs one look at a flag; on, it reports kinds and outcomes, and never a user's value.
+Law: switched off, it costs one check of a flag; on, it reports kinds and outcomes, and never a user's value.
 
 Design: section 12.
 """
@@ -31,7 +31,7 @@ context: Any
 trace: Any
 try:
     from opentelemetry import context, trace
-except ImportError:  # the extra `telemetry` is not installed: then there are no spans
+except ImportError:  # without the extra `telemetry` there are no spans
     context = trace = None
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ T = TypeVar("T")
 Facts = dict[str, str | int]
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TURN_BUCKETS = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # a model takes its time
-_SLOW = BUCKETS.index(0.1) + 1  # the buckets of what took longer than that
+_SLOW = BUCKETS.index(0.1) + 1  # the buckets of longer durations
 _FAILED = ("backpressure", "unavailable", "unconfirmed", "error")
 _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
     (Fenced, "fenced"),
@@ -57,9 +57,9 @@ _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class Times:
-    """How often something took how long: as many as there are buckets, and one for what took longer.
+    """A histogram of durations: a count for each bucket, and one for longer durations.
 
-    Updated without a lock: of two threads at once one may go uncounted, and no more than that.
+    Updated without a lock: with two threads at once, one measurement may be lost.
     """
 
     __slots__ = ("buckets", "counts", "seconds")
@@ -70,13 +70,13 @@ class Times:
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one more, of this length."""
+        """Add one duration."""
         self.counts[bisect_left(self.buckets, seconds)] += 1
         self.seconds += seconds
 
 
 class Telemetry:
-    """Of one replica. Spans are switched on by settings, times by whoever collects them."""
+    """The telemetry of one replica. Settings switch spans on; collecting metrics switches times on."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -88,11 +88,11 @@ class Telemetry:
         self.turn_parts: dict[str, Times] = {}
 
     def measure(self) -> None:
-        """Take times from now on."""
+        """Measure times from now on."""
         self.measures = self.on = True
 
     async def watch(self, operation: str, tier: str, facts: Callable[[], Facts], work: Coroutine[Any, Any, T]) -> T:
-        """Do the work, as a span, and note how long it took and what came of it."""
+        """Run the work within a span, and note its duration and outcome."""
         began = self._clock()
         outcome = "ok"
         span = None
@@ -123,14 +123,14 @@ class Telemetry:
         times.add(seconds)
 
     def turn(self, parts: Mapping[str, float]) -> None:
-        """Note where the time of a turn went: seconds by part."""
+        """Note how the time of a turn was spent: seconds by part."""
         for part, seconds in parts.items():
             if part not in self.turn_parts:
                 self.turn_parts[part] = Times(TURN_BUCKETS)
             self.turn_parts[part].add(seconds)
 
     def totals(self) -> dict[str, int]:
-        """How many operations there were, how long all took, and how many of them were slow; empty without times."""
+        """Return the number of operations, their total time, and the number of slow ones; empty without times."""
         if not self.measures:
             return {}
         times = list(self.times.values())
@@ -141,32 +141,32 @@ class Telemetry:
         }
 
     def begin(self, operation: str, names: RecordKeys) -> Any:
-        """A span of something that lasts, as holding a lease; None without spans. `finish` ends it."""
+        """Begin a span for a lasting state, such as holding a lease; None without spans. `finish` ends it."""
         if self._tracer is None:
             return None
         return self._span(operation, "warm", self.of(names))
 
     def finish(self, span: Any, outcome: str) -> None:
-        """End what `begin` began, if there is something to end."""
+        """End the span of `begin`; does nothing for None."""
         if span is not None:
-            # The text of an exception may name what is a user's: only the outcome is reported.
+            # The text of an exception may contain a user's value: only the outcome is reported.
             span.set_attribute("distributed_state.outcome", outcome)
             if outcome in _FAILED:
                 span.set_status(trace.Status(trace.StatusCode.ERROR))
             span.end()
 
     def of(self, names: RecordKeys) -> Facts:
-        """What a span says of a record: its id only if that is asked for."""
+        """Return a span's attributes for a record; its id only if settings ask for it."""
         facts: Facts = {"scope": names.ref.scope, "partition": names.partition}
         return facts | {"record": names.ref.text} if self._ids else facts
 
 
 class Observed(Protocol):
-    """What does work that is observed."""
+    """An object whose work is observed."""
 
     @property
     def telemetry(self) -> Telemetry:
-        """Where its figures are kept."""
+        """The telemetry to which its work is reported."""
         ...
 
 
@@ -175,10 +175,10 @@ Work = Callable[Concatenate[O, P], Coroutine[Any, Any, T]]
 
 
 def observed(operation: str, tier: str, facts: Callable[..., Facts]) -> Callable[[Work[O, P, T]], Work[O, P, T]]:
-    """Have a coroutine function observed whenever telemetry is on.
+    """Observe a coroutine function whenever telemetry is on.
 
-    Its first argument has the telemetry; `facts` makes the attributes of a span from its positional arguments. Work on
-    an empty list is none.
+    Its first argument has the telemetry; `facts` makes the attributes of a span from its positional arguments. Calls
+    with an empty list are not observed.
     """
 
     def decorate(work: Work[O, P, T]) -> Work[O, P, T]:
@@ -196,14 +196,14 @@ def observed(operation: str, tier: str, facts: Callable[..., Facts]) -> Callable
 
 
 def record(place: Observed, names: RecordKeys, *rest: Any) -> Facts:
-    """Of work on one record."""
+    """Return the attributes for work on one record."""
     facts = place.telemetry.of(names)
     kind = getattr(rest[0], "kind", None) if rest else None
     return facts | {"kind": kind} if kind else facts
 
 
 def several(place: Observed, many: Any, *rest: Any) -> Facts:
-    """Of work on several records or partitions at once."""
+    """Return the attributes for work on several records or partitions."""
     return {"count": len(many)}
 
 
