@@ -127,7 +127,7 @@ class Dispatcher:
             """Deleted in the meantime; the event for the deletion follows."""
         except Unavailable as error:
             log("ERROR", "no defaults were set", {"conversation": id, "error": str(error)})
-        except Exception as error:  # noqa: BLE001 - raised by a function of the agent's; its hooks have to run
+        except Exception as error:  # noqa: BLE001 - raised by the agent's function; its hooks still have to run
             log("ERROR", "no defaults were set", {"conversation": id}, error)
 
     async def _deleted(self, event: Event) -> bool:

@@ -57,7 +57,7 @@ class Hooks:
         """A client chose this agent. Everywhere; `previous_agent` may be "" or None, `conversation_id` ""."""
 
     def on_agent_deactivated(self, next_agent: str | None) -> Any:
-        """A client left this agent, for another one or without one. Everywhere; before the other is activated."""
+        """A client left this agent, perhaps for another one. Everywhere; before the other is activated."""
 
     def on_invocation_directory_changed(self, old_path: str, new_path: str) -> Any:
         """A client's user now works from another folder. Everywhere."""

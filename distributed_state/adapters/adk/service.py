@@ -137,7 +137,7 @@ class Delta:
 
 
 def dumped(event: Event) -> dict[str, Any]:
-    """The event as JSON values, as ADK writes it: bytes in base64, what JSON cannot hold as null or its `repr`."""
+    """The event as JSON values, as ADK writes it: bytes in base64, non-JSON values as null or their `repr`."""
     found: dict[str, Any] = event.model_dump(mode="json", by_alias=True, exclude_none=True)
     return found
 

@@ -309,7 +309,7 @@ class Memories:
         return [labels_of(item.key) for item in await every(self.directory(), prefix=text_of(prefix))]
 
     async def holding(self, namespaces: Iterable[Namespace]) -> list[Namespace]:
-        """Those of the namespaces that have values, in order. A round trip for each; with asyncio for fifty."""
+        """The namespaces among these that have values, in order. A round trip for each; with asyncio for fifty."""
         found: list[Namespace] = []
         now = await self._store.time()
         left: list[tuple[Namespace, str | None]] = [(namespace, None) for namespace in namespaces]
@@ -385,7 +385,7 @@ class Memories:
                         await self.record(namespace).write(items=[step])
 
     def _batches(self, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> list[Any]:
-        """Batches that change values: each is one exchange, with one commit of at most a thousand per namespace."""
+        """Batches that change values: one exchange each, with a commit of at most a thousand values per namespace."""
         batches = []
         while records:
             batch = self._store.batch()

@@ -208,7 +208,7 @@ class Thread:
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> None:
-        """Save a checkpoint. Raises Conflict if the run continued from the newest one, and there is a newer one now."""
+        """Save a checkpoint. Raises Conflict if the run began at the newest one, and that is no longer the newest."""
         saved, blobs = await self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
         items = [PutItem(collection=BLOBS, key=key, value=pack_blob(value)) for key, value in blobs.items()]
         items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))

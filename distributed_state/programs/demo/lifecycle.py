@@ -436,7 +436,7 @@ class Fleet:
         return True
 
     def end(self) -> None:
-        """Shut all replicas down in order."""
+        """Shut all replicas down cleanly."""
         for each in self:
             each.ask_to_end()
         for each in self:

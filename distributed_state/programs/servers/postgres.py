@@ -27,7 +27,7 @@ from distributed_state.settings import private_opener
 
 
 class PostgresServer(Server):
-    """A PostgreSQL process with one superuser, `postgres`, who has a new password."""
+    """A PostgreSQL process with one superuser, `postgres`, with a new password."""
 
     stop_signal = signal.SIGINT  # "fast": does not wait for clients to leave
 

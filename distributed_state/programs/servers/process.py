@@ -134,7 +134,7 @@ class Server(ABC):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Shut it down in order."""
+        """Shut it down cleanly."""
         if self.running:
             self.resume()
             self._send(self.stop_signal)
