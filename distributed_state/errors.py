@@ -284,15 +284,15 @@ class RecoveryInProgress(Unavailable):
 class Backpressure(Unavailable):
     """The journal is full because archiving is behind. Nothing was written; retry when SQL is back.
 
-    Remedy: start SQL or add archivers (`distributed-state doctor` shows which); then repeat.
+    Remedy: start SQL or add archivers (`distributed-state doctor` shows which is needed); then repeat.
     """
 
 
 class DurabilityUnknown(StateError):
     """Applied as `version` (0: an event), but the requested durability was not confirmed.
 
-    Repeating the write applies it again, which is harmless only if it sets values: `record.confirm` waits for the
-    applied write, and a turn may be started again under its `request_id`.
+    Repeating the write applies it again, which is harmless only if it sets values. Instead, `record.confirm` waits
+    for the applied write, and a turn may be started again under its `request_id`.
 
     With version 0, the reply of a write was lost, and whether it was applied could not be determined in time. It also
     means, for a turn, that its session's part is applied and its change of the user's record is not. With a

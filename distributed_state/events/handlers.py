@@ -90,7 +90,7 @@ class Handling(HandlerWorker):
                 self.joined.set()
                 event = await self._events.next()
             except CorruptState as error:
-                # The next event follows at once: only this one cannot be read.
+                # No pause before the next event: this one is unreadable because of its data, not of a server.
                 self.failed += 1
                 log.error("%s was not called: %s", _name(self.handler), error)
                 continue

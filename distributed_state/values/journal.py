@@ -130,7 +130,7 @@ class JournalEntry:
 
     @property
     def head(self) -> bytes:
-        """Everything but its operations, as the scripts write it into the stream, with the time in milliseconds."""
+        """Everything but its operations, as the scripts write it into the stream, with the time to the millisecond."""
         time = f"{self.time_ms // 1000} {self.time_ms % 1000 * 1000}"
         lines = (self.event, self.record, self.version, time, self.kind, self.actor, self.token)
         return "\n".join(map(str, (*lines, self.total_bytes, self.next_message))).encode()

@@ -24,7 +24,7 @@ SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
 MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
 MAX_PHASE = 200  # characters
 
-# Reserved hash fields. Those of the state start with '#' and are folded like a user's field.
+# Reserved hash fields start with '#'. These belong to the state, and are folded like a user's field.
 PHASE = b"#phase"
 OWNER = b"#owner"
 DELETED = b"#deleted"

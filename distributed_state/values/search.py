@@ -97,7 +97,7 @@ class SearchIndex(Protocol):
         ...
 
     def search(self, query: SearchQuery) -> Awaitable[Sequence[SearchMatch]] | Sequence[SearchMatch]:
-        """Return matches, the most relevant first. To replace matches that are filtered out, `offset` is raised."""
+        """Return matches, the most relevant first. If matches are filtered out later, a higher `offset` gets more."""
         ...
 
 
