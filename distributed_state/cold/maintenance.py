@@ -62,7 +62,7 @@ from distributed_state.values.model import NEXT, SEGMENTS, is_value
 
 _COMPACTED_TOGETHER = 500  # records in one read
 _ROWS = 1000  # changes in one transaction
-_LEAST = 4  # a record with no more old changes than this is not worth a block
+_LEAST = 4  # a record with this many old changes or fewer is not compacted
 _ROW_BYTES = 64  # of a row besides its data, uncompressed
 _Packed = blocks.ChangeRow | blocks.MessageRow
 CHUNK = 200
