@@ -1,10 +1,10 @@
 """The state of an agent in a session: its memory for one task, its phase, and how a record stores them.
 
-Law: values are frozen, and a save is one commit of what changed since the state was loaded.
+Law: values are frozen, and a save is one commit of the changes since the state was loaded.
 
 All of it is JSON and is read back as it was written. The history is the record's messages, the phase is the record's
 phase, and everything else is a field: `agent.goal`, `agent.note.<key>`, `agent.tool_call.<number>`. So the cost of a
-save depends on what changed, not on the length of the conversation.
+save depends on the changes, not on the length of the conversation.
 
 `TaskState` and `UserState` are schemas for typed records; any pydantic model of your own works the same way.
 
@@ -209,7 +209,7 @@ def _as_id(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the store has of a state: the version to expect, and the values that need not be written again."""
+    """The stored part of a state: the version to expect, and the values that need not be written again."""
 
     record: str
     epoch: str
@@ -305,11 +305,11 @@ class AgentState(BaseModel):
 
     @property
     def saved(self) -> Saved | None:
-        """What the store has of this state; None if it was neither loaded nor saved."""
+        """The stored part of this state; None if it was neither loaded nor saved."""
         return self._saved
 
     def with_saved(self, saved: Saved) -> Self:
-        """The state with a note of what the store has of it. For the store, which loads and saves it."""
+        """The state with a note of its stored part. For the store, which loads and saves it."""
         state: Self = self.model_copy()
         state.__pydantic_private__ = {"_saved": saved}
         return state
@@ -368,7 +368,7 @@ def shown(state: AgentState | None) -> tuple[str, ...]:
 
 
 def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> AgentState | None:
-    """The state in a record, None if it has none. Raises CorruptState."""
+    """The state in a record, None without one. Raises CorruptState."""
     if entry.deleted or _MARK not in entry.fields:
         return None
     stored = entry.fields.get(PHASE)
@@ -406,7 +406,7 @@ def _fields(state: AgentState) -> dict[str, Any]:
 
 
 def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
-    """What this record has of a state, as far as the state knows, and whether that is nothing."""
+    """The part of a state that this record holds, as far as the state knows, and whether that is nothing."""
     if type(state) is not AgentState:
         raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
     if state.session_id != names.ref.id:

@@ -224,7 +224,7 @@ class AsyncSession(AsyncRecord):
             await session.append({"role": "user", "content": "Where to?"})
             seen = await session.messages()
             short = [{"role": "assistant", "content": "We went through hotels in Oslo."}]
-            await session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
+            await session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if another was added
 
         Returns the new version. Raises Conflict and writes nothing if `after` is no longer shown or `expect_last` is
         not the last message. Earlier versions show the replaced messages. Errors as in `append`; TooLarge as in
@@ -396,8 +396,8 @@ class AsyncSession(AsyncRecord):
 
         If a turn is already running: `busy="wait"` queues up to `wait` seconds (LockTimeout), "reject" raises
         LockTimeout at once, "interrupt" takes over and the other turn raises Interrupted. After `limit` seconds the
-        turn loses its lease even if it is still running: Fenced; inside a `lock()` of this task that lock's `ttl`
-        applies. With a `slot`, only the slot's last request is kept, else one for each id.
+        turn loses its lease even if it is still running: Fenced; inside a `lock()` of this task the lock's lease
+        counts instead. With a `slot`, only the slot's last request is kept, else one for each id.
 
         `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. They are not
         checked for a request that was answered before.

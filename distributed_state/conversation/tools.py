@@ -193,7 +193,7 @@ class Scratch(MutableMapping[str, Any]):
         self._now[key] = value
 
     def __delitem__(self, key: str) -> None:
-        self[key]  # KeyError if it is not there
+        self[key]  # KeyError if it is missing
         self._given.pop(key, None)
         self._now[key] = _GONE
 

@@ -1,6 +1,6 @@
 """The user of a turn: its fields, and the changes that a turn makes to them besides its own.
 
-Law: the changes are applied once for each request, on top of what others wrote meanwhile.
+Law: the changes are applied once for each request, on top of others' later writes.
 
 The session and its user are two records, so a turn makes two commits, its own first: if that is refused, the user is
 not changed. The user's commit is prepared first and checked by the server, so that a reason to refuse it stops the

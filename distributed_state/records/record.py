@@ -485,7 +485,7 @@ class AsyncRecord:
         return await history.at(self._context, version, branch)
 
     async def branches(self) -> list[Branch]:
-        """Read the branches: acknowledged commits that the record does not continue. Most records have none.
+        """Read the branches: acknowledged commits that the record does not continue. Few records have any.
 
         Example::
 
@@ -524,7 +524,7 @@ class AsyncRecord:
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
-        A name is text of 1 to 500 characters, else InvalidValue; a name that is used again moves to the new version.
+        A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
         changes = self._context.changes()
         changes.label(label)

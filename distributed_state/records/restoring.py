@@ -127,7 +127,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
     # An answered request stays answered: otherwise it would be applied again when its caller repeats it.
     handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
-    # Expired fields go too: if the target has none that expire, `#timed` goes, and without it they would reappear.
+    # Remove expired fields too: if no field of the target expires, `#timed` is removed, and they would reappear.
     for name in sorted(present.all_stored.keys() - target.fields.keys() - handled):
         changes.reserved(name, None)
     for name, value in target.fields.items():

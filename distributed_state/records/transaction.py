@@ -30,7 +30,7 @@ from distributed_state.values.levels import level_of
 from distributed_state.values.model import ABSENT, PHASE, PRESENT, Message, Presence, Ref
 from distributed_state.warm.answers import Committed, Draft, unmet
 
-_MOST = 1000  # Lua's limit on arguments is a little higher
+_MOST = 1000  # keys at once: Lua's limit on arguments is higher
 _WORDS = {ABSENT: b"!", PRESENT: b"+"}
 _RECORD = b"#v"  # every existing record has a version
 
@@ -178,7 +178,7 @@ class Workspace(MutableMapping[str, Any]):
         self._now[key] = self.open().set(key, value)
 
     def __delitem__(self, key: str) -> None:
-        self[key]  # KeyError if it is not there
+        self[key]  # KeyError if it is missing
         self.open().delete(key)
         self._now[key] = GONE
 

@@ -415,7 +415,7 @@ class RemoteRecord:
     def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
-        A name is text of 1 to 500 characters, else InvalidValue; a name that is used again moves to the new version.
+        A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
         return finish(self._twin.checkpoint(label))
 

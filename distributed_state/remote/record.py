@@ -66,7 +66,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._now:
             codec.encode_key(key)
-            # A copy, so that a change in place is seen at the end. KeyError if it is not there.
+            # A copy, so that a change in place is seen at the end. KeyError if it is missing.
             self._now[key] = copy.deepcopy(self._state.fields[key])
         found = self._now[key]
         if found is _GONE:
@@ -80,7 +80,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._set.add(key)
 
     def __delitem__(self, key: str) -> None:
-        self[key]  # KeyError if it is not there
+        self[key]  # KeyError if it is missing
         self._open()
         self._now[key] = _GONE
 
@@ -384,7 +384,7 @@ class Past:
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
-        A name is text of 1 to 500 characters, else InvalidValue; a name that is used again moves to the new version.
+        A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
         return int((await self._place.write({"kind": "checkpoint", "label": label}))["version"])
 

@@ -420,7 +420,7 @@ class Record:
         return finish(self._twin.at(version=version, branch=branch))
 
     def branches(self) -> list[Branch]:
-        """Read the branches: acknowledged commits that the record does not continue. Most records have none.
+        """Read the branches: acknowledged commits that the record does not continue. Few records have any.
 
         Example::
 
@@ -455,7 +455,7 @@ class Record:
     def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
-        A name is text of 1 to 500 characters, else InvalidValue; a name that is used again moves to the new version.
+        A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
         return finish(self._twin.checkpoint(label))
 
@@ -750,7 +750,7 @@ class Session(Record):
             session.append({"role": "user", "content": "Where to?"})
             seen = session.messages()
             short = [{"role": "assistant", "content": "We went through hotels in Oslo."}]
-            session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
+            session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if another was added
 
         Returns the new version. Raises Conflict and writes nothing if `after` is no longer shown or `expect_last` is
         not the last message. Earlier versions show the replaced messages. Errors as in `append`; TooLarge as in
@@ -898,8 +898,8 @@ class Session(Record):
 
         If a turn is already running: `busy="wait"` queues up to `wait` seconds (LockTimeout), "reject" raises
         LockTimeout at once, "interrupt" takes over and the other turn raises Interrupted. After `limit` seconds the
-        turn loses its lease even if it is still running: Fenced; inside a `lock()` of this task that lock's `ttl`
-        applies. With a `slot`, only the slot's last request is kept, else one for each id.
+        turn loses its lease even if it is still running: Fenced; inside a `lock()` of this task the lock's lease
+        counts instead. With a `slot`, only the slot's last request is kept, else one for each id.
 
         `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. They are not
         checked for a request that was answered before.

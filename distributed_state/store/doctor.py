@@ -378,7 +378,7 @@ _STOPPED = "see the message: this archiver makes no progress until then"
 
 
 def here(tiers: Tiers) -> list[Finding]:
-    """What stops the archiver of a store whose Redis is in its own process: no other replica archives or reports it."""
+    """The failure of an embedded store's archiver, which no other replica could report or take over."""
     failure = tiers.archiver.failure
     return [Finding("archiver", False, failure, _STOPPED)] if failure else []
 

@@ -181,7 +181,7 @@ def begin(tiers: Tiers) -> None:
 
 
 async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
-    """The fullest server's share of memory and of connections. A server without limits, as the embedded, has none."""
+    """The fullest server's share of memory and of connections. The embedded server has no limits."""
     memory = connections = None
     for node in tiers.port.nodes():
         try:
