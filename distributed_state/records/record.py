@@ -423,8 +423,8 @@ class AsyncRecord:
     async def export_state(self, *, messages: bool = False) -> dict[str, Any]:
         """Read fields, phase and, if asked, all messages as one JSON object, for `restore_state`.
 
-        It holds `fields`, `bytes` (the fields that are bytes, in base64), `phase`, `expires` (deadlines of fields in
-        seconds since 1970) and `messages`; parts other than `fields` are left out where there is nothing to put there.
+        It holds `fields` and `phase`; if there are any, `bytes` (the fields that are bytes, in base64) and `expires`
+        (deadlines of fields in seconds since 1970); and `messages` if asked.
         """
         return await restoring.export_state(self._context, messages=messages)
 

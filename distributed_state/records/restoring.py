@@ -168,7 +168,7 @@ async def restore_state(context: RecordContext, state: Mapping[str, Any]) -> int
 
 
 def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] | None) -> dict[str, Any]:
-    """Fields, bytes in base64, phase, deadlines, messages if given; empty parts except `fields` are left out."""
+    """Fields and phase; if there are any, bytes in base64 and deadlines; messages if given: JSON only."""
     phase = entry.fields.get(PHASE)
     state: dict[str, Any] = {
         **as_text.apart(fields),
