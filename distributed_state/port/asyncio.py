@@ -94,7 +94,7 @@ class Taken(asyncio.Protocol):
 
 
 class Pipe(Taken):
-    """Sends the commands of all tasks: those of one turn of the loop in a few writes, of GROUP commands each.
+    """Sends the commands of all tasks: those of one turn of the loop together, in writes of GROUP commands each.
 
     With a single write, the server would be idle until the last task has made its command, and the tasks until the
     server has answered all commands: they would take turns. In groups they work at the same time.

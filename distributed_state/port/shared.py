@@ -97,8 +97,7 @@ class SharedPort(BlockingPort):
             if self.closed:
                 raise WarmUnavailable(f"{self._place}: the store was closed meanwhile")
             port = self._loops[loop] = AsyncioPort(self._connections, self._pools)
-        # A loop that ends closes its generators when all tasks have ended, so tasks can release their locks until the
-        # end.
+        # A loop that ends closes its generators after all its tasks: until then, tasks can release their locks.
         keeper = self._keepers[loop] = self._keep(loop)
         with suppress(StopIteration):
             keeper.asend(None).send(None)
@@ -216,7 +215,7 @@ class SharedPort(BlockingPort):
             self._jobs.add(made)
             late = self.closed
         if late:
-            made.ask()  # the others were asked already
+            made.ask()  # `ask_all` has already run
         return made
 
     def ask_all(self) -> None:

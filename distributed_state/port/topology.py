@@ -201,15 +201,13 @@ class Topology:
             if left > 0:
                 time.sleep(left)
             before = self.nodes()
-            # Set before looking: other callers continue with the known locations, and their new doubts cause another
-            # look.
+            # Set before looking: other callers continue with the known locations; their new doubts cause another look.
             self.doubted = not before
             try:
                 self._find_out()
                 self.doubted = self.doubted and bool(before)
             except StateError as error:
-                # The servers that could answer are down. The known locations may still be true; their servers report if
-                # not.
+                # The servers that could answer are down. The known locations may still be true, or redirect us.
                 if not before or not isinstance(error, WarmUnavailable):
                     self.doubted = True
                     raise

@@ -173,11 +173,11 @@ class OpIds:
             raise
 
     def lost(self, op: OpId) -> None:
-        """Note that a reply was lost, and allow for the clock of another server, once for each time that was received.
+        """Note that a reply was lost, and allow for the clock of another server, once for each `since_ms`.
 
         That server may have applied the write, or may answer its repetition: a promoted replica, or the new owner of
-        the slot. If its clock is behind, a record may have returned from SQL with this write in it at a time before
-        `since_ms`; then SQL would not be asked.
+        the slot. If its clock is behind, it may have hydrated the record with this write in it at a time that it counts
+        as before `since_ms`; then SQL would not be asked.
         """
         op.doubted = True
         if self._port.several and op.since_ms != op.eased_ms:

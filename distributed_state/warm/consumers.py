@@ -576,5 +576,5 @@ def pattern(text: str) -> re.Pattern[bytes]:
 
 @lru_cache(maxsize=1024)
 def _compiled(text: str) -> re.Pattern[bytes]:
-    # Not a plain ".*" for each: with many of them, a mismatch takes exponential time.
+    # Not a plain ".*" for each: with many of them, backtracking would make a mismatch take very long.
     return re.compile(translate(text).encode())

@@ -646,7 +646,7 @@ class _Kept:
     def __init__(self, lease: AsyncLease, lock: Lock) -> None:
         self.lease = ref(lease)
         self.lock = lock
-        self.given_back = 0  # 0 while it has a holder; then the number of releases sent, plus one
+        self.given_back = 0  # 0 while it has a holder; then one more than the releases that were answered
         self._again_at = 0.0
         self._until = math.inf
 

@@ -556,7 +556,7 @@ class NodeChannels:
         """Unsubscribe from a channel."""
         if subscription.asked:
             if channel in subscription.named:
-                # Our own name first: a write on its way may name us as a listener, and no other one would be notified.
+                # Our own name first: otherwise a write on its way could count us as a listener, and no one be notified.
                 self._ask(UNSUBSCRIBE, subscription.own)
                 subscription.rename()
                 self._ask(SUBSCRIBE, subscription.own)

@@ -2,8 +2,8 @@
 
 A waiter queues on the server and is woken through the link; in addition it asks again at long intervals, which keeps
 its place and covers a holder that died. A free lock is offered to the head of its queue, and to the next one if the
-head does not come within the grace period, because it died. A waiter is woken only when it should ask the server: the
-first waiter of each process asks after the grace period; those after it do not.
+head does not come within the grace period, because it died. A waiter is woken only when it should ask the server: at an
+offer to another waiter, the first one of each process asks after the grace period, and those after it do not.
 
 Design: section 8.
 """

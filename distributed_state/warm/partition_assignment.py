@@ -69,8 +69,7 @@ class PartitionAssignment:
         if not waits or free or self._rounds.due(self._joined_until - 2 * self._seconds / 3 * pauses):
             asked = self.mine or free[:1]
             kept, members, unheard = await self._ask(asked, int(self._ttl_ms * pauses))
-            # A claim without a reply may have been renewed: no other member can take it, so it stays ours until it
-            # ends.
+            # A claim without a reply may have been renewed: no other can take it, so it stays ours until it ends.
             if unheard and self.mine and now + self._seconds / 2 < self.ends:
                 kept, ends = kept + unheard, self.ends
             self._joined_until = now + self._seconds * pauses

@@ -157,8 +157,7 @@ class Presence:
 
     async def _run(self) -> None:
         while True:
-            # Before the beat that reports its validity: the next one comes in time, however many replicas there are
-            # then.
+            # Before the beat that reports its validity: the next one comes in time, however large the fleet is then.
             self._pause = self._every * min(max(self._members / _CALM, 1.0), _RAREST)
             try:
                 for each in await self._beat():
