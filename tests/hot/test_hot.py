@@ -18,9 +18,9 @@ from proxy import Proxy
 from distributed_state import StateError, WarmUnavailable
 from distributed_state.hot.cache import Hot
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.tiers import changes
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.levels import Freshness
 from distributed_state.warm import link
@@ -804,7 +804,7 @@ async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> No
 @pytest.mark.wide
 @pytest.mark.only(face="asyncio", warm="redis")
 async def test_without_compact_values_hot_would_take_many_times_what_it_says(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(codec, "compact", lambda data: data)
+    monkeypatch.setattr(changes, "_compact", lambda data: data)
     store = await opener(archiver=False, hot_bytes=2**20, memory_bytes=0)
     assert await filled(store, "fields") > 3 * 2**20
 

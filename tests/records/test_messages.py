@@ -105,7 +105,7 @@ async def test_a_repeated_append_has_the_time_of_the_first(store: Any) -> None:
     session = store.session("s")
     await session.append(said(0))
     await session.messages()
-    told = " .. ' ' .. now[1] .. ' ' .. now[2]\n  .. ' ' .. archived_offset .. ' ' .. said"
+    told = " .. ' ' .. now[1] .. ' ' .. now[2]\n  .. ' ' .. archived_offset .. ' ' .. flags"
     with sabotage("commit", told, ""):
         await session.append(said(1))
     times = [change.time for change in await session.history()]

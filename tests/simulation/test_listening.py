@@ -103,7 +103,7 @@ CONTROLS: dict[str, tuple[str, int, Control]] = {
     "SQL lacks an acknowledged event": ("G4", 1, _without_an_acknowledged_one),
     "a subscription is left": ("left over: subscriptions", 1, _left_subscriptions),
     "an event is written again without a look": ("G3", 5, _emit("from, count = '+', 1", "from, count = nil, 1")),
-    "an event does not tell which was before it": ("G6", 2, _emit("types_of .. '@' .. before", "types_of .. '@0'")),
+    "an event does not tell which was before it": ("G6", 11, _emit("types_of .. '@' .. before", "types_of .. '@0'")),
     "what was lost and written again is not known": (
         "G6", 44, lambda: mock.patch.object(RecentEvents, "until", return_value=frozenset()),
     ),

@@ -16,7 +16,7 @@ from distributed_state.cold import listings
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
 from distributed_state.store import maintenance
-from distributed_state.tiers import unarchived as journals
+from distributed_state.tiers import fresh_listings as journals
 from distributed_state.values.model import PHASE
 from distributed_state.values.search import tag_field, tag_text
 from tests.journals import Journal, put, statements
@@ -124,7 +124,7 @@ async def test_read_after_sql_a_journal_would_lack_what_is_archived_in_between(
 
     async def too_late(at: Any, wanted: Wanted) -> Any:
         await at.archiver.drain()
-        return await journals.unarchived(at, wanted)
+        return await journals.unarchived_changes(at, wanted)
 
     kept: list[Any] = []
     page = ColdStore.listing
@@ -136,7 +136,7 @@ async def test_read_after_sql_a_journal_would_lack_what_is_archived_in_between(
     assert [row.id for row in await store.sessions(fresh=True)] == ["s"]
     monkeypatch.setattr(ColdStore, "listing", first)
     await store.sessions(fresh=True)
-    monkeypatch.setattr(maintenance, "unarchived", too_late)
+    monkeypatch.setattr(maintenance, "unarchived_changes", too_late)
     monkeypatch.setattr(ColdStore, "listing", lambda self, wanted, late: page(self, wanted, late) if late else kept[0])
     assert await store.sessions(fresh=True) == []
     monkeypatch.setattr(ColdStore, "listing", page)
