@@ -50,7 +50,7 @@ def ids(store: Any, count: int = 2) -> dict[str, list[str]]:
 
 def by_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no consumer take what is published: it looks into the stream for all."""
-    monkeypatch.setattr(Subscription, "hear", lambda *_: False)
+    monkeypatch.setattr(Subscription, "receive", lambda *_: False)
 
 
 async def emit(store: Any, names: list[str]) -> set[str]:
