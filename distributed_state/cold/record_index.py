@@ -457,23 +457,23 @@ def remove(sql: Sql, some: Sequence[int]) -> None:
 
 def note_tags(sql: Sql, accepted: Iterable[Parsed]) -> None:
     """Apply the tag changes of these entries. The rows of their records are locked."""
-    last: dict[tuple[str, str], bool] = {}
+    last: dict[str, dict[str, bool]] = {}
     cleared: set[str] = set()
     for item in accepted:
         record = item.entry.record
         for tag, there in item.tags:
             if tag:
-                last[record, tag] = there
+                last.setdefault(record, {})[tag] = there
             else:
                 cleared.add(record)
-                last = {place: there for place, there in last.items() if place[0] != record}
+                last.pop(record, None)
     t = tags.c
     gone = [{"r": record} for record in sorted(cleared)]
     sql.remove(tags, gone, lambda row: and_(t.namespace == sql.namespace, t.record == row.r))
     # Set tags are removed first, too: whether they exist is not known.
-    touched = [{"r": record, "g": tag} for record, tag in sorted(last)]
+    touched = [{"r": record, "g": tag} for record in sorted(last.keys() - cleared) for tag in sorted(last[record])]
     sql.remove(tags, touched, lambda row: and_(t.namespace == sql.namespace, t.tag == row.g, t.record == row.r))
-    kept = sorted((tag, record) for (record, tag), there in last.items() if there)
+    kept = sorted((tag, record) for record, changed in last.items() for tag, there in changed.items() if there)
     sql.add(tags, [(sql.namespace, *place) for place in kept])
 
 

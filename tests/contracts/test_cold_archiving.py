@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import LargeBinary, update
 
-from distributed_state.cold import archive, erasure, tables
+from distributed_state.cold import archive, erasure, record_index, tables
 from distributed_state.cold.engine import Sql
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor, Wanted
@@ -449,6 +449,40 @@ def test_records_that_are_there_are_updated_and_new_ones_inserted(cold: ColdStor
         journal.flush()
     assert cold.version("session:a") == 3
     assert [cold.version(f"session:{n}") for n in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_a_batch_applies_its_tag_changes_in_proportion_to_their_number(cold: ColdStore) -> None:
+    """Each deletion read the tag changes of all records before it: a batch of deleted records took quadratic time."""
+    looked_up = 0
+
+    class Counted(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            nonlocal looked_up
+            looked_up += 1
+            return super().__hash__()
+
+    def archived(records: int) -> int:
+        """How often a tag is looked up while that many records are tagged, deleted, and half of them tagged again."""
+        nonlocal looked_up
+        changes = []
+        for number in range(records):
+            entry = JournalEntry(number, f"e{number}", f"session:{records}-{number}", 1, 1, "set", "", 0, b"", 0)
+            again = [(Counted("run:again"), True)] if number % 2 else []
+            tags = [(Counted("run:old"), True), ("", False), *again]
+            changes.append(record_index.Parsed(entry, 0, "1-a", b"", tags=tags))
+        looked_up = 0
+        with cold.database.write(cold.namespace) as sql:
+            record_index.note_tags(sql, changes)
+        return looked_up
+
+    few, many = archived(50), archived(500)
+    assert many <= 10 * few
+    kept = rows(cold, tables.tags)
+    assert {row.tag for row in kept} == {"run:again"}
+    assert len(kept) == 25 + 250
 
 
 def test_nothing_but_bytes_holds_what_users_wrote() -> None:
