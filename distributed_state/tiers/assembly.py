@@ -32,7 +32,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Branched, Kept
 from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue, StateError
 from distributed_state.hot.cache import Hot
-from distributed_state.port import Port, Signal, waited
+from distributed_state.port import Mutex, Port, Signal, waited
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import IdleJournals
 from distributed_state.tiers.archiver import Archiver
@@ -464,13 +464,19 @@ class KnownIds(dict[str, str]):
     The key is a record's text; the value is "" if it exists, else the hydration token under which SQL did not have it.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._mutex = Mutex()
+
     def add(self, text: str, token: str = "") -> None:
         """Note that the record exists, or did not exist under this token."""
-        if self.get(text) != token:
+        if self.get(text) == token:
+            return
+        with self._mutex:
             self.pop(text, None)
             self[text] = token
             while len(self) > _KNOWN_IDS:
-                self.pop(next(iter(self), ""), None)
+                del self[next(iter(self))]
 
 
 async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
