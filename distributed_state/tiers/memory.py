@@ -1,13 +1,13 @@
 """A replica's unarchived commits. Law: an acknowledged commit is kept until SQL is known to have it.
 
 Redis can come back with data older than an acknowledgment: from a file, or after failover to a lagging server. Then
-live writers still know the lost commits. So each commit is kept here on its way back to the caller (`Memory.remember`),
 live writers still know the lost commits. So each commit is kept here before its caller gets it (`Memory.remember`),
 as the arguments that were sent and the answer. Its journal entry is computed from these only when it is needed, byte
 for byte as commit.lua wrote it, except for the size of the journal, which is not needed elsewhere.
-**Identity, never numbers.** An answer says how far its partition is archived under its epoch, so earlier commits of
+
 **Identity, never numbers.** An answer reports how far its partition is archived under its epoch, so earlier commits of
 that epoch are dropped; commits of other epochs are not. Once an epoch has ended, SQL is asked for each of its commits
+by its event. An epoch never spans two data ids: a new data id begins a new epoch before any commit is accepted.
 
 The memory is bounded in bytes. At the bound a writer runs the archiver, or waits for another writer that does; after
 `retry_for` seconds its write is refused.
