@@ -79,8 +79,10 @@ def parse_url(url: str | URL) -> URL:
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in _DRIVERS:
         # Others differ in conflicts, locks and isolation, and were never tested.
-        said = "the archive is SQLite or PostgreSQL, sqlite:///path or postgresql://user@host/database"
-        raise ConfigurationError(f"archive: {parsed.drivername[:80]!r} was never tried, so it is refused: {said}")
+        raise ConfigurationError(
+            f"archive: the driver {parsed.drivername[:80]!r} is not supported; use sqlite:///path or "
+            f"postgresql://user@host/database (supported drivers: {', '.join(_DRIVERS)})"
+        )
     if parsed.get_backend_name() == "postgresql":
         files = {name: str(parsed.query[name]) for name in _FILES if name in parsed.query}
         require_files(display_name(parsed), {name: path for name, path in files.items() if path != "system"})

@@ -49,6 +49,9 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+DRIVERS = r"supported drivers: sqlite, sqlite\+pysqlite, postgresql\+psycopg\)"
+
+
 def message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -607,9 +610,10 @@ async def test_a_server_that_evicts_anything(face: str) -> None:
         ({"op_window": 1}, "op_window"),
         ({"warm_ttl": 0}, "warm_ttl"),
         ({"archive": "nonsense"}, "archive is not an SQLAlchemy URL"),
-        ({"archive": "oracle+nothing://h/d"}, "oracle.* never tried.* SQLite or PostgreSQL"),
-        ({"archive": "postgresql+psycopg2://h/d"}, "psycopg2.* never tried.* SQLite or PostgreSQL"),
-        ({"archive": "mysql://u:p@h/d"}, "mysql.* never tried.* SQLite or PostgreSQL"),
+        ({"archive": "oracle+nothing://h/d"}, f"oracle.*{DRIVERS}"),
+        ({"archive": "postgresql+psycopg2://h/d"}, f"psycopg2.*{DRIVERS}"),
+        ({"archive": "sqlite+aiosqlite:///a.db"}, f"aiosqlite.*{DRIVERS}"),
+        ({"archive": "mysql://u:p@h/d"}, f"mysql.*{DRIVERS}"),
         ({"archive": "redis://h:6379/0"}, "archive .*parameter, url="),
         ({"url": "redis://h:0"}, "port"),
         ({"url": "redis:h:1"}, "redis://"),
