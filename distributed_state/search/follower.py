@@ -121,20 +121,24 @@ class Setting:
             found = await port.sql(search.switch_on, self._text(), self.search.dimensions)
         if found is None:
             return False
-        if self._given is not None and found != self._text():
+        values: dict[str, Any] = orjson.loads(found)
+        known = {name: values[name] for name in self._values()}  # a newer release may have added others
+        if self._given is not None and known != self._values():
             raise ConfigurationError(
                 f"search: the index was made with {found}, not with {self._text()}: open the store as then, "
                 "or remove the index with `distributed-state index --remove` and begin anew"
             )
-        self._adopt(orjson.loads(found))
+        self._adopt(known)
         self.stored, self.on = found, True
         return True
 
-    def _text(self) -> str:
+    def _values(self) -> dict[str, Any]:
         own = self.search
         values = {"language": own.language, "kinds": sorted(own.kinds), "encrypted": own.encrypted}
-        more = {"dimensions": own.dimensions, "elsewhere": own.index is not None}
-        return orjson.dumps(values | more, option=orjson.OPT_SORT_KEYS).decode()
+        return values | {"dimensions": own.dimensions, "elsewhere": own.index is not None}
+
+    def _text(self) -> str:
+        return orjson.dumps(self._values(), option=orjson.OPT_SORT_KEYS).decode()
 
     def _adopt(self, found: dict[str, Any]) -> None:
         made_elsewhere = found.pop("elsewhere")

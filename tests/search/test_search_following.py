@@ -536,3 +536,19 @@ async def test_an_index_made_otherwise_is_not_taken_for_another(opener: Any) -> 
     assert not await again.remove_index()
     await again.close()
     assert await places(await opener(search=Search(kinds=("message",)), partitions=4), MARK) == []
+
+
+@files
+@pytest.mark.replicas
+async def test_settings_that_a_newer_release_added_to_an_index_are_ignored(opener: Any) -> None:
+    """A worker of this release could not search in a fleet of which one worker was updated."""
+    store = await searching(opener)
+    await store.session("c1").set("place", MARK)
+    await store.update_index()
+    await store.close()
+    added = r"""UPDATE search_indexes SET settings = replace(settings, '{', '{"fuzzy"\:true,')"""
+    run_sql(opener, added)
+    for search in True, None:
+        assert await places(await opener(search=search, partitions=4), MARK) == [("c1", "place")]
+    with pytest.raises(ConfigurationError, match="open the store as then"):
+        await opener(search=Search(kinds=("field",)), partitions=4)
