@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 import pytest
-from below import redis_of, tiers
+from below import own_server, redis_of, tiers
+from counting import round_trips
 from sqlalchemy import text
 
 from distributed_state import InvalidValue, UnknownStep
@@ -47,6 +48,18 @@ async def write_some(store: Any, rounds: int) -> None:
         else:
             tags = {"run": [f"r{chosen.randrange(3)}"]}
             await session.write(increment={"n": 1}, revive=True, **({"tag": tags} if what % 2 else {"untag": tags}))
+
+
+@pytest.mark.only(warm="single")
+async def test_a_fresh_listing_is_two_round_trips(opener: Any) -> None:
+    """How far the journals are archived, and what they have beyond that; a caller waits for both."""
+    with own_server(opener) as server:
+        store = await opener(url=server.url, archiver=False, beat=0, durability="memory")
+        await store.session("s").set("n", 1)
+        with round_trips(store) as trips:
+            assert [row.id for row in await store.sessions(fresh=True)] == ["s"]
+        assert trips == [2]
+        await opener.close()
 
 
 @pytest.mark.brief("servers")
