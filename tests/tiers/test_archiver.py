@@ -758,6 +758,7 @@ async def test_postgres_stops_answering_and_goes_on(opener: Any, own_postgres: P
         first, *_ = await session.messages(last=150, fresh=True)
         assert first.content == "50"
         assert time.monotonic() - begun < 5
+        assert archived(store, "s") is None, "SQL answered, so nothing had to wait"
     finally:
         own_postgres.resume()
     await until(lambda: archived(store, "s") == 200, 30)
