@@ -58,7 +58,9 @@ def _moved(sql: Sql, batches: Sequence[Batch]) -> list[Batch]:
     """Move the cursors of the batches, one for each partition, that continue the archive; return these batches."""
     c = tables.cursors.c
     here = and_(
-        c.namespace == sql.namespace, c.partition.in_([batch.partition for batch in batches]), c.closed.is_(False)
+        c.namespace == sql.namespace,
+        sql.among(c.partition, [batch.partition for batch in batches]),
+        c.closed.is_(False),
     )
     # Always in the same order: archivers that share partitions wait for each other, but never in a circle.
     found = sql.execute(

@@ -162,8 +162,7 @@ def set_aside(sql: Sql, head: Head, first: int, reason: str) -> None:
     blocks.expand(sql, [head["key"]])
     commits = record_history.whole(sql, head["key"], head["record"], first - 1)
     rows = [_row(sql, entry, head["partition"], epoch, reason) for epoch, entry in commits]
-    if rows:
-        sql.execute(insert(tables.quarantine), rows)
+    sql.each(insert(tables.quarantine), rows)
     _remove_from(sql, head, first)
 
 
@@ -191,8 +190,7 @@ def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[Jo
     record_index.lock(sql, named | {record_index.hashed(sql.namespace, each) for each in named})
     lost = record_history.lacking(sql, partition, epoch, entries)
     rows = [_row(sql, entry, partition, epoch, reason) for entry in entries if entry.event in lost]
-    if rows:
-        sql.execute(insert(tables.quarantine), rows)
+    sql.each(insert(tables.quarantine), rows)
     return len(rows)
 
 
@@ -581,7 +579,9 @@ def survey(sql: Sql, partitions: Iterable[int]) -> tuple[int, list[str]]:
     count = int(sql.execute(select(func.count()).select_from(each)).scalar_one())
     if not count:
         return 0, []
-    query = select(b.record).where(b.namespace == sql.namespace, b.partition.in_(list(partitions)), b.told.is_(False))
+    query = select(b.record).where(
+        b.namespace == sql.namespace, sql.among(b.partition, list(partitions)), b.told.is_(False)
+    )
     return count, sorted(set(sql.execute(query).scalars()))
 
 

@@ -42,6 +42,7 @@ from sqlalchemy import (
     StaticPool,
     Table,
     Text,
+    UpdateBase,
     any_,
     bindparam,
     create_engine,
@@ -94,6 +95,7 @@ _AWAY = ("25006", "25P03", "25P04", "42P01", "3F000")
 _TYPES: dict[type, TypeEngine[Any]] = {str: TEXT, int: BigInteger(), bytes: LargeBinary()}
 _COPIED_AS = ((BigInteger, "int8"), (Integer, "int4"), (Boolean, "bool"), (LargeBinary, "bytea"), (Text, "text"))
 _LOOK_SECONDS = 1.0
+_ROWS = 5000  # in one statement: more might not end within the limits on its time
 _FORK_SECONDS = 10.0  # seconds that a fork waits for open transactions
 
 
@@ -329,7 +331,8 @@ class Database:
 class Sql:
     """One transaction in one namespace; `execute` and the like are those of SQLAlchemy's connection.
 
-    Many rows go in few statements; a row is a tuple in the order of its table's columns. Measured for batches of 1,000
+    Any number of rows goes in statements of some thousands; a row is a tuple in the order of its table's columns.
+    Measured for batches of 1,000
     rows (PostgreSQL 15): COPY 35,649 rows/s, executemany 19,239, multi-VALUES about 1,000.
     """
 
@@ -349,8 +352,12 @@ class Sql:
 
     def rows(self, query: Select[Any], column: Column[Any], wanted: Iterable[Any]) -> Iterable[Any]:
         """The rows of a query in which a column is one of these. Without values the database is not asked."""
-        some = sorted(wanted)
-        return self.execute(query.where(self.among(column, some))) if some else ()
+        for some in chunks(sorted(wanted), _ROWS):
+            yield from self.execute(query.where(self.among(column, some)))
+
+    def each(self, statement: UpdateBase, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Execute a statement for each of these parameters; return how many rows it changed."""
+        return sum(self.execute(statement, some).rowcount for some in chunks(rows, _ROWS))
 
     def listed(self, columns: Mapping[str, TypeEngine[Any]], rows: Collection[Row]) -> FromClause:
         """A table of these rows, texts and integers, in a statement that does not depend on their number."""
@@ -372,30 +379,32 @@ class Sql:
         into = f"{quote(table.name)} ({', '.join(quote(column.name) for column in columns)})"
         if not self.postgresql:
             # This skips SQLAlchemy's processing of parameters, which takes twice as long as SQLite itself.
-            self.exec_driver_sql(f"INSERT INTO {into} VALUES ({', '.join('?' * len(columns))})", list(rows))
+            for some in chunks(rows, _ROWS):
+                self.exec_driver_sql(f"INSERT INTO {into} VALUES ({', '.join('?' * len(columns))})", some)
             return
         types = [next(name for kind, name in _COPIED_AS if isinstance(column.type, kind)) for column in columns]
         raw: Any = self.connection.connection.driver_connection
-        with raw.cursor() as cursor, cursor.copy(f"COPY {into} FROM STDIN (FORMAT BINARY)") as copy:
-            copy.set_types(types)
-            for row in rows:
-                copy.write_row(row)
+        for some in chunks(rows, _ROWS):
+            with raw.cursor() as cursor, cursor.copy(f"COPY {into} FROM STDIN (FORMAT BINARY)") as copy:
+                copy.set_types(types)
+                for row in some:
+                    copy.write_row(row)
 
     def change(self, table: Table, key: Column[Any], columns: Sequence[Column[Any]], rows: Sequence[Row]) -> None:
         """Update these columns of the rows with these keys; a row is its key, then the columns."""
-        if not rows:
-            return
         if not self.postgresql:
             # This skips SQLAlchemy's processing, which takes longer than SQLite itself.
             quote = self.connection.dialect.identifier_preparer.quote
             settings = ", ".join(f"{quote(column.name)} = ?" for column in columns)
             query = f"UPDATE {quote(table.name)} SET {settings} WHERE {quote(key.name)} = ?"
-            self.exec_driver_sql(query, [(*values, known) for known, *values in rows])
+            for some in chunks(rows, _ROWS):
+                self.exec_driver_sql(query, [(*values, known) for known, *values in some])
             return
-        # One statement: one for each row takes PostgreSQL twice as long.
-        new = self.listed({column.name: column.type for column in (key, *columns)}, rows)
-        changed = update(table).where(key == new.c[key.name])
-        self.execute(changed.values({column: new.c[column.name] for column in columns}))
+        # Not a statement for each row: that takes PostgreSQL twice as long.
+        for some in chunks(rows, _ROWS):
+            new = self.listed({column.name: column.type for column in (key, *columns)}, some)
+            changed = update(table).where(key == new.c[key.name])
+            self.execute(changed.values({column: new.c[column.name] for column in columns}))
 
     def remove(
         self, table: Table, rows: Sequence[Mapping[str, Any]], which: Callable[[Any], ColumnElement[bool]]
@@ -406,22 +415,23 @@ class Sql:
         """
         if not rows:
             return 0
-        if self.postgresql:
-            types = {name: _TYPES[type(value)] for name, value in rows[0].items()}
-            given = self.listed(types, [tuple(row.values()) for row in rows])
-            return self.execute(delete(table).where(which(given.c))).rowcount
-        marks = SimpleNamespace(**{name: bindparam(name) for name in rows[0]})
-        return self.execute(delete(table).where(which(marks)), list(rows)).rowcount
+        if not self.postgresql:
+            marks = SimpleNamespace(**{name: bindparam(name) for name in rows[0]})
+            return self.each(delete(table).where(which(marks)), rows)
+        types = {name: _TYPES[type(value)] for name, value in rows[0].items()}
+        removed = 0
+        for some in chunks(rows, _ROWS):
+            given = self.listed(types, [tuple(row.values()) for row in some])
+            removed += self.execute(delete(table).where(which(given.c))).rowcount
+        return removed
 
     def put(self, table: Table, rows: Sequence[Row]) -> None:
         """Insert rows, or overwrite those with the same primary key."""
-        if not rows:
-            return
         new = (postgresql_insert if self.postgresql else sqlite_insert)(table)
         others = {column: new.excluded[column.name] for column in table.columns if not column.primary_key}
         new = new.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
         names = [column.name for column in table.columns]
-        self.execute(new, [dict(zip(names, row, strict=True)) for row in rows])
+        self.each(new, (dict(zip(names, row, strict=True)) for row in rows))
 
 
 class Array(TypeDecorator[Sequence[Any]]):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import BigInteger, and_, bindparam, delete, func, insert, literal, literal_column, or_, select, update
@@ -59,7 +60,7 @@ def request_owned(sql: Sql, user: str, actor: str = "") -> list[Erasure]:
 def pending(
     sql: Sql,
     *,
-    names: Sequence[str] | None = None,
+    names: Iterable[str] | None = None,
     owner: str | None = None,
     partitions: Sequence[int] | None = None,
     limit: int | None = None,
@@ -67,13 +68,13 @@ def pending(
     """The incomplete erasures: of these records, for this user, in these partitions."""
     e = erasures.c
     query = select(e.record, e.partition, e.owner, e.forks, e.version, e.actor).where(e.namespace == sql.namespace)
-    if names is not None:
-        query = query.where(sql.among(e.record, names))
     if owner is not None:
         query = query.where(e.owner == owner)
     if partitions is not None:
-        query = query.where(e.partition.in_(partitions))
-    return [Erasure(*row) for row in sql.execute(query.order_by(e.record).limit(limit))]
+        query = query.where(sql.among(e.partition, partitions))
+    query = query.order_by(e.record)
+    found = sql.execute(query.limit(limit)) if names is None else islice(sql.rows(query, e.record, names), limit)
+    return [Erasure(*row) for row in found]
 
 
 def erase(sql: Sql, names: Sequence[str]) -> None:
@@ -105,11 +106,9 @@ def erase(sql: Sql, names: Sequence[str]) -> None:
         left |= {hashes[row["record"]]: row["version"] for row in rest}
         mine = and_(erasures.c.namespace == sql.namespace, erasures.c.record == bindparam("r"))
         known = [{"r": each.record, "v": left[each.record]} for each in noted if each.record in left]
-        if known:
-            sql.execute(update(erasures).where(mine).values(version=bindparam("v")), known)
+        sql.each(update(erasures).where(mine).values(version=bindparam("v")), known)
         never = [{"r": each.record} for each in noted if each.record not in left]
-        if never:
-            sql.execute(delete(erasures).where(mine), never)
+        sql.each(delete(erasures).where(mine), never)
 
 
 def complete(sql: Sql, done: Mapping[str, int]) -> None:
@@ -121,7 +120,7 @@ def complete(sql: Sql, done: Mapping[str, int]) -> None:
         sql.execute(delete(events).where(events.c.namespace == sql.namespace, sql.among(events.c.subject, gone)))
         aside.erase(sql, gone)
         mine = and_(e.namespace == sql.namespace, e.record == bindparam("r"), e.version == bindparam("v"))
-        sql.execute(delete(erasures).where(mine), [{"r": record, "v": done[record]} for record in chunk])
+        sql.each(delete(erasures).where(mine), [{"r": record, "v": done[record]} for record in chunk])
 
 
 def note_late(sql: Sql, accepted: Iterable[Parsed], existing: Mapping[str, Head]) -> None:
@@ -243,7 +242,7 @@ def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
     query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
     query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
     query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
-    sql.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
+    sql.each(insert(messages).from_select([column.name for column in messages.columns], query), runs)
 
 
 def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
@@ -327,10 +326,10 @@ def inherit(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> No
     ]
     if not runs:
         return
-    blocks.expand_some(sql, blocks.MESSAGES, message_blocks.c.record.in_({run["p"] for run in runs}))
+    blocks.expand_some(sql, blocks.MESSAGES, sql.among(message_blocks.c.record, {run["p"] for run in runs}))
     m = messages.c
     own = messages.alias("own").c
     query = select(bindparam("r", type_=BigInteger), m.seq, literal_column("0"), m.data)
     query = query.where(m.record == bindparam("p"), m.seq >= bindparam("low"), m.seq < bindparam("high"))
     query = query.where(~select(literal(1)).where(own.record == bindparam("r"), own.seq == m.seq).exists())
-    sql.execute(insert(messages).from_select([column.name for column in messages.columns], query), runs)
+    sql.each(insert(messages).from_select([column.name for column in messages.columns], query), runs)

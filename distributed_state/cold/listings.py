@@ -329,7 +329,7 @@ def mortal(sql: Sql, partitions: Sequence[int], *, after: str, limit: int) -> li
     """Records of these partitions with a lifetime, in the order of their texts."""
     r = records.c
     query = select(r.record, r.partition, r.lifetime, r.updated_ms)
-    query = query.where(r.namespace == sql.namespace, r.partition.in_(partitions), r.lifetime.is_not(None))
+    query = query.where(r.namespace == sql.namespace, sql.among(r.partition, partitions), r.lifetime.is_not(None))
     query = query.where(r.record > after, r.deleted.is_(False)).order_by(r.record).limit(limit)
     return [Mortal(*row) for row in sql.execute(query)]
 
@@ -389,7 +389,7 @@ def _walks(sql: Sql, sought: Sought) -> Iterable[ColumnElement[bool]]:
     if sought.subject is None:
         # Several short scans, merged: a single one over all these types would have to sort them by time.
         return [e.type == each for each in types]
-    return [and_(about, e.type.in_(types))]
+    return [and_(about, sql.among(e.type, types))]
 
 
 def _types_like(sql: Sql, pattern: str) -> list[str]:

@@ -334,10 +334,11 @@ def messages_of(
 
 def message_lengths(sql: Sql, record: str, runs: Sequence[Segment]) -> dict[int, int]:
     """The sizes in bytes of the messages of these runs, or upper limits, by sequence number."""
-    some = keys(sql, {run.source for run in runs} | {record}).values()
+    known = keys(sql, {run.source for run in runs} | {record})
     found: dict[int, int] = {}
     for run in runs:
-        for number, length in blocks.lengths(sql, [*some], run.start, run.stop).items():
+        some = [known[each] for each in {record, run.source} if each in known]
+        for number, length in blocks.lengths(sql, some, run.start, run.stop).items():
             found[number] = max(length, found.get(number, 0))
     return found
 

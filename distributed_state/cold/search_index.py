@@ -350,10 +350,10 @@ def claim(sql: Sql, some: Collection[int], claimer: str, now_ms: int, seconds: f
         return None
     p = partitions.c
     free = (p.claim == claimer) | (p.until_ms < now_ms)
-    query = select(p.partition).where(p.namespace == sql.namespace, p.partition.in_(some), free, _has_due())
+    query = select(p.partition).where(p.namespace == sql.namespace, sql.among(p.partition, some), free, _has_due())
     query = query.order_by(p.partition).with_for_update(skip_locked=True)
     taken = list(sql.execute(query).scalars())
-    mine = and_(p.namespace == sql.namespace, p.partition.in_(taken))
+    mine = and_(p.namespace == sql.namespace, sql.among(p.partition, taken))
     sql.execute(update(partitions).where(mine).values(claim=claimer, until_ms=now_ms + int(seconds * 1000)))
     return taken
 
@@ -371,7 +371,9 @@ def release(sql: Sql, claimer: str) -> None:
 def next_due(sql: Sql, some: Collection[int], limit: int) -> tuple[list[Due], bool]:
     """The records of these partitions that have waited longest, erased ones first, and whether there may be more."""
     d, r, h = due.c, records.c, heads.c
-    query = select(d.record).where(d.namespace == sql.namespace, d.partition.in_(some)).order_by(d.id).limit(limit)
+    query = (
+        select(d.record).where(d.namespace == sql.namespace, sql.among(d.partition, some)).order_by(d.id).limit(limit)
+    )
     oldest = list(sql.execute(query).scalars())
     # All notes of these records, up to a limit: a record that is indexed now has no note left, however often it
     # changed.
@@ -588,7 +590,7 @@ def write(sql: Sql, claimer: str, until_ms: int, writes: Sequence[Write], langua
     """Change the index; return the keys of the records that are now complete. None: another worker has the claim."""
     p = partitions.c
     wanted = {each.due.partition for each in writes}
-    mine = and_(p.namespace == sql.namespace, p.partition.in_(wanted))
+    mine = and_(p.namespace == sql.namespace, sql.among(p.partition, wanted))
     held = sql.execute(select(p.claim).where(mine).order_by(p.partition).with_for_update()).scalars().all()
     if set(held) != {claimer} or len(held) != len(wanted):
         return None

@@ -281,8 +281,8 @@ def _rows(sql: Sql, scores: Mapping[int, float]) -> list[Row]:
     """The documents with these ids, in this order."""
     d, r = documents.c, records.c
     wanted = select(d.id, r.record, r.owner, d.kind, d.collection, d.name, d.version, d.text, d.value)
-    asked = wanted.select_from(documents.join(records, r.key == d.record)).where(d.id.in_(scores))
-    found = {id: row for id, *row in sql.execute(asked)}
+    asked = wanted.select_from(documents.join(records, r.key == d.record))
+    found = {id: row for id, *row in sql.rows(asked, d.id, scores)}
     return [Row._make((*found[id], score)) for id, score in scores.items() if id in found]
 
 
