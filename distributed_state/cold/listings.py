@@ -34,6 +34,7 @@ from distributed_state.values.model import PARENT, SCOPES
 _UNNUMBERED = 2**62  # places from here on are of records without a number
 _MORE = 1000  # extra rows of SQL read with a page, as the journals may have changed their records
 _SET_BACK_MS = 600_000
+_JOINED = 8  # tags, by a join each; SQLite joins at most 64 tables
 _ORDER = (events.c.time_ms, events.c.partition, events.c.epoch, events.c.offset)
 Place = tuple[int, int] | str
 
@@ -161,10 +162,14 @@ def _by_id(sql: Sql, wanted: Wanted, after: Place | None) -> Select[Any]:
     r = records.c
     query = select(records).where(r.namespace == sql.namespace)
     text = r.record
-    for at, tag in enumerate(wanted.tags):
+    joined, others = wanted.tags[:_JOINED], wanted.tags[_JOINED:]
+    for at, tag in enumerate(joined):
         t = tags.alias(f"tag{at}").c
         query = query.where(t.namespace == sql.namespace, t.tag == tag, t.record == text)
         text = t.record if at == 0 else text
+    if others:
+        held = select(func.count()).select_from(tags).where(tags.c.namespace == sql.namespace, tags.c.record == text)
+        query = query.where(held.where(sql.among(tags.c.tag, others)).scalar_subquery() == len(others))
     # Only one lower bound: SQLite seeks by one of two, and reads all rows that the other excludes.
     lower = text > after if after is not None and str(after) >= wanted.text else text >= wanted.text
     query = query.where(lower, text < end(wanted.text), *_conditions(wanted))

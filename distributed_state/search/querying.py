@@ -73,7 +73,8 @@ def checked(
     owner = None if user is None else Ref("user", user).id
     # No index finds a word without a letter or a digit.
     words = " ".join(word for word in shortened(words).split() if any(map(str.isalnum, word)))
-    return SearchQuery(words, match, tuple(scopes), tuple(kinds), prefix, owner, collection, limit, offset)  # type: ignore[arg-type]  # looked at above
+    asked = tuple(kind for kind in KINDS if kind in kinds)
+    return SearchQuery(words, match, tuple(scopes), asked, prefix, owner, collection, limit, offset)  # type: ignore[arg-type]  # looked at above
 
 
 async def search(

@@ -16,9 +16,10 @@ from sqlalchemy import and_, bindparam, event, update
 from distributed_state.cold import engine, record_index, tables
 from distributed_state.cold.search_index import Stored, Write
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Sought
+from distributed_state.cold.values import Sought, Wanted
+from distributed_state.search.querying import checked
 from distributed_state.values.journal import Segment
-from distributed_state.values.search import KINDS, SearchQuery
+from distributed_state.values.search import KINDS, SearchQuery, tag_field
 from tests.journals import Journal, put, rows
 
 FEW, MANY = 3, 40
@@ -144,6 +145,20 @@ def test_the_parameters_of_a_statement_do_not_grow_with_what_is_indexed_or_found
     assert sizes[0] == sizes[1]
 
 
+def test_a_listing_by_more_tags_than_sqlite_joins_tables_finds_the_records_with_all_of_them(
+    cold: ColdStore, journal: Journal
+) -> None:
+    """It was taken for a database that is away."""
+    wanted = tuple(f"run:{number}" for number in range(100))
+    for record, held in ("session:all", wanted), ("session:most", wanted[:-1]), ("session:some", wanted[1:]):
+        journal.commit(record, *((b"s", tag_field(tag), b"") for tag in held))
+    journal.flush()
+    assert [row.id for row in cold.listing(Wanted("session", 9, tags=wanted))] == ["all"]
+    assert [row.id for row in cold.listing(Wanted("session", 9, tags=wanted[:-1]))] == ["all", "most"]
+    assert [row.id for row in cold.listing(Wanted("session", 9, tags=wanted[5:8]))] == ["all", "most", "some"]
+    assert cold.listing(Wanted("session", 9, tags=wanted, after=None, prefix="m")) == []
+
+
 def held_at_once(given: Any) -> int:
     """The greatest number of rows that a statement gets: as parameters of each, or in one text."""
     if isinstance(given, list):
@@ -185,3 +200,8 @@ def test_any_number_of_rows_goes_in_statements_of_a_bounded_number(
     assert [row.record for row in rows(cold, tables.tags)] == names[:1]
     assert [(row.owner, row.actor) for row in rows(cold, tables.erasures)] == [("u2", "me")] * 10
     assert max(held_at_once(given) for _, given in sent) == 3
+
+
+def test_a_kind_that_is_asked_for_many_times_is_looked_for_once() -> None:
+    query = checked("word", "all", None, ["item", "field"] * 100_000, "", None, None, 1, 0)
+    assert query.kinds == ("field", "item")
