@@ -389,8 +389,8 @@ class AsyncTurn(Transaction):
             most = context.store.settings.remembered_requests
             remember(most, self._workspace.changes, begun, self._request, kept)
         changes = self._workspace.end()
-        if effect:
-            self._tiers.leases.lock_value(context.text)  # raises Fenced if the turn is over
+        if (effect or changes) and self._tiers.leases.lock_value(context.text) != self._lease.lock_value:
+            raise self._lease.gone("nothing was sent")  # it ended without being lost: a surrounding lock was released
         if changes is None:
             if effect:
                 await self._user.apply(effect)

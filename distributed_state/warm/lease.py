@@ -268,9 +268,12 @@ class AsyncLease:
         return self.body.held_by(self.owner)
 
     def orphaned(self) -> None:
-        """Count the lease as lost: it is no longer `wanted`, because its holder was interrupted or has ended."""
+        """Count the lease as lost: it is no longer `wanted`, because its holder was interrupted or has ended.
+
+        Not as released: a write that another task still sends under it must be refused, not sent without a lock value.
+        """
         self._guard = None  # its body is over, and the task may go on
-        self._lost = self.released = True
+        self._lost = True
         self._leases.end_span(self, "lost")
         self.owner = None
 

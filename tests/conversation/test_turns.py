@@ -564,6 +564,18 @@ async def test_a_turn_may_stand_inside_a_lock(store: Any) -> None:
     assert await session.get_all(fresh=True) == {"n": 1, "m": 2}
 
 
+async def test_a_turn_inside_a_lock_that_was_released_commits_nothing(store: Any) -> None:
+    """It was sent without a lock value, after another holder might have written."""
+    session = store.session("s")
+    lease = session.lock()
+    await lease.acquire()
+    with pytest.raises(Fenced, match="nothing was sent"):
+        async with session.turn() as turn:
+            turn["n"] = 1
+            await lease.release()
+    assert await session.get("n", fresh=True) is None
+
+
 async def test_what_the_turns_own_task_writes_beside_it_is_kept(store: Any) -> None:
     session = store.session("s")
     async with session.turn() as turn:

@@ -26,7 +26,7 @@ from below import names, tiers, until
 from interrupting import Interrupted, Steps
 from remotely import Serving
 
-from distributed_state import AsyncRemoteStore, AsyncStateStore, LockTimeout, RemoteStore, StateStore
+from distributed_state import AsyncRemoteStore, AsyncStateStore, Fenced, LockTimeout, RemoteStore, StateStore
 from distributed_state.port import background, bodies, waited
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import Body
@@ -445,6 +445,41 @@ async def test_and_with_its_task(store: StateStore) -> None:
     async with store.aio.session("s").lock(wait=10):
         assert lease.lost
     await lease.release()
+
+
+async def test_a_turn_whose_task_ended_commits_nothing(store: StateStore) -> None:
+    """It was sent without a lock value, after another holder might have written."""
+    session = store.aio.session("s")
+    turn = session.turn(ttl=0.3)
+
+    async def enter() -> None:
+        await turn.__aenter__()
+
+    await asyncio.create_task(enter())
+    turn["n"] = 1
+    await until(lambda: turn.lost)
+    with pytest.raises(Fenced, match="nothing was sent"):
+        await turn.__aexit__(None, None, None)
+    assert await session.get("n", fresh=True) is None
+
+
+async def test_a_task_that_was_started_under_a_lease_whose_task_ended_writes_nothing(store: StateStore) -> None:
+    session, lost = store.aio.session("s"), asyncio.Event()
+
+    async def write() -> None:
+        await lost.wait()
+        await session.set("n", 1)
+
+    async def take() -> Any:
+        return await session.lock(ttl=0.3).acquire(), asyncio.create_task(write())
+
+    lease, writing = await asyncio.create_task(take())
+    await until(lambda: lease.lost)
+    lost.set()
+    with pytest.raises(Fenced, match="nothing was sent"):
+        await writing
+    await lease.release()
+    assert await session.set("n", 2) == 1
 
 
 def test_and_with_the_object_if_nobody_keeps_that(store: StateStore) -> None:
