@@ -540,9 +540,14 @@ class RecordPlace:
         to: str = "/writes",
         method: str = "POST",
         owned: bool = True,
+        lease: AsyncRemoteLease | None = None,
     ) -> Any:
-        """Make one commit, and return the service's answer. A `request_id` in the body is its key."""
-        headers = values.conditions(expect_version, expect_exists) | self.carried()
+        """Make one commit, and return the service's answer. A `request_id` in the body is its key.
+
+        It is made under `lease`, by default the one that is held here.
+        """
+        headers = values.conditions(expect_version, expect_exists)
+        headers |= self.carried() if lease is None else {HEADER: lease.lease}
         more = {"user": self.user if owned else None, "durability": durability}
         sent = {**given, **{name: each for name, each in more.items() if each is not None}}
         free = not headers.keys() & {"If-Match", "If-None-Match"} and not any(

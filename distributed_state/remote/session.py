@@ -112,7 +112,7 @@ class AsyncRemoteTurnBody:
             body = None if error is not None or view.repeated else view.body()
             if body is not None:
                 done = await self._place.write(
-                    body, to="/turns", owned=view.version == 0,
+                    body, to="/turns", owned=view.version == 0, lease=self._lease,
                     expect_exists=None if view.version else False,
                 )  # fmt: skip
                 view.written = done["version"]

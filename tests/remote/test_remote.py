@@ -435,6 +435,42 @@ async def test_a_turn_keeps_others_away_and_is_known_to_all(place: dict[str, str
                 assert (turn.repeated, turn.outcome) == (True, 7 if name == "over HTTP" else 8)
 
 
+async def test_a_turn_is_sent_under_its_own_lease_wherever_it_ends(workers: tuple[Worker, Worker], id: str) -> None:
+    async with AsyncStateStore.open(workers[0].url) as store:
+        session = store.session(id)
+        body = session.turn(request_id="r")
+        turn = await asyncio.create_task(body.__aenter__(), context=Context())
+        turn["n"] = 1
+        (held,) = await store.leases(prefix=id)
+        await asyncio.create_task(body.__aexit__(None, None, None), context=Context())
+        assert [(each.kind, each.token) for each in await session.history()] == [("turn", held.token)]
+
+
+async def test_a_turn_whose_task_ended_commits_nothing(workers: tuple[Worker, Worker], id: str) -> None:
+    async with AsyncStateStore.open(workers[0].url) as store:
+        session = store.session(id)
+        body = session.turn(ttl=1.0)
+        turn = await asyncio.create_task(body.__aenter__())
+        turn["n"] = 1
+        async with session.lock(wait=20.0):
+            pass  # it was given back, as its holder has ended
+        with pytest.raises(Fenced):
+            await body.__aexit__(None, None, None)
+        assert await session.version() == 0
+
+
+async def test_a_turn_inside_a_lock_that_was_released_commits_nothing(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        lease = session.lock()
+        await lease.acquire()
+        with pytest.raises(Fenced):
+            async with session.turn() as turn:
+                turn["n"] = 1
+                await lease.release()
+        assert await session.version(fresh=True) == 0
+
+
 async def test_lifetimes(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id, user=f"u{id}")
