@@ -51,7 +51,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._tags: dict[tuple[str, str], str] = {}  # the change of each tag: "tag" or "untag"
         self._items: dict[tuple[str, str], dict[str, Any]] = {}
         self._set: set[str] = set()
-        self._over = False
+        self._closed = ""  # why nothing can be changed any longer
 
     @property
     def version(self) -> int:
@@ -143,7 +143,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
 
     def body(self) -> dict[str, Any] | None:
         """End it: the change as a request body, None if nothing changed."""
-        self._over = True
+        self._closed = "this transaction is over; nothing can be changed through it any more"
         before = self._state.fields
         put = {key: value for key, value in self._now.items() if value is not _GONE and self._changed(key, value)}
         gone = [key for key, value in self._now.items() if value is _GONE and key in before]
@@ -160,8 +160,8 @@ class RemoteTransaction(MutableMapping[str, Any]):
         return key in self._set or before is _GONE or codec.encode_value(value, key) != codec.encode_value(before, key)
 
     def _open(self) -> None:
-        if self._over:
-            raise InvalidValue("this transaction is over; nothing can be changed through it any more")
+        if self._closed:
+            raise InvalidValue(self._closed)
 
 
 class AsyncRemoteTransactionBody:

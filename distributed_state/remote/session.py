@@ -32,18 +32,24 @@ class RemoteTurn(RemoteTransaction):
     changed.
     """
 
-    def __init__(self, state: State, request_id: str | None, answered: Mapping[str, Any] | None) -> None:
+    def __init__(self, state: State, request_id: str | None) -> None:
         super().__init__(state)
         self.request_id = request_id
-        self.repeated = answered is not None
-        self.answered_version: int = 0 if answered is None else answered["version"]
+        self.repeated = False
+        self.answered_version = 0
         self.written: int | None = None
         """After the end: the version that the turn became; None: nothing changed."""
-        self._outcome: Any = None if answered is None else answered["outcome"]
-        self._over = self.repeated
+        self._outcome: Any = None
 
     def __getattr__(self, name: str) -> Any:
         raise values.refuse(self, name, lambda: AsyncTurn)
+
+    def show(self, answered: Mapping[str, Any]) -> None:
+        """Show the stored outcome of the request, which cannot be changed any longer."""
+        self.repeated = True
+        self.answered_version = answered["version"]
+        self._outcome = answered["outcome"]
+        self._closed = f"request {self.request_id!r:.200} was answered already: see `repeated` and `outcome`"
 
     @property
     def outcome(self) -> Any:
@@ -97,7 +103,10 @@ class AsyncRemoteTurnBody:
             state = await self._place.state(fresh=True)
             if state.deleted:
                 raise Deleted(f"{self._place.ref.text[:200]}: deleted", version=state.version)
-            self._view = RemoteTurn(state, self._request_id, answered)
+            self._view = RemoteTurn(state, self._request_id)
+            if answered is not None:
+                self._view.show(answered)
+                await self._lease.release()
         except BaseException:
             await self._lease.release()
             raise
@@ -115,7 +124,11 @@ class AsyncRemoteTurnBody:
                     body, to="/turns", owned=view.version == 0, lease=self._lease,
                     expect_exists=None if view.version else False,
                 )  # fmt: skip
-                view.written = done["version"]
+                # While the lease holds, only an earlier attempt of this very turn can have been answered.
+                if done["repeated"] and self._request_id is not None and not await self._lease.renew():
+                    view.show(done)
+                else:
+                    view.written = done["version"]
         finally:
             await self._lease.release()
 

@@ -435,6 +435,35 @@ async def test_a_turn_keeps_others_away_and_is_known_to_all(place: dict[str, str
                 assert (turn.repeated, turn.outcome) == (True, 7 if name == "over HTTP" else 8)
 
 
+async def test_a_repeated_turn_keeps_nobody_waiting(opens: Opens, id: str) -> None:
+    async with opens() as store, opens() as other:
+        async with store.session(id).turn(request_id="r") as turn:
+            turn.outcome = {"digest": "d41d8cd98f00b204e9800998ecf8427e"}
+        async with store.session(id).turn(request_id="r") as turn:
+            async with other.session(id).lock(wait=0.0):
+                pass
+            with pytest.raises(InvalidValue, match="'r' was answered already"):
+                turn["late"] = 1
+        assert (turn.repeated, turn.outcome) == (True, {"digest": "d41d8cd98f00b204e9800998ecf8427e"})
+
+
+async def test_a_turn_that_another_answered_meanwhile_shows_its_outcome(
+    place: dict[str, str], workers: Any, id: str
+) -> None:
+    """It lost its lease, and another holder served the same request."""
+    direct = AsyncStateStore.open(place["url"], archive=place["archive"], namespace=place["namespace"])
+    async with AsyncStateStore.open(workers[0].url) as remote, direct as store:
+        async with remote.session(id).turn(request_id="r") as late:
+            late["n"] = 1
+            late.outcome = "late"
+            (held,) = await store.leases(prefix=id)
+            assert await store.end_lease(id, held.token)
+            async with store.session(id).turn(request_id="r") as first:
+                first.outcome = "first"
+        assert (late.repeated, late.outcome, late.answered_version, late.written) == (True, "first", 1, None)
+        assert await store.session(id).get_all(fresh=True) == {}
+
+
 async def test_a_turn_is_sent_under_its_own_lease_wherever_it_ends(workers: tuple[Worker, Worker], id: str) -> None:
     async with AsyncStateStore.open(workers[0].url) as store:
         session = store.session(id)

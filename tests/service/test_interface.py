@@ -225,6 +225,15 @@ def test_a_key_stays_used_when_what_it_did_is_rolled_back(http: httpx.Client, id
     assert http.post(f"{path}/rollback", json={"version": 1}, headers=back).json() == {"version": 6, "repeated": True}
 
 
+def test_a_turn_is_repeated_with_the_outcome_that_its_client_gave(http: httpx.Client, id: str) -> None:
+    """An outcome with a field `digest` was taken for another request's, and shown without it."""
+    path, outcome = f"/v1/conversations/{id}/turns", {"digest": "d41d8cd98f00b204e9800998ecf8427e"}
+    for repeated in False, True:
+        found = http.post(path, json={"request_id": "r", "outcome": outcome})
+        assert found.json() == {"version": 2, "repeated": repeated, "outcome": outcome}
+    assert http.get(f"{path}/r").json() == {"version": 2, "repeated": True, "outcome": outcome}
+
+
 def test_a_key_stays_used_when_its_record_is_deleted(http: httpx.Client, namespace: str) -> None:
     """A late repetition of its first request began the conversation again."""
     key, body = {"Idempotency-Key": "k"}, {"id": namespace, "fields": {"a": 1}}

@@ -74,7 +74,7 @@ from distributed_state.warm.lease import CarriedLease
 
 _VERSION_TAG = re.compile(r'"([0-9]{1,18})"')
 
-DIGEST = "digest"  # in the outcome of a request: the digest of the request
+DIGEST = "#digest"  # in the outcome of a request: the digest of the request; a client's own outcome may have `digest`
 Build = Callable[[Changes], None]
 
 
