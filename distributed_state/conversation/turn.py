@@ -182,7 +182,7 @@ class AsyncTurn(Transaction):
     def move_to(self, phase: str | None) -> None:
         """Set the phase with this turn."""
         if phase is None:
-            raise InvalidValue("a turn moves to a phase; None is none")
+            raise InvalidValue("a turn moves to a phase, not to None")
         self._workspace.open().phase(phase)
         self._moved.append(phase)
 

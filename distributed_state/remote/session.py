@@ -62,6 +62,12 @@ class RemoteTurn(RemoteTransaction):
         codec.encode(value, "outcome")
         self._outcome = value
 
+    def move_to(self, phase: str | None) -> None:
+        """Set the phase with this turn."""
+        if phase is None:
+            raise InvalidValue("a turn moves to a phase, not to None")
+        super().move_to(phase)
+
     @property
     def phase(self) -> str | None:
         """The phase, as this turn has moved it."""

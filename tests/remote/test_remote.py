@@ -447,6 +447,12 @@ async def test_a_repeated_turn_keeps_nobody_waiting(opens: Opens, id: str) -> No
         assert (turn.repeated, turn.outcome) == (True, {"digest": "d41d8cd98f00b204e9800998ecf8427e"})
 
 
+async def test_a_turn_moves_to_a_phase(opens: Opens, id: str) -> None:
+    async with opens() as store, store.session(id).turn() as turn:
+        with pytest.raises(InvalidValue, match="not to None"):
+            turn.move_to(None)
+
+
 async def test_a_turn_that_another_answered_meanwhile_shows_its_outcome(
     place: dict[str, str], workers: Any, id: str
 ) -> None:
