@@ -550,9 +550,8 @@ class RecordPlace:
         headers |= self.carried() if lease is None else {HEADER: lease.lease}
         more = {"user": self.user if owned else None, "durability": durability}
         sent = {**given, **{name: each for name, each in more.items() if each is not None}}
-        free = not headers.keys() & {"If-Match", "If-None-Match"} and not any(
-            each.startswith("expect") for each in sent
-        )
+        expecting = any(each.startswith("expect") for body in (sent, *sent.get("items", ())) for each in body)
+        free = not expecting and not headers.keys() & {"If-Match", "If-None-Match"}
 
         async def once() -> Any:
             body = None if method == "DELETE" else sent

@@ -58,7 +58,7 @@ from distributed_state import (
     Unauthenticated,
     Unavailable,
 )
-from distributed_state.port.http import BlockingHttp
+from distributed_state.port.http import AsyncHttp, BlockingHttp
 from distributed_state.programs.service import Service
 from distributed_state.remote import values
 from distributed_state.remote.requests import KEY
@@ -504,6 +504,25 @@ async def test_a_turn_inside_a_lock_that_was_released_commits_nothing(opens: Ope
                 turn["n"] = 1
                 await lease.release()
         assert await session.version(fresh=True) == 0
+
+
+async def test_a_refused_expectation_of_an_item_is_asked_once(
+    workers: tuple[Worker, Worker], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    send = AsyncHttp.send
+
+    async def noted(self: Any, method: str, path: str, *rest: Any) -> Any:
+        sent.append(f"{method} {path}")
+        return await send(self, method, path, *rest)
+
+    async with AsyncStateStore.open(workers[0].url) as store:
+        notes = store.user(id).items("notes")
+        await notes.put("a", 1)
+        monkeypatch.setattr(AsyncHttp, "send", noted)
+        with pytest.raises(Conflict):
+            await notes.put("a", 2, if_absent=True)
+    assert sent == [f"POST /v1/users/{id}/writes"]
 
 
 async def test_lifetimes(opens: Opens, id: str) -> None:
