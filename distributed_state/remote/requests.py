@@ -443,6 +443,7 @@ class AsyncRemoteLease:
         """Give the record back. Has no effect on a lost lease: only its own holder can release it."""
         if self._stop is None:  # it nests, or is not held
             return
+        self.body.leave_by_hand()  # a task that was started under it does not write under it any longer
         self._released = True
         stop, self._stop = self._stop, None
         self.owner = None  # a task whose error leads back to here would wait for the garbage collector

@@ -506,6 +506,22 @@ async def test_a_turn_inside_a_lock_that_was_released_commits_nothing(opens: Ope
         assert await session.version(fresh=True) == 0
 
 
+async def test_a_task_that_outlives_a_lock_writes_without_it(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session, released = store.session(id), asyncio.Event()
+
+        async def later() -> int:
+            await released.wait()
+            return int(await session.set("a", 1))
+
+        lease = session.lock()
+        await lease.acquire()
+        child = asyncio.create_task(later())
+        await lease.release()
+        released.set()
+        assert await child == 1
+
+
 async def test_a_refused_expectation_of_an_item_is_asked_once(
     workers: tuple[Worker, Worker], id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
