@@ -27,7 +27,7 @@ from distributed_state.remote.requests import (
 )
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.values import chance
-from distributed_state.values.model import Ref
+from distributed_state.values.model import Ref, escape
 from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumers import pattern
@@ -292,7 +292,7 @@ class AsyncRemoteStore:
         wanted = values.tags(tags, None).get("tag", {})
         query = {
             "user": user, "prefix": prefix, "limit": limit, "after": after, "fresh": fresh or None,
-            "tag": [f"{key}:{text}" for key, texts in wanted.items() for text in texts], "phase": phase,
+            "tag": [f"{escape(key)}:{text}" for key, texts in wanted.items() for text in texts], "phase": phase,
             "changed_since": changed_since, "changed_before": changed_before, "larger_than": larger_than,
         }  # fmt: skip
         kind = kind_of(Ref(scope, "any").scope)

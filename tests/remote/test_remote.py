@@ -541,6 +541,14 @@ async def test_a_refused_expectation_of_an_item_is_asked_once(
     assert sent == [f"POST /v1/users/{id}/writes"]
 
 
+async def test_records_are_listed_by_a_tag_whose_key_has_a_colon(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        for key in "a:b", "a", "a%3Ab":
+            await store.session(f"{id}-{key}").write(tag={key: "b:c"})
+            found = await store.sessions(prefix=id, tags={key: "b:c"}, fresh=True)
+            assert [each.id for each in found] == [f"{id}-{key}"]
+
+
 async def test_lifetimes(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id, user=f"u{id}")

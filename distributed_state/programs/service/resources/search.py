@@ -19,7 +19,7 @@ from distributed_state.programs.service.answers import answer, log_seldom
 from distributed_state.programs.service.requests import Answer, Asked, Body, Id, Limit, Name, Query, Values, searching
 from distributed_state.programs.service.resources import records
 from distributed_state.records.context import context_of
-from distributed_state.values.model import MAX_PHASE, Scope
+from distributed_state.values.model import MAX_PHASE, Scope, unescape
 from distributed_state.values.search import KINDS, Kind, SearchHit
 from distributed_state.warm.held_leases import seconds_left
 
@@ -34,10 +34,11 @@ class Listing(Query):
     """Selects the records of a listing.
 
     Without `prefix` and `tag` the last changed come first; else the order is that of the ids. A `tag` is `key:text`,
-    and may occur several times to list records that have all these tags. `after` is the value that the previous page
-    returned. `phase` is that of the state machine, `changed_since` and `changed_before` are in seconds since 1970,
-    `larger_than` is in committed bytes. `held` lists only records under a lease: of 500 matching records each time, so
-    a page may have few or none although `after` continues.
+    with a colon in the key as `%3A` and a percent sign as `%25`, and may occur several times to list records that have
+    all these tags. `after` is the value that the previous page returned. `phase` is that of the state machine,
+    `changed_since` and `changed_before` are in seconds since 1970, `larger_than` is in committed bytes. `held` lists
+    only records under a lease: of 500 matching records each time, so a page may have few or none although `after`
+    continues.
     """
 
     user: Id | None = None
@@ -100,7 +101,7 @@ async def listing(scope: Scope, asked: Asked, given: Listing) -> Response:
         key, found, text = each.partition(":")
         if not found:
             raise InvalidValue(f"a tag is key:text, not {each!r:.80}")
-        tags.setdefault(key, []).append(text)
+        tags.setdefault(unescape(key), []).append(text)
     if given.user is not None:
         records.within(asked, given.user)
     limit = _LOOKED_AT if given.held else given.limit
