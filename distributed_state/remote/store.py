@@ -59,7 +59,7 @@ class AsyncRemoteEvents:
         self._joined = False
         self._closed = False
         self._heard: dict[str, str] = {}
-        self._failing: float | None = None  # since when reconnecting has failed
+        self._failing: float | None = None  # since when no attempt to connect has succeeded
 
     @property
     def position(self) -> str:
@@ -87,6 +87,8 @@ class AsyncRemoteEvents:
         """The next line; None if none came within this time, or if the connection ended."""
         http = self._requests.http
         if self._lines is None:
+            # From here on, not from its failure: an attempt may take as long as the service is silent.
+            self._failing = http.monotonic() if self._failing is None else self._failing
             headers = {"Last-Event-ID": self._position} if self._position else {}
             self._lines = http.lines(self._path, headers | _EVENT_STREAM, _SILENT)
         try:
@@ -106,9 +108,9 @@ class AsyncRemoteEvents:
 
     async def _broken(self, error: StateError, *, again: bool = True) -> None:
         """Reconnect after a moment, unless that failed for too long or cannot succeed."""
-        now = self._requests.http.monotonic()
-        self._failing = now if self._failing is None else self._failing
-        if not self._closed and (not again or now - self._failing >= self._requests.retry_for):
+        since = self._failing
+        late = since is not None and self._requests.http.monotonic() - since >= self._requests.retry_for
+        if not self._closed and (late or not again):
             await self._leave()
             raise error
         await self._pause()

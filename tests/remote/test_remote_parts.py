@@ -257,6 +257,21 @@ async def test_who_asks_often_is_told_that_nobody_answers() -> None:
     assert 3.0 <= http.monotonic() <= 3.5
 
 
+async def test_an_attempt_to_listen_counts_from_its_beginning() -> None:
+    """An attempt that nobody answers takes 45 s, and the time for which it is repeated began after it."""
+    events, http = listening(*(Lines(UNSENT) for _ in range(9)), retry_for=10.0)
+
+    class Silent(Lines):
+        async def line(self, timeout: float) -> str | HttpAnswer | None:
+            http.slept.append(45.0)
+            return await super().line(timeout)
+
+    http.streams.insert(0, Silent(LOST))
+    with pytest.raises(Unavailable, match="did not answer"):
+        await events.next()
+    assert http.monotonic() == 45.0
+
+
 async def test_who_may_not_hear_is_told_at_once() -> None:
     events, http = listening(Lines(refused(403, "AccessDenied")), Lines(refused(403, "AccessDenied")))
     for _ in range(2):
