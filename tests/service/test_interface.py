@@ -234,6 +234,18 @@ def test_a_turn_is_repeated_with_the_outcome_that_its_client_gave(http: httpx.Cl
     assert http.get(f"{path}/r").json() == {"version": 2, "repeated": True, "outcome": outcome}
 
 
+def test_an_owner_is_given_only_where_something_begins_that_can_have_one(http: httpx.Client, id: str) -> None:
+    turn = {"set": {"a": 1}, "user": "other"}
+    for path in f"/v1/conversations/{id}/turns", f"/v1/conversations/{id}-new/turns":
+        for condition in {}, {"If-Match": '"1"'}:
+            assert said(http.post(path, json=turn, headers=condition)) == (422, "InvalidValue")
+    assert http.post(path, json=turn, headers={"If-None-Match": "*"}).status_code == 200
+    found = http.get("/v1/conversations", params={"user": "other", "prefix": id, "fresh": "true"}).json()
+    assert [each["id"] for each in found["conversations"]] == [f"{id}-new"]
+    for path, body in ("/writes", {"set": {"a": 1}}), ("/changes", {"key": "a", "add": 1}):
+        assert said(http.post(f"/v1/users/{id}{path}", json=body | {"user": "other"})) == (422, "InvalidValue")
+
+
 def test_a_key_stays_used_when_its_record_is_deleted(http: httpx.Client, namespace: str) -> None:
     """A late repetition of its first request began the conversation again."""
     key, body = {"Idempotency-Key": "k"}, {"id": namespace, "fields": {"a": 1}}

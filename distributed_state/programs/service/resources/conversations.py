@@ -145,9 +145,9 @@ class Turn(Body):
     """The changes of a turn: messages to add, fields and items to change, an `event` or a new `phase`.
 
     A request with a key is remembered with `outcome`, by default the version and the phase. With the header
-    If-None-Match the turn begins the conversation, which `user` owns. `request_id` replaces the header Idempotency-Key
-    for clients that cannot send it. `runs` are the tools and models that the client ran for the turn, and `seconds` the
-    time it took; the turn's version shows both among its times.
+    If-None-Match the turn begins the conversation, which `user` owns; other turns take no `user`. `request_id`
+    replaces the header Idempotency-Key for clients that cannot send it. `runs` are the tools and models that the client
+    ran for the turn, and `seconds` the time it took; the turn's version shows both among its times.
     """
 
     request_id: str | None = None
@@ -205,6 +205,8 @@ async def turn(asked: Asked, given: Turn) -> Response:
     wanted = records.conditions_of(asked.request)
     noted = {} if key is None else {DIGEST: requests.digest(asked.request)}
     begins = wanted.exists is False
+    if given.user is not None and not begins:
+        raise InvalidValue("user is the owner of a conversation that the turn begins: give If-None-Match: * with it")
     session = await owned(asked, "session", given.user) if begins else records.handle(asked, "session")
     records.write_under_lease(asked, context_of(session))
     put = [name_of(each.collection, each.key) for each in given.items if not each.delete]

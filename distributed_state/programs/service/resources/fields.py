@@ -531,6 +531,8 @@ async def write_whole(scope: Scope, asked: Asked, given: WholeWrite) -> Response
 async def owned(asked: Asked, scope: Scope, user: str | None) -> Any:
     """The record that the path names; a new record will be owned by `user`. Raises AccessDenied and InvalidValue."""
     id = records.id_of(asked)
+    if scope == "user" and user is not None:
+        raise InvalidValue("a user has no owner: leave user out")
     user = records.owner(asked, user)
     store = asked.store
     if scope == "user":
