@@ -234,6 +234,14 @@ def test_a_turn_is_repeated_with_the_outcome_that_its_client_gave(http: httpx.Cl
     assert http.get(f"{path}/r").json() == {"version": 2, "repeated": True, "outcome": outcome}
 
 
+def test_an_answered_turn_of_a_deleted_conversation_is_gone_with_it(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    assert http.post(f"{path}/turns", json={"request_id": "r", "outcome": 1}).status_code == 200
+    assert http.delete(path).status_code == 200
+    for request in "r", "never":
+        assert said(http.get(f"{path}/turns/{request}")) == (410, "Deleted")
+
+
 def test_an_owner_is_given_only_where_something_begins_that_can_have_one(http: httpx.Client, id: str) -> None:
     turn = {"set": {"a": 1}, "user": "other"}
     for path in f"/v1/conversations/{id}/turns", f"/v1/conversations/{id}-new/turns":

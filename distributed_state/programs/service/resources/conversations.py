@@ -237,10 +237,11 @@ def _turned(version: int, repeated: bool, outcome: Any) -> Response:
 
 async def answered_turn(asked: Asked) -> Response:
     """Read the result of a request that a turn answered."""
-    context = context_of(records.handle(asked, "session"))
+    session = records.handle(asked, "session")
     request = asked.request.path_params["request"]
     name = remembered_requests.name_of(request)
-    kept = None if name is None else remembered_requests.find(await context.read(True), name)
+    entry = await records.look(session, "session", True)
+    kept = None if name is None else remembered_requests.find(entry, name)
     if kept is None:
         raise NotFound(f"no turn is remembered of the request {request!r:.80}")
     return _turned(remembered_requests.answered_at(kept), True, kept[1])
