@@ -157,10 +157,10 @@ def test_a_condition_that_does_not_hold_is_not_tried_again(
         begin(once, entry)
 
     monkeypatch.setattr(records.OnceOnly, "look", look)
-    asked: list[tuple[str, str, dict[str, Any]]] = [
+    asked: list[tuple[str, str, dict[str, Any] | None]] = [
         ("POST", "/changes", {"key": "n", "add": 1}),
         ("PUT", "/messages", {"messages": [HI]}),
-        ("DELETE", "/messages/last", {}),
+        ("DELETE", "/messages/last", None),
         ("POST", "/rollback", {"version": 1}),
     ]
     for method, rest, body in asked:
@@ -204,11 +204,11 @@ def test_a_key_makes_a_write_once_and_remembers_its_body(http: httpx.Client, id:
 
 def test_a_key_stays_used_when_what_it_did_is_rolled_back(http: httpx.Client, id: str) -> None:
     path = f"/v1/conversations/{id}"
-    asked: list[tuple[str, str, dict[str, Any]]] = [
+    asked: list[tuple[str, str, dict[str, Any] | None]] = [
         ("POST", "/turns", {"messages": [HI]}),
         ("PATCH", "/fields", {"increment": {"n": 2}}),
         ("POST", "/changes", {"key": "n", "add": 1}),
-        ("DELETE", "/messages/last", {}),
+        ("DELETE", "/messages/last", None),
     ]
     first = [
         http.request(m, path + rest, json=body, headers={"Idempotency-Key": rest}).json() for m, rest, body in asked
@@ -252,6 +252,15 @@ def test_an_owner_is_given_only_where_something_begins_that_can_have_one(http: h
     assert [each["id"] for each in found["conversations"]] == [f"{id}-new"]
     for path, body in ("/writes", {"set": {"a": 1}}), ("/changes", {"key": "a", "add": 1}):
         assert said(http.post(f"/v1/users/{id}{path}", json=body | {"user": "other"})) == (422, "InvalidValue")
+
+
+def test_an_operation_without_a_body_refuses_one(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    for method, rest in ("DELETE", ""), ("DELETE", "/fields/n"), ("GET", ""), ("GET", "/fields"), ("DELETE", "/lease"):
+        refused = http.request(method, path + rest, json={"set": {"n": 2}})
+        assert said(refused) == (422, "InvalidValue")
+        assert refused.json()["detail"].endswith("takes no body")
+    assert http.request("GET", path, content=b"", headers={"Content-Length": "0"}).json()["fields"] == {"n": 1}
 
 
 def test_a_key_stays_used_when_its_record_is_deleted(http: httpx.Client, namespace: str) -> None:

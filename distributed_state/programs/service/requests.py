@@ -448,9 +448,14 @@ def check_head(request: Request, operation: Operation) -> None:
 
 
 def parsed(request: Request, operation: Operation, limits: Limits) -> tuple[BaseModel, ...]:
-    """The request's body or query, parsed for the operation; () if it takes neither."""
+    """The request's body or query, parsed for the operation; () if it takes neither.
+
+    Raises InvalidValue for a body that the operation does not take.
+    """
     if operation.body is not None:
         return (body(request, limits, operation.body),)
+    if operation.right is not None and request.state.body:
+        raise InvalidValue(f"{request.method} {operation.path} takes no body")
     return () if operation.query is None else (query(request, operation.query),)
 
 
