@@ -551,8 +551,9 @@ class RecordPlace:
         headers |= self.carried() if lease is None else {HEADER: lease.lease}
         more = {"user": self.user if owned else None, "durability": durability}
         sent = {**given, **{name: each for name, each in more.items() if each is not None}}
-        expecting = any(each.startswith("expect") for body in (sent, *sent.get("items", ())) for each in body)
-        free = not expecting and not headers.keys() & {"If-Match", "If-None-Match"}
+        free = not headers.keys() & {"If-Match", "If-None-Match"} and not any(
+            each.startswith("expect") for each in sent
+        )
 
         async def once() -> Any:
             body = None if method == "DELETE" else sent
@@ -560,12 +561,15 @@ class RecordPlace:
                 return await self.requests.order(method, self.path + to, body, headers=headers, repeatable=True)
             return await self.requests.write(method, self.path + to, body, headers=headers)
 
-        # A write without a condition conflicts only if others were faster at each of the service's attempts.
-        return await (self.until_no_conflict(once) if free else once())
+        # Others may have been faster at each of the service's attempts: then the conflict names the version that they
+        # made. Without one it is about an item, or a field that is not a number, and is the same at the next attempt.
+        return await (self.until_no_conflict(once, lambda conflict: conflict.version > 0) if free else once())
 
-    async def until_no_conflict(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Retry while others are faster. Raises Conflict in the end."""
-        return await retrying.until_no_conflict(once, _ATTEMPTS, self.requests.http.sleep)
+    async def until_no_conflict(
+        self, once: Callable[[], Awaitable[T]], passing: Callable[[Conflict], bool] = lambda _: True
+    ) -> T:
+        """Retry while others are faster. Raises Conflict in the end, or one that is not `passing` at once."""
+        return await retrying.until_no_conflict(once, _ATTEMPTS, self.requests.http.sleep, passing=passing)
 
     async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """Send a request without a key, under the lease that is held here."""

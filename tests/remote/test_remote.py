@@ -522,7 +522,7 @@ async def test_a_task_that_outlives_a_lock_writes_without_it(opens: Opens, id: s
         assert await child == 1
 
 
-async def test_a_refused_expectation_of_an_item_is_asked_once(
+async def test_a_conflict_that_stays_is_asked_for_once(
     workers: tuple[Worker, Worker], id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
@@ -533,12 +533,14 @@ async def test_a_refused_expectation_of_an_item_is_asked_once(
         return await send(self, method, path, *rest)
 
     async with AsyncStateStore.open(workers[0].url) as store:
-        notes = store.user(id).items("notes")
-        await notes.put("a", 1)
+        user = store.user(id)
+        await user.write(set={"text": "a"}, items=[PutItem(collection="notes", key="a", value=1)])
         monkeypatch.setattr(AsyncHttp, "send", noted)
         with pytest.raises(Conflict):
-            await notes.put("a", 2, if_absent=True)
-    assert sent == [f"POST /v1/users/{id}/writes"]
+            await user.items("notes").put("a", 2, if_absent=True)
+        with pytest.raises(Conflict, match="does not hold an integer"):
+            await user.write(increment={"text": 1})
+    assert sent == [f"POST /v1/users/{id}/writes"] * 2
 
 
 async def test_records_are_listed_by_a_tag_whose_key_has_a_colon(opens: Opens, id: str) -> None:
