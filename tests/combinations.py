@@ -50,9 +50,9 @@ EVERY = tuple(
 # One per face; the servers that a test meets beside it are on the other face.
 EMBEDDED = (Combination("asyncio", "fake", "memory"), Combination("blocking", "fake", "sqlite"))
 FLEETS = tuple(combination for combination in EVERY if combination.fleet)
-# By default one server alone; the contracts and the tests of faults have Sentinels and clusters of their own.
-SINGLE = tuple(combination for combination in FLEETS if combination.warm in KINDS["single"])
 PRODUCTION = tuple(combination for combination in FLEETS if combination.cold == "postgres")
+# By default one server alone; the contracts and the tests of faults have Sentinels and clusters of their own.
+SINGLE = tuple(combination for combination in PRODUCTION if combination.warm in KINDS["single"])
 
 # What `--quick` runs beside the unit tests: what a record does, on the embedded server.
 QUICK_FILES = (
@@ -70,14 +70,18 @@ def by_default(name: str, allowed: Sequence[Combination], brief: str | None = No
     kinds = [EMBEDDED, SINGLE]
     if brief == "servers" or (brief is None and turn % 2):
         kinds.reverse()
-    return _first(turn // 2, allowed, *kinds, FLEETS, allowed)
+    return _first(turn // 2, allowed, *kinds, PRODUCTION, FLEETS, allowed)
 
 
-def wide(name: str, allowed: Sequence[Combination]) -> list[Combination]:
-    """Two combinations: an embedded one, and servers with PostgreSQL, in turn from test to test."""
-    turn = zlib.crc32(name.encode())
-    found = [*_first(turn, allowed, EMBEDDED), *_first(turn, allowed, PRODUCTION, FLEETS)]
-    return found or list(allowed[:1])
+def wide(name: str, allowed: Sequence[Combination], default: Sequence[Combination]) -> list[Combination]:
+    """Two combinations: an embedded one, and servers with PostgreSQL. One is that of a default run."""
+    turn = zlib.crc32(name.encode()) // 4  # the bits below it choose what a default run meets
+    other_face = [each for each in allowed if each.face not in {met.face for met in default}]
+    embedded, servers = (
+        _first(turn, default, *kinds) or _first(turn, other_face, *kinds) or _first(turn, allowed, *kinds)
+        for kinds in ([EMBEDDED], [PRODUCTION, FLEETS])
+    )
+    return [*embedded, *servers] or list(default)
 
 
 def _first(turn: int, allowed: Sequence[Combination], *kinds: Sequence[Combination]) -> list[Combination]:

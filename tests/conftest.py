@@ -1,8 +1,8 @@
 """Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
 
 A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one combination of
-face, warm tier and cold tier; with `--wide` on two (embedded, and servers with PostgreSQL), in turn from test to test;
-with `--full` on the whole product, with `--quick` on one that needs no server.
+face, warm tier and cold tier; with `--wide` on two (embedded, and servers with PostgreSQL), of which the default run
+meets one; with `--full` on the whole product, with `--quick` on one that needs no server.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _chosen(test: pytest.Function) -> tuple[Sequence[Combination], Sequence[Comb
     if test.config.option.full:
         return first, allowed
     if test.config.option.wide:
-        return first, wide(test.name, allowed)
+        return first, wide(test.name, allowed, first)
     if test.config.option.quick:
         return first, quick(test.name, allowed) or first  # the latter is left out below
     return first, first

@@ -13,6 +13,7 @@ from combinations import (
     PRODUCTION,
     QUICK_FILES,
     SINGLE,
+    Combination,
     by_default,
     quick,
     shared_out,
@@ -28,26 +29,36 @@ CLUSTERS = tuple(
 )
 
 
+def wide_beside_default(name: str, allowed: tuple[Combination, ...]) -> list[Combination]:
+    return wide(name, allowed, by_default(name, allowed))
+
+
 def test_a_wide_run_meets_the_embedded_store_and_servers_with_postgresql() -> None:
-    found = [wide(name, EVERY) for name in NAMES]
+    found = [wide_beside_default(name, EVERY) for name in NAMES]
     assert {len(each) for each in found} == {2}
     assert {embedded for embedded, _ in found} == set(EMBEDDED)
     assert {servers for _, servers in found} == set(PRODUCTION), "each kind of server, on both faces"
+    assert all(embedded.face != servers.face for embedded, servers in found), "and each test meets both faces"
+
+
+def test_a_wide_run_adds_to_a_default_run_only_what_that_did_not_meet() -> None:
+    for name, allowed in itertools.product(NAMES, (EVERY, BLOCKING, FLEETS, CLUSTERS)):
+        assert set(by_default(name, allowed)) <= set(wide_beside_default(name, allowed))
 
 
 def test_a_wide_run_keeps_to_what_a_test_allows() -> None:
-    assert {tuple(wide(name, BLOCKING)) for name in NAMES} == {
+    assert {tuple(wide_beside_default(name, BLOCKING)) for name in NAMES} == {
         (EMBEDDED[1], each) for each in PRODUCTION if each.face == "blocking"
     }
-    assert {tuple(wide(name, FLEETS)) for name in NAMES} == {(each,) for each in PRODUCTION}
-    assert {tuple(wide(name, CLUSTERS)) for name in NAMES} == {(each,) for each in CLUSTERS}
-    assert wide("test_0", ()) == []
+    assert {tuple(wide_beside_default(name, FLEETS)) for name in NAMES} == {(each,) for each in SINGLE}
+    assert {tuple(wide_beside_default(name, CLUSTERS)) for name in NAMES} == {(each,) for each in CLUSTERS}
+    assert wide_beside_default("test_0", ()) == []
 
 
 def test_by_default_a_test_meets_an_embedded_store_or_one_server_in_turn() -> None:
     found = [by_default(name, EVERY) for name in NAMES]
     assert {len(one) for one in found} == {1}
-    assert {each for (each,) in found} == {*EMBEDDED, *SINGLE}, "each server, both faces and databases"
+    assert {each for (each,) in found} == {*EMBEDDED, *SINGLE}, "each server, and both faces"
 
 
 def test_on_one_face_tests_still_meet_both() -> None:
@@ -71,8 +82,8 @@ def test_a_quick_test_needs_no_server() -> None:
 
 
 @pytest.mark.parametrize("allowed", list(itertools.combinations(EVERY, 1)), ids=str)
-def test_no_test_is_left_out_by_default(allowed: tuple[object, ...]) -> None:
-    assert by_default("test_0", allowed) == wide("test_0", allowed) == list(allowed)  # type: ignore[arg-type]  # one of them
+def test_no_test_is_left_out_by_default(allowed: tuple[Combination, ...]) -> None:
+    assert by_default("test_0", allowed) == wide_beside_default("test_0", allowed) == list(allowed)
 
 
 def test_the_files_of_the_core_are_there() -> None:
