@@ -64,11 +64,11 @@ QUICK_FILES = (
 )
 
 
-def by_default(name: str, allowed: Sequence[Combination], brief: str | None = None) -> list[Combination]:
-    """One combination, embedded or with a server: as `brief` says, else in turn from test to test."""
+def by_default(name: str, allowed: Sequence[Combination], kind: str = "embedded") -> list[Combination]:
+    """One combination of the kind "embedded" or "servers", or of either "in turn" from test to test, where allowed."""
     turn = zlib.crc32(name.encode())
     kinds = [EMBEDDED, SINGLE]
-    if brief == "servers" or (brief is None and turn % 2):
+    if kind == "servers" or (kind == "in turn" and turn % 2):
         kinds.reverse()
     return _first(turn // 2, allowed, *kinds, PRODUCTION, FLEETS, allowed)
 

@@ -1,8 +1,8 @@
 """Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
 
 A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one combination of
-face, warm tier and cold tier; with `--wide` on two (embedded, and servers with PostgreSQL), of which the default run
-meets one; with `--full` on the whole product, with `--quick` on one that needs no server.
+face, warm tier and cold tier, embedded if it can; with `--wide` also on servers with PostgreSQL; with `--full` on the
+whole product, with `--quick` on one that needs no server.
 """
 
 from __future__ import annotations
@@ -141,8 +141,7 @@ def _marked(chosen: Sequence[Combination], first: Sequence[Combination]) -> list
 def _chosen(test: pytest.Function) -> tuple[Sequence[Combination], Sequence[Combination]]:
     """The combinations of a default run, and those of this one."""
     allowed = tuple(combination for combination in EVERY if _wanted(combination, test))
-    brief = test.get_closest_marker("brief")
-    first = by_default(test.name, allowed, None if brief is None else (*brief.args, "embedded")[0])
+    first = by_default(test.name, allowed, _kind(test))
     if test.config.option.full:
         return first, allowed
     if test.config.option.wide:
@@ -150,6 +149,13 @@ def _chosen(test: pytest.Function) -> tuple[Sequence[Combination], Sequence[Comb
     if test.config.option.quick:
         return first, quick(test.name, allowed) or first  # the latter is left out below
     return first, first
+
+
+def _kind(test: pytest.Function) -> str:
+    """The kind of combination of a default run. The frameworks' tests have no other run, which would add servers."""
+    if not test.config.option.frameworks:
+        return "embedded"
+    return "servers" if test.get_closest_marker("servers") else "in turn"
 
 
 def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[Any]:

@@ -22,7 +22,6 @@ embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 @pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
 async def test_two_daemons_and_a_replica_share_notes_and_hear_the_same(opener: Any) -> None:
     store = await opener()
@@ -322,7 +321,6 @@ async def test_an_agent_of_asyncio_is_served_too(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 @pytest.mark.only(face="asyncio", warm="real", cold=("sqlite", "postgres"))
 async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:
     store = await opener()
@@ -336,7 +334,6 @@ async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 @pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
 @pytest.mark.parametrize("agent", ["Missing", pytest.param("sys", marks=pytest.mark.full)])
 async def test_what_is_no_agent_is_refused_in_one_line(opener: Any, agent: str) -> None:

@@ -34,8 +34,6 @@ from distributed_state import (
 )
 from distributed_state.events import audit
 
-pytestmark = pytest.mark.brief("embedded")
-
 # Conversations
 
 
@@ -53,7 +51,6 @@ async def test_a_new_conversation_has_its_defaults_when_the_hook_runs(store: Any
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_many_replicas_put_the_defaults_in_once(opener: Any) -> None:
     stores = [await opener() for _ in range(3)]
     many = [made(Recorder, store) for store in stores]
@@ -175,7 +172,6 @@ class LastWords(Recorder):
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_other_replicas_hear_after_it_with_the_last_state_readable(opener: Any) -> None:
     here, there = await opener(), await opener()
     agent = made(LastWords, there)
@@ -525,7 +521,6 @@ async def test_persistent_state_is_the_fleets_and_ephemeral_the_process(store: A
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_defaults_may_be_a_function_whose_result_is_the_fleets(opener: Any) -> None:
     calls: list[str] = []
 
@@ -923,7 +918,6 @@ def made_without_a_store(base: Any, name: str) -> Any:
 
 @pytest.mark.wide
 @pytest.mark.only(warm="real")
-@pytest.mark.brief("servers")
 async def test_a_replica_that_missed_events_looks_anew(store: Any) -> None:
     class Missing(Recorder):
         async def on_resync(self, event: Any) -> None:
@@ -1001,7 +995,6 @@ async def test_a_run_that_is_cancelled_still_cleans_up(store: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # the fork is what is tested
 @pytest.mark.only(face="blocking", warm="real")
-@pytest.mark.brief("servers")
 async def test_a_forked_child_deletes_without_the_parents_hooks(opener: Any) -> None:
     store = await opener()
     agent = made(Recorder, store)
@@ -1021,7 +1014,6 @@ async def test_a_forked_child_deletes_without_the_parents_hooks(opener: Any) -> 
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "without the guard"])
 async def test_who_hears_of_a_change_finds_it(opener: Any, guarded: bool, monkeypatch: Any) -> None:
     """The event may come before what hot is told of the same commit: here hot is told nothing at all."""
@@ -1097,7 +1089,6 @@ async def leaving(agent: Any) -> int:
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_deletion_that_failed_here_does_not_silence_that_of_another_replica(opener: Any) -> None:
     here, there = await opener(), await opener()
     agent = made(Recorder, here)

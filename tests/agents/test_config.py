@@ -15,8 +15,6 @@ from recording_agents import Recorder, ask, hosted, made, now
 
 from distributed_state import ConfigurationError, InvalidValue
 
-pytestmark = pytest.mark.brief("embedded")
-
 
 class Checked(Recorder):
     """Takes only what its model takes."""
@@ -126,7 +124,6 @@ async def test_what_a_config_cannot_be_is_refused(store: Any, tmp_path: Path) ->
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_config_reaches_every_replica_and_the_agent_it_is_for(opener: Any, tmp_path: Path) -> None:
     here, there = await opener(), await opener()
     file = write(tmp_path / "new.yaml", "poll_interval: 3\n")
@@ -190,7 +187,6 @@ def test_what_was_given_once_is_not_taken_again_when_the_record_moves_on_for_oth
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: Any) -> None:
     stores = [await opener() for _ in range(3)]
     many = [made(Recorder, store) for store in stores]
@@ -209,7 +205,6 @@ async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: An
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_later_replica_takes_what_is_newer(opener: Any, tmp_path: Path) -> None:
     store = await opener()
     old = write(tmp_path / "old.yaml", "a: file", age=1000)

@@ -15,7 +15,7 @@ from distributed_state.errors import StateError
 from distributed_state.store import watch
 from distributed_state.warm.partitions import Partitions
 
-pytestmark = [pytest.mark.brief("servers"), pytest.mark.only(warm="single", cold=("sqlite", "postgres"))]
+pytestmark = pytest.mark.only(warm="single", cold=("sqlite", "postgres"))
 LOSS = "Redis was emptied|began another life"
 
 

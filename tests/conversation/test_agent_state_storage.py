@@ -28,8 +28,6 @@ from distributed_state import (
 )
 from distributed_state.warm.scripts import COMMIT
 
-pytestmark = pytest.mark.brief("servers")
-
 CHECK = "if mismatch then return"
 
 

@@ -38,8 +38,6 @@ from distributed_state.conversation import tools
 from distributed_state.tiers import commit as write_path
 from distributed_state.warm.scripts import COMMIT
 
-pytestmark = pytest.mark.brief("servers")
-
 State = MutableMapping[str, Any]
 
 
@@ -144,7 +142,6 @@ MALFORMED: list[tuple[Any, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.brief("embedded")
 async def test_what_a_model_got_wrong_is_a_failed_call_and_the_turn_goes_on(store: Any) -> None:
     for number, (asked, arguments, error) in enumerate(MALFORMED):
         await goes_on(store.session(f"s{number}", user=f"u{number}"), asked, arguments, error)
@@ -185,7 +182,6 @@ async def goes_on(session: Any, asked: Any, arguments: Any, error: str) -> None:
     assert [each.get("is_error", False) for each in results] == [True, False]
 
 
-@pytest.mark.brief("embedded")
 async def test_a_single_call_that_a_model_got_wrong_is_a_failed_call_too(store: Any) -> None:
     session = store.session("s", user="u1")
     for asked, arguments in (pack, "{bad"), (pack, "null"), ("pack", {"items": 1}), ("fly", None):
@@ -199,7 +195,6 @@ async def test_a_single_call_that_a_model_got_wrong_is_a_failed_call_too(store: 
         await session.call("fly", call_id="c", turn_id="t", tools=[pack])
 
 
-@pytest.mark.brief("embedded")
 async def test_a_step_of_a_workflow_goes_on_after_a_malformed_call(store: Any) -> None:
     told: list[str] = []
 
@@ -230,7 +225,6 @@ def look(thing: Annotated[str, AfterValidator(odd)]) -> str:
     return thing
 
 
-@pytest.mark.brief("embedded")
 async def test_a_failure_in_a_validator_is_told_to_the_model(store: Any) -> None:
     async with store.session("s").turn() as turn:
         assert (await turn.call(look, {"thing": "hat"})).error == "LookupError: no hat"
@@ -251,7 +245,6 @@ def keep_count(agent_state) -> str:  # type: ignore[no-untyped-def]
     return f"{count}"
 
 
-@pytest.mark.brief("embedded")
 async def test_the_session_is_given_as_agent_state_too_with_the_methods_of_a_record(store: Any) -> None:
     session = store.session("s")
     await session.set_many({"user": {"name": "Ana"}, "gone": 1})

@@ -23,8 +23,6 @@ from distributed_state import (
 from distributed_state.tiers import read as read_path
 from distributed_state.warm.scripts import COMMIT
 
-pytestmark = pytest.mark.brief("servers")
-
 CHECK = "if mismatch then return"
 TELL = "if not listening or listening[2] > listening[4] then"
 ORDER = StateMachine(

@@ -27,8 +27,6 @@ from distributed_state.conversation import window as module
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.values.model import SUMMARY
 
-pytestmark = pytest.mark.brief("servers")
-
 
 def count(message: Message) -> int:
     """One token a letter, so that tests can be read."""

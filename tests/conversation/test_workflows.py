@@ -23,8 +23,6 @@ from distributed_state import (
 )
 from distributed_state.tiers import commit as write_path
 
-pytestmark = pytest.mark.brief("servers")
-
 
 @tool
 def tick(state: Any, user_state: Any) -> int:

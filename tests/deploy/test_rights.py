@@ -112,7 +112,6 @@ def _gone(store: Any, id: str) -> Any:
 
 
 @single
-@pytest.mark.brief("servers")
 async def test_a_fleet_needs_no_more_than_its_users_rights(opener: Any, tmp_path: Path) -> None:
     with guarded(opener, tmp_path) as (server, url):
         more = {"url": url, "sweep": 0.02, "encryption": Encryption(KeyRing({"k": bytes(32)}))}
@@ -190,7 +189,6 @@ def several(kind: str, namespace: str) -> Iterator[tuple[list[RedisServer], str]
 
 @pytest.mark.wide
 @pytest.mark.only(face=("asyncio", "blocking"), warm="valkey", cold="sqlite")
-@pytest.mark.brief("servers")
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 async def test_several_servers_need_no_more_than_their_users_rights(opener: Any, kind: str) -> None:
     with several(kind, opener.namespace) as (servers, url):
@@ -206,7 +204,6 @@ async def test_several_servers_need_no_more_than_their_users_rights(opener: Any,
 
 
 @pytest.mark.only(face="asyncio", warm="valkey", cold="sqlite")
-@pytest.mark.brief("servers")
 @pytest.mark.parametrize(("kind", "right"), [("cluster", "+cluster|slots"), ("sentinel", "+role")])
 async def test_negative_control_a_right_that_several_servers_need_is_missed(
     opener: Any, kind: str, right: str, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +215,6 @@ async def test_negative_control_a_right_that_several_servers_need_is_missed(
 
 
 @single
-@pytest.mark.brief("servers")
 @pytest.mark.parametrize("right", ["+xadd", "+hget", "+ssubscribe", "+zrangebyscore", "+spublish"])
 async def test_negative_control_a_missing_right_is_seen(opener: Any, tmp_path: Path, right: str) -> None:
     assert right in granted()
@@ -238,7 +234,6 @@ async def test_negative_control_a_missing_right_is_seen(opener: Any, tmp_path: P
 
 @pytest.mark.wide
 @single
-@pytest.mark.brief("servers")
 async def test_nothing_else_is_allowed(opener: Any, tmp_path: Path) -> None:
     with guarded(opener, tmp_path) as (server, url), redis.Redis.from_url(url) as client:
         client.set(f"{opener.namespace}:x", 1)
@@ -263,7 +258,6 @@ async def test_nothing_else_is_allowed(opener: Any, tmp_path: Path) -> None:
 
 
 @single
-@pytest.mark.brief("servers")
 async def test_commits_survive_a_restart_of_the_server(opener: Any, tmp_path: Path) -> None:
     """It replays its append-only file as the user `default`, with that user's rights."""
     with guarded(opener, tmp_path) as (server, url):
@@ -278,7 +272,6 @@ async def test_commits_survive_a_restart_of_the_server(opener: Any, tmp_path: Pa
 
 @pytest.mark.wide
 @pytest.mark.only(warm="redis", cold="sqlite")
-@pytest.mark.brief("servers")
 async def test_negative_control_a_default_user_without_rights_loses_them(opener: Any, tmp_path: Path) -> None:
     """On Redis 7.0; github.com/valkey-io/valkey/issues/3983 tells of the others."""
     text = re.sub(r"user default off.*", "user default off -@all", USERS)

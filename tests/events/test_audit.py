@@ -186,7 +186,6 @@ async def test_without_waiting_for_the_archive_the_trail_is_short(opener: Any) -
     assert await store.audit() == []
 
 
-@pytest.mark.brief("embedded")
 async def test_the_policy_is_asked_for_the_record_or_for_all(opener: Any) -> None:
     asked: list[Request] = []
     store = await opener(access=lambda request: asked.append(request) is None and request.actor == "ok")

@@ -178,7 +178,6 @@ async def test_who_emits_is_told(store: Any) -> None:
         assert [each.actor for each in await taken(events, 1)] == ["user:7 ü"]
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -203,7 +202,6 @@ async def test_what_cannot_be_emitted_is_refused_by_name(store: Any, arguments: 
         assert await events.next(0.02) is None
 
 
-@pytest.mark.brief("servers")
 async def test_an_event_larger_than_what_is_published_is_read_from_the_stream(store: Any) -> None:
     async with store.events() as events:
         for n in range(5):
@@ -463,7 +461,6 @@ async def test_a_handler_that_hangs_holds_up_nobody_else(store: Any) -> None:
         release.set()
 
 
-@pytest.mark.brief("servers")
 async def test_a_handler_that_hangs_is_named_in_the_log(store: Any, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("distributed_state.events.handlers._HANGING", 0.2)
     monkeypatch.setattr("distributed_state.warm.consumers._CHECK", 0.1)
@@ -534,7 +531,6 @@ async def test_a_coroutine_function_is_none_in_blocking_code(store: Any) -> None
         store.on("*", hear)
 
 
-@pytest.mark.brief("embedded")
 @pytest.mark.parametrize("types", ["", "a b", 5, ["ok", ""], "a/b"])
 async def test_types_that_cannot_be_are_refused(store: Any, types: Any) -> None:
     with pytest.raises(InvalidValue):
@@ -543,7 +539,6 @@ async def test_types_that_cannot_be_are_refused(store: Any, types: Any) -> None:
         store.events(*(types if isinstance(types, list) else [types]))
 
 
-@pytest.mark.brief("embedded")
 async def test_bad_options_are_refused(store: Any) -> None:
     for since in ("yesterday", "1=x", "999=1-ab@5", 5, ""):
         with pytest.raises(InvalidValue, match="since"):

@@ -280,7 +280,6 @@ async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any,
         await hung(opener, monkeypatch, 3.0)
 
 
-@pytest.mark.brief("servers")
 async def test_a_slow_handler_of_a_group_of_one_still_handles_each_event_once(opener: Any, monkeypatch: Any) -> None:
     """It loses its share with each event, and takes it back behind it."""
     monkeypatch.setattr(consumer, "_TEAM_SECONDS", 0.6)
@@ -306,7 +305,6 @@ async def test_a_slow_handler_of_a_group_of_one_still_handles_each_event_once(op
 # Who may
 
 
-@pytest.mark.brief("embedded")
 async def test_a_subject_given_as_text_is_asked_for_as_the_record_that_it_names(opener: Any) -> None:
     """Otherwise whoever may write one conversation could tell of another one that it is deleted."""
     store = await opener(access=lambda request: request.action == "read" or request.id in (None, "mine"))
@@ -319,7 +317,6 @@ async def test_a_subject_given_as_text_is_asked_for_as_the_record_that_it_names(
 # A resync
 
 
-@pytest.mark.brief("servers")
 async def test_a_position_before_a_resync_leads_to_it_again(opener: Any) -> None:
     """Whoever stops between what was lost and being told of it is told when it goes on."""
     store = await opener(partitions=1, kept_events=64)
@@ -341,7 +338,6 @@ def store_position(place: Any) -> str:
 # Bad input
 
 
-@pytest.mark.brief("embedded")
 async def test_more_bad_input_is_refused_by_name(store: Any) -> None:
     with pytest.raises(InvalidValue, match="since"):
         store.events(since="0=a@" + "9" * 5000)
@@ -356,7 +352,6 @@ async def test_more_bad_input_is_refused_by_name(store: Any) -> None:
                 await events.next(timeout)
 
 
-@pytest.mark.brief("embedded")
 @pytest.mark.timeout(20)
 async def test_a_pattern_of_many_stars_takes_no_longer(store: Any) -> None:
     async with store.events("*a" * 60 + "*b") as events:

@@ -127,7 +127,6 @@ async def test_new_events_would_go_with_those_that_were_taken_out(opener: Any) -
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_replica_that_was_away_longer_is_told_once_to_resync(opener: Any) -> None:
     store = await quiet(opener, events_for=0.2)
     sweeps = Sweeps(store)

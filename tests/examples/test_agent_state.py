@@ -12,8 +12,6 @@ import pytest
 
 from distributed_state import DEFAULT, AgentState, Conflict, InvalidTransition, Message, StateMachine, ToolCall
 
-pytestmark = pytest.mark.brief("embedded")
-
 PRICES = {"Oslo": 140, "Bergen": 95}
 
 

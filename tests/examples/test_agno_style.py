@@ -10,8 +10,6 @@ import pytest
 
 from distributed_state import InvalidValue, Message
 
-pytestmark = pytest.mark.brief("embedded")
-
 
 class Concierge:
     """Looks after one guest. Everything it knows is in the store, so any worker can go on where another stopped."""

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from distributed_state import from_openai, to_anthropic, to_langchain, to_openai
-
-pytestmark = pytest.mark.brief("embedded")
 
 SYSTEM = {"role": "system", "content": "You book trips."}
 

@@ -13,8 +13,6 @@ import pytest
 
 from distributed_state import TASK_MACHINE, InvalidTransition, InvalidValue, TaskState, UserState
 
-pytestmark = pytest.mark.brief("embedded")
-
 
 async def test_each_kind_of_state_has_its_place(store: Any) -> None:
     session = store.session("trip-1", user="ada")

@@ -15,7 +15,7 @@ from faces import core
 
 from distributed_state import Agent, CommandArgument, InvalidValue, LogLevel
 
-pytestmark = [pytest.mark.replicas, pytest.mark.brief("servers"), pytest.mark.only(face="blocking")]
+pytestmark = [pytest.mark.replicas, pytest.mark.only(face="blocking")]
 
 
 class NoteAgent(Agent):

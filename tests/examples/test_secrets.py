@@ -10,8 +10,6 @@ from faces import core
 
 from distributed_state import AccessDenied, DecryptionFailed, Encryption, KeyRing, Request
 
-pytestmark = pytest.mark.brief("servers")
-
 
 async def test_chosen_fields_and_messages_are_encrypted(opener: Any) -> None:
     """Redis, SQL, exports and what replicas tell one another hold only ciphertext."""

@@ -13,8 +13,6 @@ import pytest
 
 from distributed_state import TOOLBOX, InvalidValue, LockTimeout, Tool, tool
 
-pytestmark = pytest.mark.brief("servers")
-
 State = MutableMapping[str, Any]
 
 

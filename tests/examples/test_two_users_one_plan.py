@@ -10,8 +10,6 @@ import pytest
 from distributed_state import Transaction
 from distributed_state.values.merge import maximum, union
 
-pytestmark = pytest.mark.brief("servers")
-
 # What becomes of a field that both changed at once. Fields that only one of them changed need no policy.
 TOGETHER = {
     "cities": union,  # whatever either added stays, whatever either removed goes

@@ -10,8 +10,6 @@ from pydantic import BaseModel, Field
 
 from distributed_state import CorruptState, InvalidValue, Schema, SchemaMismatch
 
-pytestmark = pytest.mark.brief("embedded")
-
 
 class Trip(BaseModel):
     destination: str

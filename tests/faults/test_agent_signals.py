@@ -16,7 +16,7 @@ import pytest
 from below import ROOT, everything_in_sql
 
 SCRIPT = Path(__file__).with_name("signalled_agent.py")
-pytestmark = [pytest.mark.brief("servers"), pytest.mark.only(warm="real", cold=("sqlite", "postgres"))]
+pytestmark = pytest.mark.only(warm="real", cold=("sqlite", "postgres"))
 
 
 class Process:
@@ -114,7 +114,6 @@ async def test_a_turn_that_runs_is_finished_before_the_end(opener: Any, number: 
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 async def test_ctrl_c_in_the_body_of_a_with_ends_the_agent_as_the_end_of_it_does(opener: Any) -> None:
     with running(opener, "with") as agent:
         agent.until("in a turn", 2)
@@ -139,7 +138,6 @@ async def test_a_turn_that_is_killed_writes_nothing(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 async def test_what_does_not_end_is_left_after_a_while(opener: Any) -> None:
     with running(opener, "hang", shutdown_timeout=0.5) as agent:
         agent.until("working")
@@ -149,7 +147,6 @@ async def test_what_does_not_end_is_left_after_a_while(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 async def test_a_second_signal_does_not_wait_any_longer(opener: Any) -> None:
     with running(opener, "hang", shutdown_timeout=600) as agent:
         agent.until("working")
@@ -160,7 +157,6 @@ async def test_a_second_signal_does_not_wait_any_longer(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 async def test_what_hangs_before_it_began_is_left_too(opener: Any) -> None:
     with running(opener, "hang early", shutdown_timeout=0.5) as agent:
         agent.until("working")

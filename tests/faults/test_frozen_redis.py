@@ -35,7 +35,7 @@ GIVEN = {"retry_for": RETRY_FOR, "max_staleness": MAX_STALENESS, "partitions": 4
 AT_ONCE = 8
 CROWD = 60  # requests at once, which have room for four
 ROUNDS = 6  # for those that were late: on a busy machine one may be so by chance
-pytestmark = [pytest.mark.only(warm="single"), pytest.mark.brief("servers"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.only(warm="single"), pytest.mark.timeout(180)]
 Called = Callable[[], Awaitable[Any]]
 
 

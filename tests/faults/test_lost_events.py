@@ -512,7 +512,6 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any, re
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 @single
 @pytest.mark.only(face="blocking")
 @pytest.mark.timeout(180)

@@ -19,7 +19,6 @@ from distributed_state.warm.lease import Renewal
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.only(warm="cluster", cold=("sqlite", "postgres")),
-    pytest.mark.brief("servers"),
     pytest.mark.timeout(90),
 ]
 PARTITIONS = 16

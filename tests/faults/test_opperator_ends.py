@@ -15,7 +15,6 @@ from daemon import Here, Process
 from opperator_agent import Troubled
 
 pytestmark = [
-    pytest.mark.brief("servers"),
     pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres")),
 ]
 
@@ -66,7 +65,6 @@ async def test_a_daemon_that_reads_no_more_ends_its_agent(opener: Any, when: str
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 async def test_a_daemon_that_sleeps_holds_nobody_up(opener: Any) -> None:
     reads, writes = os.pipe()
     with Process(opener, "Troubled", stdout=writes) as daemon, os.fdopen(reads, "rb") as file:

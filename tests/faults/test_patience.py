@@ -100,7 +100,6 @@ async def test_a_connection_that_is_cut_at_any_moment_is_not_noticed(opener: Any
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_lock_whose_release_was_cut_off_is_free_at_once(opener: Any) -> None:
     """Not only when it has run out: the next waits for it."""
     given = {"archiver": False, "beat": 0.0, "max_staleness": 0}
@@ -120,7 +119,6 @@ async def test_a_lock_whose_release_was_cut_off_is_free_at_once(opener: Any) -> 
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_lock_is_not_given_back_for_longer_than_it_lives(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False, beat=0.0)
@@ -132,7 +130,6 @@ async def test_a_lock_is_not_given_back_for_longer_than_it_lives(opener: Any) ->
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_without_patience_the_same_calls_fail(opener: Any) -> None:
     """Negative control."""
     with Proxy(opener.url) as proxy:

@@ -19,7 +19,6 @@ from distributed_state.tiers.archiver import Archiver
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_three_reapers_at_once_end_each_session_once(opener: Any) -> None:
     """All look at all partitions at the same time, again and again."""
     stores = [await quiet(opener) for _ in range(3)]
@@ -51,7 +50,6 @@ async def test_three_reapers_at_once_end_each_session_once(opener: Any) -> None:
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
     """At most `sweep` seconds late, and one of them each."""
     stores = [await opener(sweep=0.1, durability="memory", partitions=64) for _ in range(3)]
@@ -74,7 +72,6 @@ async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
 
 @pytest.mark.wide
 @pytest.mark.only(face="asyncio", warm="real", cold=("sqlite", "postgres"))
-@pytest.mark.brief("servers")
 @pytest.mark.timeout(90)
 async def test_another_reaper_takes_over_from_one_that_was_killed(opener: Any) -> None:
     store = await quiet(opener, partitions=64)
@@ -103,7 +100,6 @@ async def test_another_reaper_takes_over_from_one_that_was_killed(opener: Any) -
 
 
 @pytest.mark.only(warm="single")
-@pytest.mark.brief("servers")
 async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
     """Nobody touches their partitions any more: the reaper starts them, and SQL says what is in them."""
     with own_server(opener) as server:
@@ -156,7 +152,6 @@ async def test_many_lifetimes_come_back_page_by_page(opener: Any, monkeypatch: p
 
 @pytest.mark.parametrize("guard", [True, False])
 @pytest.mark.only(warm="single")
-@pytest.mark.brief("servers")
 async def test_what_was_written_since_knows_better_than_sql(opener: Any, guard: bool) -> None:
     """Between the loss and the look into SQL somebody gives the session another lifetime."""
     with own_server(opener) as server:
@@ -189,7 +184,6 @@ async def test_what_was_found_for_another_epoch_is_not_put_into_this_one(opener:
 
 
 @pytest.mark.only(warm="real")
-@pytest.mark.brief("servers")
 async def test_sql_is_asked_once_in_an_epoch(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await quiet(opener)
     asked: list[list[int]] = []

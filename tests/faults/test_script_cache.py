@@ -100,7 +100,6 @@ async def test_what_a_holder_reads_is_not_from_before_it_held_the_lock(opener: A
     assert await session.get("n", fresh=True) == 6
 
 
-@pytest.mark.brief
 async def test_a_server_that_forgets_every_script_at_once_serves_all_the_same(store: Any) -> None:
     """Flushed before each command, so that what was just loaded is unknown to the next one."""
     port = tiers(store).port
@@ -132,7 +131,6 @@ async def test_a_server_that_forgets_every_script_at_once_serves_all_the_same(st
 
 
 @pytest.mark.only(face="asyncio")
-@pytest.mark.brief("servers")
 async def test_a_batch_changes_a_record_once(store: Any) -> None:
     """Of two changes sent together the second may be carried out first, where the script has to be sent again."""
     home, keys = tiers(store), names(store, "s")

@@ -22,7 +22,7 @@ from distributed_state.programs.servers import PostgresServer, postgres_server
 
 postgres = pytest.mark.only(warm="single", cold="postgres")
 sqlite = pytest.mark.only(warm="single", cold="sqlite")
-pytestmark = [pytest.mark.brief("servers"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 PARTITIONS = 4
 WAYS = ("frozen", "killed")
 

@@ -195,7 +195,7 @@ async def test_threads_of_postgresql_are_listed_by_pages(
 
 @pytest.mark.timeout(400)
 @pytest.mark.only(face="asyncio", warm="valkey", cold="sqlite")
-@pytest.mark.brief("servers")
+@pytest.mark.servers
 async def test_a_thousand_threads_survive_a_kill_in_the_middle(opener: Any, tmp_path: Path) -> None:
     source = sqlite_saver(tmp_path / "graphs.db", MANY)
     given, urls = hidden("--url", opener.url, "--archive", opener.archive, "--namespace", opener.namespace)

@@ -30,7 +30,7 @@ from distributed_state import Deleted, InvalidValue, to_openai
 from distributed_state.adapters.langchain import DistributedChatMessageHistory
 
 pytestmark = [
-    pytest.mark.brief("servers"),
+    pytest.mark.servers,
     pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning"),
 ]
 

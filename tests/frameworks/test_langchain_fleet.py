@@ -14,7 +14,6 @@ from frameworks.langchain_crew import SESSIONS
 from distributed_state.adapters.langchain import DistributedChatMessageHistory
 
 pytestmark = [
-    pytest.mark.brief("servers"),
     pytest.mark.replicas,
     pytest.mark.only(face="asyncio", warm=("valkey", "redis"), cold="postgres"),
     pytest.mark.timeout(180),

@@ -19,7 +19,7 @@ from distributed_state import CorruptState, Deleted, InvalidValue
 from distributed_state.adapters import openai_agents
 from distributed_state.adapters.openai_agents import DistributedSession
 
-pytestmark = pytest.mark.brief("servers")
+pytestmark = pytest.mark.servers
 
 CALL = {"type": "function_call", "call_id": "c", "name": "look_up", "arguments": "{}", "id": "f", "status": "completed"}
 ITEMS: list[Any] = [

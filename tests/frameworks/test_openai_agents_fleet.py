@@ -15,7 +15,7 @@ from frameworks.openai_agents_crew import turn_of
 
 from distributed_state.adapters.openai_agents import DistributedSession
 
-pytestmark = [pytest.mark.brief("servers"), pytest.mark.replicas, pytest.mark.only(face="asyncio", warm="single")]
+pytestmark = [pytest.mark.replicas, pytest.mark.only(face="asyncio", warm="single")]
 
 
 def judged(items: list[Any]) -> tuple[set[str], set[str]]:

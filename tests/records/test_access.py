@@ -42,8 +42,6 @@ from distributed_state.store.blocking_records import Items, Record, Session, Typ
 from distributed_state.tiers.changes import Changes
 from distributed_state.warm.lease import AsyncLease
 
-pytestmark = pytest.mark.brief("embedded")
-
 
 @tool(name="count")
 def count(state: Any, amount: int) -> None:

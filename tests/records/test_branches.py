@@ -583,7 +583,6 @@ async def test_a_name_of_its_own_is_what_keeps_the_event_from_coming_twice(
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_who_archives_tells_of_what_was_kept_by_who_died(opener: Any) -> None:
     quiet = await opener(**QUIET)
     _, lost = await trip(quiet)

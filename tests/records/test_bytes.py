@@ -16,8 +16,6 @@ from distributed_state.conversation import turn_user
 from distributed_state.records.transaction import GONE
 from distributed_state.values.codec import Codec
 
-pytestmark = pytest.mark.brief("servers")
-
 PICTURE = bytes(range(256)) * 8
 ODD = [b"", b"\x00", b"\x01", b"\x02", b"!5 1", b'"text"', b"null", b"12", " \ud800".encode("utf-8", "surrogatepass")]
 KEYS = KeyRing({"old": bytes(32)}), KeyRing({"old": bytes(32), "new": b"n" * 32})

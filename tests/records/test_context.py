@@ -10,8 +10,6 @@ from counting import round_trips
 
 from distributed_state import Context, InvalidValue, Message
 
-pytestmark = pytest.mark.brief("servers")
-
 
 async def filled(store: Any) -> tuple[Any, list[Any]]:
     session = store.session("s", user="u1")

@@ -310,7 +310,6 @@ async def test_a_request_for_a_record_that_is_erased_already_ends(opener: Any) -
     assert traces(store, opener) == []
 
 
-@pytest.mark.brief
 async def test_the_doctor_tells_what_is_half_erased(opener: Any) -> None:
     store = await quiet(opener, retry_for=0, beat=0)
     await a_person(store, MARK)

@@ -18,8 +18,6 @@ from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.warm.scripts import COMMIT
 
-pytestmark = pytest.mark.brief("servers")
-
 
 class Login(BaseModel):
     otp: str | None = None

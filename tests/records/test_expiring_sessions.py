@@ -328,7 +328,6 @@ async def rounds(store: Any, guard: bool, count: int) -> tuple[int, int]:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 @pytest.mark.timeout(120)
 async def test_a_write_in_the_very_moment_wins_or_is_refused(opener: Any) -> None:
     """It is never taken away by an end that was decided before it."""
@@ -340,7 +339,6 @@ async def test_a_write_in_the_very_moment_wins_or_is_refused(opener: Any) -> Non
 
 # Not on the embedded server: that is called, so that hardly anything comes between two things that it is asked.
 @pytest.mark.only(warm="real")
-@pytest.mark.brief("servers")
 @pytest.mark.timeout(120)
 async def test_without_the_guard_a_write_in_that_moment_is_lost(opener: Any) -> None:
     lost, _ = await rounds(await quiet(opener), False, 1000)

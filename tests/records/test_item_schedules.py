@@ -249,7 +249,6 @@ class Schedule:
 SEEDS = [0, *(pytest.param(n, marks=pytest.mark.wide if n < 5 else pytest.mark.full) for n in range(1, 20))]
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_items_are_what_they_were_at_one_version(opener: Any, seed: int) -> None:
     with sabotage(*SMALL):
@@ -310,7 +309,6 @@ GUARDS: dict[str, tuple[str, str, str] | Callable[[pytest.MonkeyPatch, Any], Non
 
 
 @pytest.mark.wide
-@pytest.mark.brief("embedded")
 @pytest.mark.parametrize("guard", GUARDS)
 async def test_without_a_guard_a_schedule_goes_wrong(opener: Any, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = GUARDS[guard]

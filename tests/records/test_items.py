@@ -612,7 +612,6 @@ async def test_a_field_written_later_does_not_let_redis_take_what_is_not_archive
         assert client.pttl(window) == -1
 
 
-@pytest.mark.brief("embedded")
 async def test_while_sql_is_away_no_list_is_shorter(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opener(**QUIET)
     items = store.user("u").items("x")

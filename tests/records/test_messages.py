@@ -99,7 +99,6 @@ async def test_a_state_goes_on_from_its_messages_whatever_their_times(store: Any
     assert len(await session.messages()) == 3
 
 
-@pytest.mark.brief("embedded")
 async def test_a_repeated_append_has_the_time_of_the_first(store: Any) -> None:
     """Its reply does not say when that was, so hot does not pretend to know."""
     session = store.session("s")
@@ -258,7 +257,6 @@ async def test_raw_messages_are_what_was_said_with_what_is_known_of_it(opener: A
     assert await session.raw_messages() == []
 
 
-@pytest.mark.brief("fake")
 async def test_a_long_read_builds_no_messages(store: Any) -> None:
     """A message is made of its stored bytes when somebody looks at it, and only that one."""
     session = store.session("s")

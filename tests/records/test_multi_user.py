@@ -13,8 +13,6 @@ from controls import sabotage
 from distributed_state import Conflict, Deleted, InvalidValue, StateStore, Transaction
 from distributed_state.values.merge import append, last_writer, maximum, union
 
-pytestmark = pytest.mark.brief("servers")
-
 # Actors
 
 

@@ -31,8 +31,6 @@ from distributed_state import (
 )
 from distributed_state.records.transaction import equal
 
-pytestmark = pytest.mark.brief("servers")
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
     lambda items: st.lists(items, max_size=3) | st.dictionaries(st.text(max_size=2), items, max_size=3),

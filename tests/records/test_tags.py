@@ -12,8 +12,6 @@ from controls import sabotage
 from distributed_state import AccessDenied, Encryption, InvalidValue, KeyRing, Request, TooLarge
 from distributed_state.values.model import escape
 
-pytestmark = pytest.mark.brief("servers")
-
 
 async def ids(store: Any, **wanted: Any) -> list[str]:
     """All pages of a listing, of two rows each."""

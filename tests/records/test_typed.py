@@ -28,8 +28,6 @@ from distributed_state import (
 from distributed_state.records.context import RecordContext
 from distributed_state.records.typed import TypedContext
 
-pytestmark = pytest.mark.brief("servers")
-
 
 class Old(BaseModel):
     n: int = 0

@@ -13,8 +13,6 @@ from pydantic import BaseModel
 from distributed_state import CorruptState, Deleted, RecordView
 from distributed_state.values import codec
 
-pytestmark = pytest.mark.brief("servers")
-
 
 async def test_a_view_shows_one_moment(store: Any) -> None:
     session = store.session("s")

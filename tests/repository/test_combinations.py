@@ -55,14 +55,19 @@ def test_a_wide_run_keeps_to_what_a_test_allows() -> None:
     assert wide_beside_default("test_0", ()) == []
 
 
-def test_by_default_a_test_meets_an_embedded_store_or_one_server_in_turn() -> None:
-    found = [by_default(name, EVERY) for name in NAMES]
+def test_by_default_a_test_meets_an_embedded_store() -> None:
+    assert {tuple(by_default(name, EVERY)) for name in NAMES} == {(each,) for each in EMBEDDED}
+
+
+def test_the_only_run_of_a_test_meets_an_embedded_store_or_one_server_in_turn() -> None:
+    found = [by_default(name, EVERY, "in turn") for name in NAMES]
     assert {len(one) for one in found} == {1}
     assert {each for (each,) in found} == {*EMBEDDED, *SINGLE}, "each server, and both faces"
 
 
-def test_on_one_face_tests_still_meet_both() -> None:
-    assert {each for name in NAMES for each in by_default(name, BLOCKING)} == set(BLOCKING) & {*EMBEDDED, *SINGLE}
+def test_on_one_face_tests_still_meet_both_kinds() -> None:
+    met = {each for name in NAMES for each in by_default(name, BLOCKING, "in turn")}
+    assert met == set(BLOCKING) & {*EMBEDDED, *SINGLE}
 
 
 def test_by_default_a_fleets_test_meets_one_server_in_turn() -> None:
@@ -70,10 +75,8 @@ def test_by_default_a_fleets_test_meets_one_server_in_turn() -> None:
     assert {tuple(by_default(name, CLUSTERS)) for name in NAMES} == {(each,) for each in CLUSTERS}
 
 
-def test_a_brief_test_meets_one() -> None:
+def test_a_test_that_asks_for_servers_meets_one() -> None:
     assert {tuple(by_default(name, EVERY, "servers")) for name in NAMES} == {(each,) for each in SINGLE}
-    assert {tuple(by_default(name, EVERY, "embedded")) for name in NAMES} == {(each,) for each in EMBEDDED}
-    assert {tuple(by_default(name, FLEETS, "embedded")) for name in NAMES} == {(each,) for each in SINGLE}
 
 
 def test_a_quick_test_needs_no_server() -> None:

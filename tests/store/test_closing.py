@@ -183,7 +183,6 @@ async def test_one_that_cannot_be_opened_can_be_closed_and_opened_again(opener: 
         await store.session("s").set("a", 1)
 
 
-@pytest.mark.brief("embedded")
 async def test_a_thread_that_closes_waits_for_the_one_that_is_at_it(opener: Any, monkeypatch: Any) -> None:
     store = await opener()
     blocking = core(store).blocking

@@ -27,8 +27,6 @@ from distributed_state import (
 )
 from distributed_state.events.audit import sought
 
-pytestmark = pytest.mark.brief("servers")
-
 OLD, NEW = KeyRing({"old": bytes(32)}), KeyRing({"old": bytes(32), "new": b"n" * 32})
 ONLY_NEW = KeyRing({"new": b"n" * 32})
 SECRETS = ("hunter2", "4111-1111", "tok-5ecret", "my password is", "moved-se", "inner-se")

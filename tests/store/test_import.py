@@ -206,7 +206,6 @@ async def goes_on(store: Any, handle: Any, id: str, scope: str) -> None:
     await store.archive()
 
 
-@pytest.mark.brief
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in (1, 2))])
 async def test_a_file_that_was_tampered_with_is_refused_or_reads_well(opener: Any, seed: int) -> None:
@@ -301,7 +300,6 @@ LARGE = {
 }
 
 
-@pytest.mark.brief
 async def test_what_no_store_has_written_is_refused(opener: Any) -> None:
     store = await opener(max_field_bytes=2000, max_record_bytes=5000, max_message_bytes=2000)
     await store.session("victim").append({"role": "user", "content": VICTIM})

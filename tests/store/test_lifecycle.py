@@ -26,8 +26,6 @@ from distributed_state.store.lifecycle import twin_of
 from distributed_state.values import codec
 from distributed_state.values.levels import Freshness
 
-pytestmark = pytest.mark.brief("servers")
-
 real = pytest.mark.only(warm="real")
 
 

@@ -62,7 +62,6 @@ async def test_a_fresh_listing_is_two_round_trips(opener: Any) -> None:
         await opener.close()
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.parametrize("wanted", ORDERS)
 async def test_a_fresh_listing_shows_what_it_will_show_when_all_is_archived(opener: Any, wanted: Any) -> None:
     store = await opener(**UNARCHIVED)
@@ -83,7 +82,6 @@ async def test_a_fresh_listing_shows_what_it_will_show_when_all_is_archived(open
             assert sorted(rows) == sorted(fresh)
 
 
-@pytest.mark.brief("servers")
 async def test_a_page_of_ids_goes_on_behind_its_last_row_whatever_is_archived_meanwhile(opener: Any) -> None:
     store = await opener(**UNARCHIVED)
     every = [f"s{number:02}" for number in range(20)]
@@ -127,7 +125,6 @@ async def test_while_others_archive_no_record_is_missing_and_none_is_twice(opene
     await asyncio.gather(write(), look())
 
 
-@pytest.mark.brief("servers")
 async def test_read_after_sql_a_journal_would_lack_what_is_archived_in_between(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +153,6 @@ async def test_read_after_sql_a_journal_would_lack_what_is_archived_in_between(
     assert [row.id for row in await store.sessions(fresh=True)] == ["s"]
 
 
-@pytest.mark.brief("servers")
 async def test_a_step_of_a_newer_release_stops_a_fresh_listing_and_leaves_sql_alone(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +170,6 @@ async def test_a_step_of_a_newer_release_stops_a_fresh_listing_and_leaves_sql_al
     assert await store.sessions() == []
 
 
-@pytest.mark.brief("servers")
 async def test_what_is_erased_is_in_no_fresh_listing(opener: Any) -> None:
     store = await opener(**UNARCHIVED)
     for each in ("s", "t"):
@@ -184,7 +179,6 @@ async def test_what_is_erased_is_in_no_fresh_listing(opener: Any) -> None:
         assert [row.id for row in await store.sessions(fresh=True, **wanted)] == ["t"]
 
 
-@pytest.mark.brief("servers")
 async def test_redis_that_was_emptied_takes_nothing_out_of_a_fresh_listing(opener: Any) -> None:
     store = await opener(**UNARCHIVED)
     await store.session("s").set("n", 1)

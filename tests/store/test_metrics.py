@@ -115,7 +115,6 @@ async def test_buckets_add_up(store: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 async def test_many_at_once_leave_the_figures_whole(store: Any) -> None:
     """Threads count without a lock: one may be missed, none is invented, and the buckets still add up."""
     scrape, many = Scrape(store), [store.session(f"s{n}") for n in range(10)]
@@ -201,7 +200,6 @@ async def test_waiting_for_a_lock_is_measured(store: Any) -> None:
     assert (scrape("lock_wait_seconds_sum", "timeout") or 0) >= 0.19
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_EVERY", 0.1)
@@ -239,7 +237,6 @@ async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any, mo
     assert (scrape(OPERATIONS, "archive", "cold", "ok") or 0) >= 2
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_a_partition_that_diverged_lags(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is on its way to SQL, and that is no reason to say that nothing waits."""
@@ -256,7 +253,6 @@ async def test_a_partition_that_diverged_lags(opener: Any, monkeypatch: pytest.M
     assert scrape("partition_journal_entries", partition) == 2 == scrape("journal_entries")
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.only(face="asyncio")
 async def test_figures_of_a_server_that_is_away_say_how_old_they_are(
     opener: Any, monkeypatch: pytest.MonkeyPatch
@@ -280,7 +276,6 @@ async def test_figures_of_a_server_that_is_away_say_how_old_they_are(
         await until(lambda: (scrape("journal_seen_seconds") or 0) > 2)
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_a_journal_is_told_of_by_whoever_archives_it(opener: Any) -> None:
     """So that the sum over all replicas is the fleet's."""
@@ -296,7 +291,6 @@ async def test_a_journal_is_told_of_by_whoever_archives_it(opener: Any) -> None:
     await until(lambda: at_archiver("quarantined_entries") == 0)  # counted after a pass
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_what_sql_set_aside_is_counted(opener: Any) -> None:
     quiet = await opener(archiver=False)
@@ -312,7 +306,6 @@ async def test_what_sql_set_aside_is_counted(opener: Any) -> None:
     await until(lambda: scrape("quarantined_entries") == 1)
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_what_diverged_is_counted(opener: Any) -> None:
     """The commits by whoever kept them, the branches by whoever archives."""
@@ -330,7 +323,6 @@ async def test_what_diverged_is_counted(opener: Any) -> None:
 
 
 @pytest.mark.only(warm="single")
-@pytest.mark.brief("servers")
 async def test_a_link_that_breaks_is_seen(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(
@@ -381,7 +373,6 @@ async def test_events_are_counted_from_writing_to_handling(store: Any) -> None:
     assert (scrape("events_replayed_total") or 0) >= replayed + 3
 
 
-@pytest.mark.brief("servers")
 async def test_a_resync_is_counted(opener: Any) -> None:
     store = await opener(partitions=1, kept_events=2)
     scrape = Scrape(store)
@@ -403,7 +394,6 @@ async def test_sessions_that_expire_are_counted(opener: Any) -> None:
     await until(lambda: scrape("expired_sessions_total") == 1)
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_a_lost_replica_is_counted(opener: Any) -> None:
     first, second = await opener(beat=0.1), await opener(beat=0.1)
@@ -418,7 +408,6 @@ async def _count(store: Any, count: int) -> bool:
     return len(await store.replicas()) == count
 
 
-@pytest.mark.brief("embedded")
 async def test_many_partitions_are_told_together(opener: Any) -> None:
     store = await opener(partitions=65)
     assert not [key for key in Scrape(store).all() if "partition_" in key[0]]
@@ -427,7 +416,6 @@ async def test_many_partitions_are_told_together(opener: Any) -> None:
     await until(lambda: scrape("partition_journal_entries", "64") == 0)
 
 
-@pytest.mark.brief("embedded")
 async def test_a_closed_store_has_nothing_to_tell(opener: Any) -> None:
     store = await opener()
     scrape = Scrape(store)
@@ -435,7 +423,6 @@ async def test_a_closed_store_has_nothing_to_tell(opener: Any) -> None:
     assert scrape.all() == {}
 
 
-@pytest.mark.brief("embedded")
 async def test_a_process_without_a_server_serves_its_metrics(store: Any) -> None:
     def read(port: int) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -549,7 +536,6 @@ async def test_a_span_tells_nothing_of_a_users(opener: Any, spans: InMemorySpanE
     assert "private" not in _told(spans)
 
 
-@pytest.mark.brief("embedded")
 async def test_the_search_for_a_users_would_find_it(opener: Any, spans: InMemorySpanExporter) -> None:
     """Negative control, and what `trace_ids` is for."""
     await _private(await opener(traces=True, trace_ids=True))
@@ -557,7 +543,6 @@ async def test_the_search_for_a_users_would_find_it(opener: Any, spans: InMemory
     assert "private-v" not in _told(spans)
 
 
-@pytest.mark.brief("embedded")
 async def test_a_refusal_is_an_outcome_and_a_failure_an_error(opener: Any, spans: InMemorySpanExporter) -> None:
     store = await opener(traces=True)
     await store.session("s").set("a", 1)

@@ -630,7 +630,6 @@ async def test_writes_go_on_without_sql_until_the_journal_is_full(opener: Any) -
     assert [change.set["n"] for change in await session.history()] == list(range(21))
 
 
-@pytest.mark.brief("servers")
 async def test_a_pause_that_would_fill_a_journal_gets_shorter(opener: Any) -> None:
     """Forty commits a pause are all that this journal takes: a second each would be eight seconds."""
     store = await opener(durability="memory", archiver=True, archive_every=1.0, journal_entries=40)
@@ -921,7 +920,6 @@ async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: 
 
 
 @pytest.mark.only(warm="single")
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 @pytest.mark.parametrize("policy", ["volatile-lru", "noeviction"])
 async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: str) -> None:

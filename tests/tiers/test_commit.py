@@ -577,7 +577,6 @@ async def test_replicas_that_swap_one_field_lose_nothing(opener: Any) -> None:
         assert await store.session("s").version() == 120
 
 
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking", warm="valkey")
 @pytest.mark.wide
@@ -683,7 +682,6 @@ async def test_without_looking_for_the_op_id_it_is_applied_twice(opener: Any, be
         await applied_once(opener, between)
 
 
-@pytest.mark.brief("servers")
 @single
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("stays", [True, False])
@@ -719,7 +717,6 @@ async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, be
         await opener.close()
 
 
-@pytest.mark.brief("servers")
 @single
 async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: Any) -> None:
     with own_server(opener) as server, Proxy(server.url) as proxy:
@@ -858,7 +855,6 @@ async def test_a_write_is_applied_once_though_another_server_with_another_clock_
     await applied_once_by_another_clock(opener)
 
 
-@pytest.mark.brief("servers")
 @single
 async def test_without_a_margin_for_other_clocks_a_write_is_applied_twice(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(client, "_MARGIN_MS", 0)
@@ -1063,7 +1059,6 @@ async def test_a_first_sending_costs_one_round_trip_though_the_record_was_brough
     assert [each.split()[0] for each in seen.sent] == ["EVALSHA"]
 
 
-@pytest.mark.brief("servers")
 @single
 @pytest.mark.parametrize("lost", [MINT.sha, b"\r\nGET\r\n", INSTALL.sha], ids=["mint", "mark", "install"])
 async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(opener: Any, lost: bytes) -> None:

@@ -108,7 +108,6 @@ async def test_the_innermost_level_counts(opener: Any) -> None:
 
 
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_level_is_of_one_store_and_of_the_work_begun_inside(opener: Any) -> None:
     store, other = await quiet(opener), await quiet(opener)
     with store.durable("archived"):
@@ -120,7 +119,6 @@ async def test_a_level_is_of_one_store_and_of_the_work_begun_inside(opener: Any)
     assert await store.session("s").set("a", 2) > archived(store)
 
 
-@pytest.mark.brief
 async def test_what_is_no_level_is_refused_before_anything_is_written(opener: Any) -> None:
     store = await quiet(opener)
     session = store.session("s")
@@ -152,7 +150,6 @@ def test_settings_and_levels_know_the_same_words() -> None:
 
 
 @pytest.mark.only(warm="fake")
-@pytest.mark.brief
 async def test_the_embedded_server_has_neither_replicas_nor_a_file(opener: Any) -> None:
     store = await quiet(opener)
     for level in ("replicated", "replicated:1", "fsynced"):
@@ -197,7 +194,6 @@ async def test_a_turn_that_is_repeated_is_acknowledged_at_its_level_only(opener:
     await repeated(await quiet(opener))
 
 
-@pytest.mark.brief
 async def test_negative_control_a_repeated_turn_that_is_not_confirmed_is_noticed(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +208,6 @@ async def test_negative_control_a_repeated_turn_that_is_not_confirmed_is_noticed
 
 
 @single
-@pytest.mark.brief("servers")
 async def test_a_server_that_never_keeps_its_word_is_refused_at_open(opener: Any) -> None:
     always = ("--appendfsync", "always")
     for options in (
@@ -227,7 +222,6 @@ async def test_a_server_that_never_keeps_its_word_is_refused_at_open(opener: Any
 
 
 @single
-@pytest.mark.brief("servers")
 async def test_with_appendfsync_always_a_write_is_kept_and_a_change_of_the_server_is_noticed(opener: Any) -> None:
     with own_server(opener, "--appendonly", "yes", "--appendfsync", "always") as server:
         store = await quiet(opener, url=server.url, durability="fsynced")
@@ -250,7 +244,6 @@ async def noticed(session: Any, server: Any) -> None:
 
 
 @single
-@pytest.mark.brief("servers")
 async def test_negative_control_a_policy_that_nobody_looks_at_is_noticed(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +265,6 @@ def test_waitaof_is_believed_of_redis_from_7_2_on() -> None:
 
 
 @pytest.mark.only(face=("asyncio", "blocking"), warm="valkey", cold="sqlite")
-@pytest.mark.brief("servers")
 async def test_waitaof_is_waited_for_where_it_is_believed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Valkey's stands in for Redis' 7.2, which says the same a little later."""
     monkeypatch.setattr(confirming, "believed", lambda info: True)
@@ -289,7 +281,6 @@ async def test_waitaof_is_waited_for_where_it_is_believed(opener: Any, monkeypat
 
 
 @single
-@pytest.mark.brief("servers")
 async def test_the_doctor_says_whether_the_level_can_be_kept_now(opener: Any) -> None:
     with own_server(opener) as server:
         store = await quiet(opener, url=server.url)

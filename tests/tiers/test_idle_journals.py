@@ -16,7 +16,7 @@ from distributed_state.tiers import archiver as archiving
 from distributed_state.tiers.archive_pass import IdleJournals
 from distributed_state.warm.clock import Rounds
 
-pytestmark = [pytest.mark.only(warm="real"), pytest.mark.brief("servers")]
+pytestmark = pytest.mark.only(warm="real")
 PARTITIONS = 4
 TELLS = "if alone then call('SPUBLISH', journal, '') end"
 

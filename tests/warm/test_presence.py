@@ -37,7 +37,6 @@ async def test_a_replica_tells_of_itself(opener: Any) -> None:
     assert one.stats.keys() - heard == (await store.stats()).keys() - asked - heard
 
 
-@pytest.mark.brief("servers")
 async def test_it_is_told_without_being_asked(opener: Any) -> None:
     """By a background job, at once when it opens."""
     store = await opener()
@@ -177,7 +176,6 @@ async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
 
 
 @pytest.mark.wide
-@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_of_a_replica_that_dies_one_other_tells_once(opener: Any) -> None:
     events, _ = await survive(opener)
@@ -186,7 +184,6 @@ async def test_of_a_replica_that_dies_one_other_tells_once(opener: Any) -> None:
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_if_it_stayed_on_the_roll_it_would_be_told_of_again(opener: Any) -> None:
     with sabotage("emit", "if member ~= '' then call('ZREM', roll, member) end", ""):
         events, _ = await survive(opener)
@@ -195,7 +192,6 @@ async def test_if_it_stayed_on_the_roll_it_would_be_told_of_again(opener: Any) -
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
     settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.4}
     store = await opener(beat=0.4)
@@ -245,7 +241,6 @@ async def all_late(opener: Any) -> list[str]:
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_a_replica_that_was_late_itself_judges_nobody(opener: Any) -> None:
     """When Redis was away, whoever comes back first finds all the others late."""
     assert await all_late(opener) == []
@@ -253,7 +248,6 @@ async def test_a_replica_that_was_late_itself_judges_nobody(opener: Any) -> None
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> None:
     with sabotage("beat", "if not before or tonumber(before) <= now_ms then return {'late', members} end", ""):
         assert await all_late(opener) != []
@@ -295,7 +289,6 @@ async def test_if_all_beat_alike_a_large_fleet_would_beat_as_much_as_it_is_large
 @pytest.mark.wide
 @single
 @pytest.mark.replicas
-@pytest.mark.brief("servers")
 async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
     with own_server(opener) as server:
         stores = [await opener(url=server.url, beat=0.5) for _ in range(3)]
@@ -356,7 +349,6 @@ async def lost_locks(store: Any) -> list[Any]:
 
 @pytest.mark.wide
 @real
-@pytest.mark.brief("servers")
 async def test_a_lost_lock_is_told_once(opener: Any) -> None:
     store = await opener()
     session = store.session("s:1")
@@ -376,7 +368,6 @@ async def test_a_lost_lock_is_told_once(opener: Any) -> None:
 
 
 @real
-@pytest.mark.brief("servers")
 async def test_a_lock_that_nobody_saw_lost_is_told_when_it_is_given_back(opener: Any) -> None:
     store = await opener()
     async with store.session("s").lock(ttl=30) as lease:
@@ -391,7 +382,6 @@ async def test_a_lock_that_nobody_saw_lost_is_told_when_it_is_given_back(opener:
 
 
 @real
-@pytest.mark.brief("servers")
 async def test_locks_that_are_given_back_are_not_lost(opener: Any) -> None:
     """Nor one that was never got, nor one that was given back behind a turn's commit and taken by another."""
     store = await opener()
@@ -420,7 +410,6 @@ async def test_locks_that_are_given_back_are_not_lost(opener: Any) -> None:
 
 
 @real
-@pytest.mark.brief("servers")
 async def test_whoever_waits_in_vain_loses_nothing(opener: Any) -> None:
     """No lease, no loss: neither an event nor a count, however often a turn is refused, rejected or cancelled."""
     store = await opener()
@@ -444,7 +433,6 @@ async def test_whoever_waits_in_vain_loses_nothing(opener: Any) -> None:
 
 
 @real
-@pytest.mark.brief("servers")
 async def test_a_lost_lock_is_told_once_to_whoever_nests_in_it(opener: Any) -> None:
     store = await opener()
     session = store.session("s")
@@ -471,7 +459,6 @@ async def _turn(session: Any) -> None:
 
 
 @real
-@pytest.mark.brief("servers")
 async def test_what_is_lost_just_before_closing_is_told(opener: Any) -> None:
     store, other = await opener(), await opener()
     lease = await store.session("s").lock(ttl=30).acquire()
@@ -483,7 +470,6 @@ async def test_what_is_lost_just_before_closing_is_told(opener: Any) -> None:
 
 
 @real
-@pytest.mark.brief("servers")
 async def test_a_turn_that_is_taken_over_lost_its_lock(opener: Any) -> None:
     store = await opener()
     session, inside = store.session("s"), asyncio.Event()
@@ -509,7 +495,6 @@ async def test_a_turn_that_is_taken_over_lost_its_lock(opener: Any) -> None:
 
 
 @single
-@pytest.mark.brief("servers")
 async def test_whoever_loses_a_lock_waits_for_nobody(opener: Any) -> None:
     """Redis is away, so it cannot be told; the holder knows in time all the same."""
     with own_server(opener) as server:
