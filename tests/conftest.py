@@ -121,7 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen_here = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "url" in metafunc.fixturenames and "url" not in chosen_here:
         alike = not metafunc.definition.get_closest_marker("memory")
-        memory = pytest.param("memory", marks=pytest.mark.wide if alike else ())
+        memory = pytest.param("memory", marks=pytest.mark.full if alike else ())
         metafunc.parametrize("url", [memory, "sqlite", "postgres"], indirect=True)
     given = [n for n in ("redis_url", "archive_url") if n in metafunc.fixturenames and n not in chosen_here]
     if given:
@@ -159,16 +159,21 @@ def _kind(test: pytest.Function) -> str:
 
 
 def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[Any]:
-    """Each database; the servers change in turn with them, or with the test's name if no database is asked for."""
+    """Each database; the servers change in turn with them, or with the test's name if no database is asked for.
+
+    A wide run adds the oldest server with PostgreSQL, a full run the rest of the product.
+    """
     every = {"redis_url": ("valkey", "redis"), "archive_url": ("postgres", "sqlite")}
     if fixtures == ["redis_url"]:
         first = [(every["redis_url"][zlib.crc32(test.name.encode()) % 2],)]
     else:
         first = list(zip(*(every[name] for name in fixtures), strict=True))
-    if not (test.config.option.wide or test.config.option.full):
-        return first
-    product = itertools.product(*(every[name] for name in fixtures))
-    return [each if each in first else pytest.param(*each, marks=pytest.mark.wide) for each in product]
+    added: list[tuple[str, ...]] = []
+    if test.config.option.full:
+        added = list(itertools.product(*(every[name] for name in fixtures)))
+    elif test.config.option.wide:
+        added = [tuple({"redis_url": "redis", "archive_url": "postgres"}[name] for name in fixtures)]
+    return [*first, *(pytest.param(*each, marks=pytest.mark.wide) for each in added if each not in first)]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

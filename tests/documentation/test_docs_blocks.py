@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,16 @@ from distributed_state import AsyncStateStore
 
 
 def cases() -> Iterator[Any]:
-    """Each page on each of its faces: what newcomers read first, if it starts no process; with `--wide` all."""
+    """Each page on each of its faces: what newcomers read first, if it starts no process.
+
+    A wide run has the other pages, each on one face in turn, and a full run both.
+    """
     for page, face, found in runs(frameworks=False):
         first = page.parent in (ROOT, ROOT / "docs", ROOT / "docs" / "start")
-        marks = [] if first and not takes_long(found) else [pytest.mark.wide]
+        faces = faces_of(found)
+        turn = faces[zlib.crc32(page.name.encode()) % len(faces)]
+        later = pytest.mark.wide if face == turn else pytest.mark.full
+        marks = [] if first and not takes_long(found) else [later]
         yield pytest.param(face, found, id=f"{page.relative_to(ROOT)}-{face}", marks=marks)
 
 

@@ -37,9 +37,9 @@ def found() -> Iterator[Any]:
                 if (example, member, of_asyncio, remote) not in seen:
                     seen.add((example, member, of_asyncio, remote))
                     where = name if each is kind else f"{name}.{member}"
-                    # By default on one of the two faces, in turn.
+                    # On one of the two faces, in turn; a full run has both.
                     turn = zlib.crc32(f"{where.removeprefix('Async')}-{number}".encode()) % 2
-                    marks = [] if turn == of_asyncio else [pytest.mark.wide]
+                    marks = [] if turn == of_asyncio else [pytest.mark.full]
                     yield pytest.param(example, of_asyncio, remote, id=f"{where}-{number}", marks=marks)
 
 

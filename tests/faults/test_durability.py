@@ -31,7 +31,7 @@ from distributed_state.settings import Settings
 from distributed_state.warm.confirming import Confirming, Replicated
 
 KIND = pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.wide), "valkey"])
-FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.wide), "blocking"])
+FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.full), "blocking"])
 # Each server and each API once; by default one of each.
 PAIR = pytest.mark.parametrize(
     ("face", "kind"), [pytest.param("asyncio", "redis", marks=pytest.mark.wide), ("blocking", "valkey")]

@@ -25,7 +25,7 @@ from distributed_state.port.topology import SentinelWatch, Topology
 from distributed_state.programs.servers import RedisSentinel, RedisServer, redis_sentinel, wait_until
 
 KIND = pytest.mark.parametrize("kind", ["redis", "valkey"])
-FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.wide), "blocking"])
+FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.full), "blocking"])
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.simulation.run import Run
 ROOT = Path(__file__).parents[2]
 SEEDS = 3  # for each dense shape: about 20,000 operations in all
 SLOW = {"cluster", "failover", "sentinel", "moved"}  # one seed each: they take longer
-PARTS = 5  # a wide run, as in CI, has 100,000 operations
+PARTS = 4  # with those of a default run more than 100,000 operations in CI
 # Seeds that found a fault of the product or of the simulator, by the fault. The shapes are the same as then.
 FOUND = {
     "a look that went on while its store was closed listened to Sentinels for good": ("sentinel", 39),

@@ -440,7 +440,7 @@ async def open_store(face: str, *given: Any, **settings: Any) -> None:
         await in_thread(both)
 
 
-faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
+faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.full)])
 
 
 @contextmanager

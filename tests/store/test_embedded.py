@@ -25,7 +25,7 @@ def opened(face: str, path: Path, **settings: Any) -> Any:
     return Blocking(StateStore.open(archive=f"sqlite:///{path}", **settings))
 
 
-faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
+faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.full)])
 
 
 @faces
