@@ -52,7 +52,7 @@ from distributed_state.settings import Settings
 
 SYSTEM_REDIS = shutil.which("redis-server")
 MODES = ("quick", "wide", "full")
-PARTITIONS = 16  # where a test gives no number: an archiver claims and leaves 64 in half the time of a short test
+PARTITIONS = 4  # where a test gives no number: claiming and leaving 16 takes a third of opening and closing a store
 APART = {  # folders that only their own options ask for
     name: Path(__file__).parent / folder
     for name, folder in {"frameworks": "frameworks", "browser": "browser", "docs": "site"}.items()
