@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
@@ -122,10 +121,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "url" in metafunc.fixturenames and "url" not in chosen_here:
         alike = not metafunc.definition.get_closest_marker("memory")
         memory = pytest.param("memory", marks=pytest.mark.full if alike else ())
-        metafunc.parametrize("url", [memory, "sqlite", "postgres"], indirect=True)
+        postgres = pytest.param("postgres", marks=pytest.mark.wide)
+        metafunc.parametrize("url", [memory, "sqlite", postgres], indirect=True)
     given = [n for n in ("redis_url", "archive_url") if n in metafunc.fixturenames and n not in chosen_here]
     if given:
-        metafunc.parametrize(given, _servers_of(metafunc.definition, given), indirect=True)
+        metafunc.parametrize(given, _servers_of(metafunc.config, given), indirect=True)
 
 
 def _names(given: str | Sequence[str]) -> Sequence[str]:
@@ -158,22 +158,17 @@ def _kind(test: pytest.Function) -> str:
     return "servers" if test.get_closest_marker("servers") else "in turn"
 
 
-def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[Any]:
-    """Each database; the servers change in turn with them, or with the test's name if no database is asked for.
-
-    A wide run adds the oldest server with PostgreSQL, a full run the rest of the product.
-    """
-    every = {"redis_url": ("valkey", "redis"), "archive_url": ("postgres", "sqlite")}
-    if fixtures == ["redis_url"]:
-        first = [(every["redis_url"][zlib.crc32(test.name.encode()) % 2],)]
-    else:
-        first = list(zip(*(every[name] for name in fixtures), strict=True))
-    added: list[tuple[str, ...]] = []
-    if test.config.option.full:
-        added = list(itertools.product(*(every[name] for name in fixtures)))
-    elif test.config.option.wide:
-        added = [tuple({"redis_url": "redis", "archive_url": "postgres"}[name] for name in fixtures)]
-    return [*first, *(pytest.param(*each, marks=pytest.mark.wide) for each in added if each not in first)]
+def _servers_of(config: pytest.Config, fixtures: list[str]) -> list[Any]:
+    """Valkey and SQLite; a wide run adds the oldest server and PostgreSQL, a full run the rest of the product."""
+    beside = () if config.option.frameworks else pytest.mark.wide  # the frameworks' tests have no wide run
+    every = [{"redis_url": ("valkey", "redis"), "archive_url": ("sqlite", "postgres")}[name] for name in fixtures]
+    default, production = zip(*every, strict=True)
+    rest = [each for each in itertools.product(*every) if each not in (default, production)]
+    return [
+        default,
+        pytest.param(*production, marks=beside),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in rest),
+    ]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
