@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 
 def tiers(store: Any) -> Tiers:
     """The tiers that a test's task uses."""
-    home: Tiers = core(store).tiers()
+    home: Tiers = core(store)._lifecycle.tiers()
     return home
 
 
@@ -71,7 +71,7 @@ def said(text: Any) -> dict[str, Any]:
 
 async def evict(store: Any, *ids: str) -> None:
     """Archive, and do what the TTL does then: sessions are neither in Redis nor in hot."""
-    await store.archive()
+    await store.admin.archive()
     for id in ids:
         with redis_of(store) as client:
             client.delete(names(store, id).record)

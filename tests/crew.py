@@ -33,7 +33,7 @@ def hold(id: str, ttl: float, wait: float = 10.0, **settings: Any) -> None:
 def recover(id: str, seconds: float, **settings: Any) -> None:
     """Meet a Redis that lost something, and take so long in the middle of putting it together with SQL."""
     with StateStore.open(**settings) as store:
-        partitions = store._twin.tiers().warm.partitions
+        partitions = store._twin._lifecycle.tiers().warm.partitions
         install = partitions.install
 
         async def slowly(*given: Any, **named: Any) -> str:
@@ -45,7 +45,7 @@ def recover(id: str, seconds: float, **settings: Any) -> None:
         say("opened")
         sys.stdin.readline()
         say(store.session(id).set("n", 1))
-        say(store._twin.tiers().recovery.count)
+        say(store._twin._lifecycle.tiers().recovery.count)
 
 
 def agent(id: str, die: bool, **settings: Any) -> str | None:
@@ -158,7 +158,7 @@ def archive(**settings: Any) -> None:
     store = StateStore.open(**settings)
     say("opened")
     while True:
-        say(store.archive())
+        say(store.admin.archive())
 
 
 def repair(at: int | None, **settings: Any) -> None:
@@ -171,7 +171,7 @@ def repair(at: int | None, **settings: Any) -> None:
     begun = StateStore.repair
 
     def counting(store: StateStore, **given: Any) -> Any:
-        port = store._twin.tiers().port
+        port = store._twin._lifecycle.tiers().port
         for name in ("sql", "script", "scripts", "command", "commands", "command_with"):
             setattr(port, name, counted(getattr(port, name)))
         return begun(store, **given)
@@ -196,7 +196,7 @@ def repair(at: int | None, **settings: Any) -> None:
 def present(**settings: Any) -> None:
     """Be there; leave when a line comes."""
     with StateStore.open(**settings) as store:
-        store.replicas()
+        store.admin.replicas()
         say(store.replica)
         sys.stdin.readline()
     say("left")

@@ -31,7 +31,7 @@ class Lost:
 
 async def lose(store: Any, id: str, work: Callable[[], Awaitable[Any]], scope: str = "session") -> Lost:
     """Do this work on a record, and then let Redis begin another life in which it was not done."""
-    await store.archive()
+    await store.admin.archive()
     home, keys = tiers(store), names(store, id, scope)
     before = home.cold.cursor(keys.partition)
     await work()

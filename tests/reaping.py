@@ -44,7 +44,7 @@ def score(store: Any, id: str) -> float | None:
 
 
 async def told(store: Any, type: str = "session.expired") -> list[tuple[str, Any]]:
-    return [(event.conversation_id, event.data) for event in await store.audit(type=type, limit=1000)]
+    return [(event.conversation_id, event.data) for event in await store.admin.audit(type=type, limit=1000)]
 
 
 async def exists(store: Any, id: str) -> bool:

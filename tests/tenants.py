@@ -50,7 +50,7 @@ class Served:
 
     async def token(self, prefix: str, *rights: str, actor: str = "web", seconds: float | None = 60.0) -> str:
         id, text = access_tokens.make()
-        tiers = self.store.tiers()
+        tiers = self.store._lifecycle.tiers()
         tokens = tiers.cold.access_tokens
         await tiers.port.sql(
             lambda: tokens.add(
@@ -60,7 +60,7 @@ class Served:
         return text
 
     async def revoke(self, text: str) -> None:
-        tiers = self.store.tiers()
+        tiers = self.store._lifecycle.tiers()
         await tiers.port.sql(tiers.cold.access_tokens.revoke, access_tokens.id_of(text))
 
     async def ask(self, method: str, path: str, token: str | None = None, **options: Any) -> httpx.Response:

@@ -69,7 +69,7 @@ class Load:
         """Assert what is promised where no server failed, after `end`."""
         assert not self.failed, self.failed[:3]
         async with AsyncStateStore.open(**self.settings) as store:
-            while await store.archive():
+            while await store.admin.archive():
                 pass
             rows = _versions_in_sql(self.settings)
             for id in self.ids:

@@ -80,7 +80,7 @@ def as_record(twin: AsyncRecord) -> Record:
 
 Works in threads, inside a running event loop and after fork(): a call steps the asyncio core by hand.
 """,
-        ("records.transaction:AsyncBatch", "store.asyncio:AsyncStateStore"),
+        ("records.transaction:AsyncBatch", "store.admin:AsyncAdmin", "store.asyncio:AsyncStateStore"),
         '''
 def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Session | Turn:
     """The object of this face that stands in front of one of asyncio."""
@@ -100,6 +100,7 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
             "remote.session:AsyncRemoteTurnBody",
             "remote.session:AsyncRemoteSession",
             "remote.store:AsyncRemoteEvents",
+            "remote.admin:AsyncRemoteAdmin",
             "remote.store:AsyncRemoteStore",
         ),
     ),
@@ -122,6 +123,7 @@ IMPORTS = {
     "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
     "resolve": f"from {PACKAGE}.store.lifecycle import resolve",
     "context_of": f"from {PACKAGE}.records.context import context_of",
+    "hook": f"from {PACKAGE}.store.lifecycle import hook",
     "twin_of": f"from {PACKAGE}.store.lifecycle import twin_of",
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
@@ -140,7 +142,7 @@ WRAPPERS = {"AsyncSession": "as_session", "AsyncRecord": "as_record"}
 FROM_SOURCE = frozenset({"AsyncAgent"})
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
-    "AsyncStateStore": {"tiers", "tiers_in_use", "after_fork", "hook", "__await__"},
+    "AsyncStateStore": {"after_fork", "__await__"},
     "AsyncLease": {
         "renewed",
         "granted",
@@ -258,7 +260,13 @@ if name.startswith("_"):
     raise AttributeError(name)
 return getattr(self._twin, name)
 """
-        for name in ("AsyncRemoteStore", "AsyncRemoteRecord", "AsyncRemoteSession", "AsyncRemoteItems")
+        for name in (
+            "AsyncRemoteStore",
+            "AsyncRemoteAdmin",
+            "AsyncRemoteRecord",
+            "AsyncRemoteSession",
+            "AsyncRemoteItems",
+        )
     },
     # There is nothing to await, so a store is open when this returns ...
     ("AsyncStateStore", "open"): """
@@ -275,11 +283,13 @@ store = cls(
     credentials=credentials,
     search=search,
 )
-store._twin.hook(clean, clean_messages)
+hook(store, clean, clean_messages)
 finish(store._twin.__aenter__())
 return store
 """,
     ("AsyncTurn", "session"): "return face_of(self._twin.session)",
+    ("AsyncStateStore", "admin"): "return Admin(self._twin.admin)",
+    ("AsyncRemoteStore", "admin"): "return RemoteAdmin(self._twin.admin)",
     # Not a call of the core, which would say by itself that blocking code calls, also inside a running loop.
     ("AsyncStateStore", "on"): """
 if handler is None:

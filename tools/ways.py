@@ -89,7 +89,7 @@ class Library:
     def evict(self) -> None:
         """Let nothing have the record but SQL."""
         self.set()
-        self.store.archive()
+        self.store.admin.archive()
         with redis.Redis.from_url(self.url) as server:
             server.delete(*server.keys("*:user:u*"))
         self.user.invalidate()

@@ -41,7 +41,7 @@ async def main() -> None:
         return Request({"type": "http", "headers": headers, "client": ("127.0.0.1", 1)})
 
     async with AsyncStateStore.open(archive="memory", access=callers_policy()) as store:
-        store.tiers().cold.access_tokens.add(
+        store._lifecycle.tiers().cold.access_tokens.add(
             id, access_tokens.digest(text), prefix="acme:", rights=access_tokens.RIGHTS, actor="web", seconds=None
         )
         unchecked, checked = Authentication(Access(insecure=True)), Authentication(Access(tokens=True))

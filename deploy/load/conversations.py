@@ -18,7 +18,7 @@ def long_conversation(url: str, store: StateStore) -> list[Row]:
     for session, count in ((short, 40), (long, 10_000)):
         for at in range(0, count, 500):
             session.append(*[message] * min(500, count - at))
-    store.archive()
+    store.admin.archive()
     # Measured as a worker meets it that has nothing hot: each read goes to Redis.
     found = interleaved(
         {
@@ -27,7 +27,7 @@ def long_conversation(url: str, store: StateStore) -> list[Row]:
         },
         rounds=41,
     )
-    store.archive()
+    store.admin.archive()
     found |= interleaved(
         {
             "read 40": (lambda: short.messages(last=20, fresh=True), 50),
@@ -94,7 +94,7 @@ def window(url: str, archive: str) -> list[Row]:
         messages = [Message(role=("user", "assistant")[n % 2], content="What is the status? " * 5) for n in range(500)]
         for _ in range(20):
             session.append(*messages)
-        store.archive()
+        store.admin.archive()
         shown = session.window(max_tokens=4000)
         whole = sum(len(json.dumps(message.to_dict(), separators=(",", ":"))) for message in messages) * 20
     return [at_most("window(max_tokens=4000) of 10,000", shown.read_bytes, whole, 0.05, "bytes", "the conversation")]

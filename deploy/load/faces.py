@@ -110,7 +110,7 @@ async def measure(url: str, rounds: int) -> Figures:
                 await asyncio.to_thread(by_blocking_code, store.blocking, "both, blocking", figures)
                 by_blocking_code(store.blocking, "both, blocking in the loop", figures)
                 figures["both", "connections"].append(len(client.client_list()) - before)
-                figures["both", "names on the roll"].append(len(await store.replicas()))
+                figures["both", "names on the roll"].append(len(await store.admin.replicas()))
                 with ThreadPoolExecutor(8) as pool:
                     sessions = [store.blocking.session(f"s{each}") for each in range(TASKS)]
                     run = asyncio.get_running_loop().run_in_executor

@@ -99,7 +99,7 @@ def cpu(before: dict[str, float], after: dict[str, float], result: Result) -> Fi
 def settle(fleet: LocalFleet) -> None:
     """Wait until everything is archived: what a search for the knee left to do is no part of what is measured next."""
     with _store(fleet) as store:
-        store.archive()
+        store.admin.archive()
 
 
 def _store(fleet: LocalFleet) -> StateStore:
@@ -112,11 +112,11 @@ def idle_bytes(fleet: LocalFleet, sessions: int = 3000) -> Figure:
     """What an idle session of 2 KB takes in Redis."""
     client = redis.Redis.from_url(fleet.warm.url)
     with client, _store(fleet) as store:
-        store.archive()
+        store.admin.archive()
         before = client.info("memory")["used_memory_dataset"]
         for number in range(sessions):
             store.session(f"idle-{time.time_ns()}-{number}").create(FIELDS)
-        store.archive()
+        store.admin.archive()
         after = client.info("memory")["used_memory_dataset"]
     size = len(json.dumps(FIELDS))
     each = (after - before) / sessions
@@ -173,7 +173,7 @@ def archived(
         fleet.warm.url, archive=fleet.postgres.url, namespace=fleet.namespace, archiver=False
     ) as store:
         try:
-            store.archive()
+            store.admin.archive()
         except StateError as error:
             stopped[str(error)] = 0
         for each in some:

@@ -24,7 +24,7 @@ def hot(url: str, store: StateStore) -> list[Row]:
     session.set("name", "Alice")
     client.hset("bench:hot", "name", "Alice")
     deadline = time.monotonic() + 10
-    while store.stats()["hot_hits"] < 3 and time.monotonic() < deadline:
+    while store.admin.stats()["hot_hits"] < 3 and time.monotonic() < deadline:
         session.get("name")
         time.sleep(0.05)
     found = interleaved(
@@ -88,9 +88,9 @@ def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any)
             hits = 0
             deadline = time.monotonic() + 10
             while hits < 40 and time.monotonic() < deadline:
-                before = store.stats()["hot_hits"]
+                before = store.admin.stats()["hot_hits"]
                 store.get_many(sessions)
-                hits = store.stats()["hot_hits"] - before
+                hits = store.admin.stats()["hot_hits"] - before
             write(sessions, "y")
             for session in sessions if kind == "fields" else ():
                 for n in range(count):
@@ -100,7 +100,7 @@ def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any)
         store.invalidate()
         before = resident()
         made = 50
-        while store.stats()["hot_bytes"] < 0.95 * limit:
+        while store.admin.stats()["hot_bytes"] < 0.95 * limit:
             grow(made)
             made += 50
         told.send(resident() - before)
@@ -120,7 +120,7 @@ def _fill_memory(url: str, size: int, limit: int, told: Any) -> None:
         write(0)
         before = resident()
         number = 0
-        while store.stats()["remembered_bytes"] < 0.95 * limit:
+        while store.admin.stats()["remembered_bytes"] < 0.95 * limit:
             number += 1
             write(number % 10)
         told.send(resident() - before)

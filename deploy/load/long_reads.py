@@ -96,7 +96,7 @@ def _in_redis(url: str, said: list[dict[str, Any]]) -> list[Compared]:
             {
                 "list": lambda: [orjson.loads(text) for text in client.lrange(name, 0, -1)],
                 "hot": lambda: session.messages(fresh=True),
-                "first": lambda: (session.invalidate(), session.messages()),
+                "first": lambda: (store.invalidate(), session.messages()),
                 "looked at": lambda: [each.content for each in session.messages(fresh=True)],
                 "raw": lambda: session.raw_messages(fresh=True),
             },
@@ -120,8 +120,8 @@ def _in_sql(url: str, said: list[dict[str, Any]], path: str) -> list[Compared]:
     with StateStore.open(url, archive=f"sqlite:///{path}", namespace=f"cold{size}", archiver=False) as store:
         session = store.session("c")
         _append(session, said)
-        store.archive()
-        session.invalidate()
+        store.admin.archive()
+        store.invalidate()
         named = "SELECT key FROM records WHERE namespace = ? AND record = ?"
         query = f"SELECT record, seq, data FROM messages WHERE record = ({named}) AND seq BETWEEN ? AND ?"
         connection = sqlite3.connect(path)

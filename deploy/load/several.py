@@ -72,7 +72,7 @@ def archiver(url: str, archive: str, name: str, goal: int, changes: int = 30_000
                 for session in sessions:
                     batch.on(session).set("field", {"step": at, "note": "x" * 40})
         began = time.perf_counter()
-        archived = store.archive()
+        archived = store.admin.archive()
         rate = archived / (time.perf_counter() - began)
     assert archived == changes, f"{archived} archived of {changes}"
     return Row(f"archiver into {name}", f"{rate:,.0f} changes/s", f"{changes:,} changes of 50 records", rate / goal,

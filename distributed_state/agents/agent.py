@@ -252,7 +252,7 @@ class BaseAgent(Hooks):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The agent's part of the replica's heartbeat; `store.replicas()` lists it."""
+        """The agent's part of the replica's heartbeat; `store.admin.replicas()` lists it."""
         context = self._context
         status = context.last_status
         return {

@@ -229,7 +229,6 @@ class Dispatcher:
         id = agent.agent_context.conversation_id
         if id:
             session = self._services.store.session(id)
-            session.invalidate()
             if not await session.exists(fresh=True):
                 agent.agent_context.conversation_id = ""
 

@@ -130,7 +130,7 @@ class Status:
 
     `requests` counts the commands and hooks run, `errors` those that failed; `error_rate` is in percent. `queue_size`
     counts waiting events, and work that the agent counts itself. `lag` is the age in seconds of the last event when its
-    hooks ran. `tiers` is `store.stats()`, empty while servers are down.
+    hooks ran. `tiers` is `store.admin.stats()`, empty while servers are down.
     """
 
     agent: str

@@ -274,7 +274,7 @@ async def measure(agent: BaseAgent, waiting: int) -> Status:
     context = agent.agent_context
     services = context.services
     try:
-        tiers = await services.store.stats()
+        tiers = await services.store.admin.stats()
     except StateError as error:
         tiers = {}
         context.display.log("WARNING", "no figures of the tiers", {"error": str(error)})

@@ -193,12 +193,6 @@ class AsyncSession(AsyncRecord):
         asks = self._context.must_ask(fresh, max_staleness)
         return await messages.chosen(self._context.tiers, self._context.keys, page, fresh=asks)
 
-    async def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
-        """Read one message by its number. Raises NotFound if it does not exist or is no longer shown."""
-        self._context.allow("read", MESSAGES)
-        asks = self._context.must_ask(fresh, max_staleness)
-        return await messages.message(self._context.tiers, self._context.keys, number, fresh=asks)
-
     async def pop_message(self, *, durability: str | None = None) -> Message | None:
         """Remove the last message, in one commit, and return it; None if the conversation shows none.
 

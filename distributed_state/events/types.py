@@ -102,7 +102,7 @@ TYPES = (
         {"old_path": "the folder before, or an empty text", "new_path": "the folder now", "client": "who"},
     ),
     EventType(
-        "config.changed", "the record of the fleet's configs", "`store.reload_config()` gave agents another config.",
+        "config.changed", "the record of the fleet's configs", "`reload_config` gave agents another config.",
         {
             "agent": "the agent's name; an empty text: all",
             "changed": "its names whose values changed, sorted",

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-from distributed_state.errors import Conflict, CorruptState, InvalidValue
+from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.port.waited import bounded
-from distributed_state.records import branches, history, lifecycle, messages, restoring
+from distributed_state.records import history, lifecycle, restoring
 from distributed_state.records import items as item_handle
 from distributed_state.records.access import MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
@@ -29,7 +29,7 @@ from distributed_state.values import codec
 from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
-from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
+from distributed_state.values.results import Change, Checkpoint, Snapshot, Written
 from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Expectations
 from distributed_state.warm.lease import AsyncLease
@@ -77,15 +77,6 @@ class AsyncRecord:
         """
         return self._context.store.ephemeral.of(self._context.text)
 
-    @property
-    def unreadable(self) -> Callable[[CorruptState, str, Any], Any] | None:
-        """A function that replaces a field that cannot be read: from the error, the field's name and the default."""
-        return self._context.unreadable
-
-    @unreadable.setter
-    def unreadable(self, stand_in: Callable[[CorruptState, str, Any], Any] | None) -> None:
-        self._context.unreadable = stand_in
-
     # Reading
 
     async def get(
@@ -121,9 +112,23 @@ class AsyncRecord:
         """
         return await look(self._context, self._context.must_ask(fresh, max_staleness))
 
-    async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
-        """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
-        return (await self._context.read(self._context.must_ask(fresh, max_staleness), VERSION)).version
+    async def version(
+        self, *, fresh: bool = False, max_staleness: float | None = None, durability: str | None = None
+    ) -> int:
+        """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`.
+
+        With `durability`, asks the server, and waits until that version has this level, as in `store.durable`; raises
+        DurabilityUnknown if the level is not reached::
+
+            await record.increment("paid", 10)  # if it raised DurabilityUnknown, it was applied: do not repeat it
+            version = await record.version(durability="archived")  # SQL has it now
+        """
+        asks = self._context.must_ask(fresh or durability is not None, max_staleness)
+        with self._context.durable(durability):
+            entry = await self._context.read(asks, VERSION)
+            if durability is not None and entry.version:
+                await ensure_version(self._context.tiers, self._context.keys, entry.epoch, entry.version)
+        return entry.version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Return whether the record was written and not deleted since. Options as in `get`."""
@@ -134,15 +139,6 @@ class AsyncRecord:
         """Read the tags, texts by key in order; {} without tags. Options as in `get`."""
         entry = await self._context.read(self._context.must_ask(fresh, max_staleness), TAGS)
         return tags_in(() if entry.deleted else entry.fields)
-
-    def invalidate(self, key: str | None = None) -> None:
-        """Drop this process's copy, so that the next read asks the server. No I/O.
-
-        A copy holds the whole record: with `key` all other fields are dropped as well.
-        """
-        if key is not None:
-            codec.encode_key(key)
-        self._context.tiers.hot.forget(self._context.text)
 
     def items(self, collection: str) -> AsyncItems:
         """Return a collection of items: many keyed values beside the fields, which are read one by one. No I/O."""
@@ -397,8 +393,8 @@ class AsyncRecord:
         its process died. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and the body
         is cancelled. Others' writes raise Locked; with `advisory=True` they pass, and only locks exclude each other.
         Waiters are served in order. The task that holds the lock may nest it. `take_over`, the token of a lease (see
-        `store.leases`), takes the lock from its holder, before all waiters: the holder's later writes are refused. That
-        needs the right `admin`.
+        `store.admin.leases`), takes the lock from its holder, before all waiters: the holder's later writes are
+        refused. That needs the right `admin`.
         """
         self._context.allow("lock", None)
         if take_over is not None:
@@ -437,27 +433,6 @@ class AsyncRecord:
         """
         return await restoring.restore_state(self._context, state)
 
-    async def cleanup(self, *, days: float) -> int:
-        """Hide the messages that were committed more than `days` days ago; return how many.
-
-        One commit, of a size that does not depend on the messages. A message's age is that of its commit by the
-        server's clock, not one that the message claims; history keeps the messages until `purge`. If a `purge`, or an
-        `erase` of the record that messages were forked from, removed all commits of that age, nothing is hidden.
-        """
-        return await messages.cleanup(self._context, days)
-
-    async def erase(self) -> bool:
-        """Remove the record for good: fields, messages, history, events, in every tier; False if there was nothing.
-
-        Forks stay, and keep what they share with it. Its versions are not used again; Redis keeps a notice of the
-        deletion for disconnected replicas for `events_for` seconds. Raises Locked while another owner holds the record.
-        Once started, the erasure is finished by any replica that archives, even if this raises; another call continues
-        it. A fork that is being made at the same time may be erased as well.
-        """
-        self._context.allow("admin", None)
-        context = self._context
-        return await lifecycle.erase(context.tiers, context.keys, context.store.deleting, actor=context.actor)
-
     # The past
 
     async def history(
@@ -483,43 +458,6 @@ class AsyncRecord:
         commits are still in `history(branch=)`, but have no state.
         """
         return await history.at(self._context, version, branch)
-
-    async def branches(self) -> list[Branch]:
-        """Read the branches: acknowledged commits that the record does not continue. Few records have any.
-
-        Example::
-
-            for branch in await record.branches():
-                print(branch.id, branch.commits, "commits behind version", branch.base, "because:", branch.cause)
-                print((await record.at(branch=branch.id)).fields)
-                await record.fork(f"{record.id}-{branch.id}", branch=branch.id)
-                await record.drop_branch(branch.id)
-
-        After failover to a lagging server, the lost commits are restored unless the record was written meanwhile. If it
-        was, they become a branch: `at`, `history` and `fork` take its id. The oldest branch comes first.
-        """
-        return await branches.branches(self._context)
-
-    async def drop_branch(self, branch: str) -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
-        return await branches.drop(self._context, branch)
-
-    async def confirm(self, durability: str | None = None) -> int:
-        """Wait until the record's present state has this durability, and return its version. Changes nothing.
-
-        Example::
-
-            await record.increment("paid", 10)  # if it raised DurabilityUnknown, it was applied: do not repeat it
-            version = await record.confirm("archived")  # SQL has it now
-
-        Without `durability` the current setting applies: see `store.durable`. Raises DurabilityUnknown if the level is
-        not reached. 0 for a record that was never written.
-        """
-        with self._context.durable(durability):
-            entry = await self._context.read(True, VERSION)
-            if entry.version:
-                await ensure_version(self._context.tiers, self._context.keys, entry.epoch, entry.version)
-        return entry.version
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.

@@ -11,6 +11,7 @@ from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import leaving
 from distributed_state.port.http import BlockingHttp
+from distributed_state.remote.admin import AsyncRemoteAdmin
 from distributed_state.remote.record import (
     AsyncRemoteItems,
     AsyncRemoteRecord,
@@ -384,10 +385,6 @@ class RemoteRecord:
         """
         return RemoteLease(self._twin.lock(wait=wait, ttl=ttl, **others))
 
-    def erase(self) -> bool:
-        """Remove the record for good: fields, messages, history, in every tier; False if there was nothing."""
-        return finish(self._twin.erase())
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"
 
@@ -557,10 +554,6 @@ class RemoteSession(RemoteRecord):
             )
         )
 
-    def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
-        """Read one message by its number. Raises NotFound if it does not exist or is no longer shown."""
-        return finish(self._twin.message(number, fresh=fresh, max_staleness=max_staleness))
-
     def pop_message(self, *, durability: str | None = None) -> Message | None:
         """Remove the last message, in one commit, and return it; None if the conversation shows none."""
         return finish(self._twin.pop_message(durability=durability))
@@ -660,6 +653,74 @@ class RemoteEvents:
             raise StopIteration from None
 
 
+class RemoteAdmin:
+    """What an operator does with a store behind its service: `store.admin`."""
+
+    def __init__(self, twin: AsyncRemoteAdmin) -> None:
+        self._twin = twin
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._twin, name)
+
+    def replicas(self) -> list[Replica]:
+        """List the processes that have the store open."""
+        return finish(self._twin.replicas())
+
+    def leases(
+        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
+    ) -> list[HeldLease]:
+        """List the holders of records, and their waiters; those held longest first."""
+        return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
+
+    def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
+        """End the lease with this fencing token, for any holder; False if it is no longer held."""
+        return finish(self._twin.end_lease(id, token, scope=scope))
+
+    def branches(
+        self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
+    ) -> list[Branch]:
+        """List the branches of a record, or of all records: acknowledged commits that are not continued."""
+        return finish(self._twin.branches(id, scope=scope, limit=limit, after=after))
+
+    def drop_branch(self, id: str, branch: str, *, scope: str = "session") -> int:
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
+        return finish(self._twin.drop_branch(id, branch, scope=scope))
+
+    def compact(self, *, older_than: float = 86400.0, **others: Never) -> dict[str, int]:
+        """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
+
+        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
+        """
+        return finish(self._twin.compact(older_than=older_than, **others))
+
+    def purge(
+        self,
+        *,
+        older_than: float | None = None,
+        keep_changes: int | None = None,
+        messages_older_than: float | None = None,
+        keep_messages: int | None = None,
+        events_older_than: float | None = None,
+        branches_older_than: float | None = None,
+    ) -> dict[str, int]:
+        """Remove old data from SQL; the present state of live records stays readable. Returns counts.
+
+        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
+        """
+        return finish(
+            self._twin.purge(
+                older_than=older_than,
+                keep_changes=keep_changes,
+                messages_older_than=messages_older_than,
+                keep_messages=keep_messages,
+                events_older_than=events_older_than,
+                branches_older_than=branches_older_than,
+            )
+        )
+
+
 class RemoteStore:
     """A store behind its service. `StateStore.open("https://...")` returns one; `RemoteStore` blocks.
 
@@ -709,6 +770,11 @@ class RemoteStore:
     def close(self) -> None:
         """Drop the connections. Has no effect on a closed store."""
         finish(self._twin.close())
+
+    @property
+    def admin(self) -> RemoteAdmin:
+        """The work of an operator: replicas, leases, branches, compaction and purge."""
+        return RemoteAdmin(self._twin.admin)
 
     def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> RemoteSession:
         """Return a conversation by its id, or a new one. No I/O. `user` owns it from its first write on."""
@@ -770,10 +836,6 @@ class RemoteStore:
             )
         )
 
-    def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """List the branches of all records: acknowledged commits that are not continued."""
-        return finish(self._twin.branches(limit=limit, after=after))
-
     def search(
         self,
         query: str | None = None,
@@ -806,20 +868,6 @@ class RemoteStore:
             )
         )
 
-    def replicas(self) -> list[Replica]:
-        """List the processes that have the store open."""
-        return finish(self._twin.replicas())
-
-    def leases(
-        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
-    ) -> list[HeldLease]:
-        """List the holders of records, and their waiters; those held longest first."""
-        return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
-
-    def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held."""
-        return finish(self._twin.end_lease(id, token, scope=scope))
-
     def events(self, *types: str, since: str | None = None, **others: Never) -> RemoteEvents:
         """Events as they come, for `for`; better inside `with`, which closes the stream at its end.
 
@@ -831,38 +879,6 @@ class RemoteStore:
         `types` are names or patterns as "mail.*"; `since` is the `position` of another stream, to continue from there.
         """
         return RemoteEvents(self._twin.events(*types, since=since, **others))
-
-    def compact(self, *, older_than: float = 86400.0, **others: Never) -> dict[str, int]:
-        """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
-
-        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
-        """
-        return finish(self._twin.compact(older_than=older_than, **others))
-
-    def purge(
-        self,
-        *,
-        older_than: float | None = None,
-        keep_changes: int | None = None,
-        messages_older_than: float | None = None,
-        keep_messages: int | None = None,
-        events_older_than: float | None = None,
-        branches_older_than: float | None = None,
-    ) -> dict[str, int]:
-        """Remove old data from SQL; the present state of live records stays readable. Returns counts.
-
-        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
-        """
-        return finish(
-            self._twin.purge(
-                older_than=older_than,
-                keep_changes=keep_changes,
-                messages_older_than=messages_older_than,
-                keep_messages=keep_messages,
-                events_older_than=events_older_than,
-                branches_older_than=branches_older_than,
-            )
-        )
 
     def __repr__(self) -> str:
         return repr(self._twin).replace("Async", "", 1)

@@ -644,10 +644,6 @@ class AsyncRemoteRecord(Past):
         check_times(wait, ttl, None)
         return AsyncRemoteLease(self._place.requests, self._place.path, wait=wait, ttl=ttl)
 
-    async def erase(self) -> bool:
-        """Remove the record for good: fields, messages, history, in every tier; False if there was nothing."""
-        return bool((await self._place.order("DELETE", "/everything", repeatable=True))["erased"])
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._place.ref.text[:200]}>"
 

@@ -237,17 +237,6 @@ class AsyncRemoteSession(AsyncRemoteRecord):
             return []
         return found[::-1] if newest_first and page.order == "asc" else found
 
-    async def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
-        """Read one message by its number. Raises NotFound if it does not exist or is no longer shown."""
-        if type(number) is not int or number < 0:
-            raise InvalidValue(f"a message has a number from 0 on, not {number!r:.80}")
-        found = await self.messages(
-            limit=1, after=number - 1 if number else None, fresh=fresh, max_staleness=max_staleness
-        )
-        if not found or found[0].number != number:
-            raise NotFound(f"{self.ref.text[:200]}: shows no message {number}")
-        return found[0]
-
     async def pop_message(self, *, durability: str | None = None) -> Message | None:
         """Remove the last message, in one commit, and return it; None if the conversation shows none."""
         _unsaid(durability)

@@ -14,6 +14,7 @@ from typing import Any, Literal, Never, Self
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, StateError, Unavailable
 from distributed_state.port.http import AsyncHttp, Http, HttpAnswer, HttpLines, HttpPlace, Unanswered
 from distributed_state.remote import values
+from distributed_state.remote.admin import AsyncRemoteAdmin
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.requests import (
     LATER,
@@ -28,7 +29,7 @@ from distributed_state.remote.requests import (
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.values import chance
 from distributed_state.values.model import Ref, escape
-from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
+from distributed_state.values.results import Event, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumers import pattern
 
@@ -236,6 +237,11 @@ class AsyncRemoteStore:
         """Drop the connections. Has no effect on a closed store."""
         await self._requests.http.close()
 
+    @property
+    def admin(self) -> AsyncRemoteAdmin:
+        """The work of an operator: replicas, leases, branches, compaction and purge."""
+        return AsyncRemoteAdmin(self._requests)
+
     # Records
 
     def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> AsyncRemoteSession:
@@ -260,7 +266,8 @@ class AsyncRemoteStore:
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
         """Remove a record for good, with its history; False if there was nothing."""
-        return await AsyncRemoteRecord(self._requests, Ref(scope, id)).erase()
+        place = RecordPlace(self._requests, Ref(scope, id))
+        return bool((await place.order("DELETE", "/everything", repeatable=True))["erased"])
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: records, sessions and tasks, their forks and history. Returns how many."""
@@ -300,11 +307,6 @@ class AsyncRemoteStore:
         kind = kind_of(Ref(scope, "any").scope)
         return [values.made(SessionInfo, each) for each in (await self._requests.read(f"/v1/{kind}", query))[kind]]
 
-    async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """List the branches of all records: acknowledged commits that are not continued."""
-        found = await self._requests.read("/v1/branches", {"limit": limit, "after": after})
-        return [values.branch(each) for each in found["branches"]]
-
     async def search(
         self,
         query: str | None = None,
@@ -330,24 +332,6 @@ class AsyncRemoteStore:
         found = (await self._requests.order("POST", "/v1/search", body, repeatable=True))["hits"]
         return [values.made(SearchHit, each) for each in found]
 
-    async def replicas(self) -> list[Replica]:
-        """List the processes that have the store open."""
-        return [values.made(Replica, each) for each in (await self._requests.read("/v1/replicas"))["replicas"]]
-
-    async def leases(
-        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
-    ) -> list[HeldLease]:
-        """List the holders of records, and their waiters; those held longest first."""
-        query = {"scope": scope, "prefix": prefix or None, "limit": limit, "after": after}
-        return [values.held_lease(each) for each in (await self._requests.read("/v1/leases", query))["leases"]]
-
-    async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held."""
-        if type(token) is not int or token < 0:
-            raise InvalidValue(f"a lease is named by its fencing token, not {token!r:.80}")
-        path = f"{path_of(Ref(scope, id))}/lease/{token}"
-        return bool((await self._requests.order("DELETE", path))["released"])
-
     def events(self, *types: str, since: str | None = None, **others: Never) -> AsyncRemoteEvents:
         """Events as they come, for `async for`; better inside `async with`, which closes the stream at its end.
 
@@ -362,41 +346,6 @@ class AsyncRemoteStore:
         for each in types:
             pattern(each)
         return AsyncRemoteEvents(self._requests, types, since)
-
-    # Upkeep
-
-    async def compact(self, *, older_than: float = 86_400.0, **others: Never) -> dict[str, int]:
-        """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
-
-        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
-        """
-        values.refuse_options("compact", others)
-        return await self._upkeep("compact", {"older_than": older_than})
-
-    async def purge(
-        self,
-        *,
-        older_than: float | None = None,
-        keep_changes: int | None = None,
-        messages_older_than: float | None = None,
-        keep_messages: int | None = None,
-        events_older_than: float | None = None,
-        branches_older_than: float | None = None,
-    ) -> dict[str, int]:
-        """Remove old data from SQL; the present state of live records stays readable. Returns counts.
-
-        The service limits a request to 30 s: then Unavailable is raised, and another call continues.
-        """
-        given = {
-            "older_than": older_than, "keep_changes": keep_changes, "messages_older_than": messages_older_than,
-            "keep_messages": keep_messages, "events_older_than": events_older_than,
-            "branches_older_than": branches_older_than,
-        }  # fmt: skip
-        return await self._upkeep("purge", {name: each for name, each in given.items() if each is not None})
-
-    async def _upkeep(self, what: str, body: dict[str, Any]) -> dict[str, int]:
-        found: dict[str, int] = (await self._requests.order("POST", f"/v1/maintenance/{what}", body))["counts"]
-        return found
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._url}>"

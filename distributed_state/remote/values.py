@@ -228,9 +228,7 @@ def event(found: Mapping[str, Any]) -> Event:
 _DIRECT = "open the store by its Redis URL for that"
 INSTEAD = {
     "acting_as": "history shows whose the token is",
-    "aio": "open an AsyncStateStore at the same URL",
     "blocking": "open a StateStore at the same URL",
-    "confirm": "give durability= with the write",
     "create": "use write(set=..., expect_exists=False)",
     "durable": "give durability= with the write",
     "find_many": "read a page with list(), or one by one with find()",

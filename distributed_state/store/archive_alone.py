@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -62,8 +62,17 @@ class ArchiveAlone:
             raise self._error
         return [maintenance.shown(row) for row in self._cold.listing(maintenance.wanted(**wanted), [])]
 
-    def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """The branches of the next records that have branches."""
+    @property
+    def admin(self) -> Self:
+        """The methods that a store has in `admin`."""
+        return self
+
+    def branches(
+        self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
+    ) -> list[Branch]:
+        """The branches of a record, or of the next records that have branches."""
+        if id is not None:
+            return [branches.shown(each) for each in self._cold.branches.of(Ref(scope, id).text)]
         return [branches.shown(each) for each in self._cold.branches.page(after or "", limit)]
 
     def audit(self, *, conversation: str | None, subject: str | None, **wanted: Any) -> list[Event]:
@@ -71,10 +80,6 @@ class ArchiveAlone:
         _, text = audit.about(conversation, subject)
         rows = self._cold.audit(audit.sought(text, **wanted))
         return [audit.event_of(self._codec_of(row.subject), row) for row in rows]
-
-    def record_branches(self, ref: Ref) -> list[Branch]:
-        """The branches of one record. The oldest first."""
-        return [branches.shown(each) for each in self._cold.branches.of(ref.text)]
 
     def history(self, ref: Ref, last: int) -> list[Change]:
         """The last changes of a record, the oldest first; empty if it never existed."""

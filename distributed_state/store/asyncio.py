@@ -8,7 +8,7 @@ Design: section 16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast, overload
@@ -17,35 +17,31 @@ from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
-from distributed_state.errors import InvalidValue
 from distributed_state.port.connections import Credentials
 from distributed_state.port.waited import bounded
-from distributed_state.records import branches, lifecycle
+from distributed_state.records import lifecycle
 from distributed_state.records.access import MOVES, TAGS, Guard, Policy
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
-from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
+from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
 from distributed_state.records.typed import AsyncTypedRecord, TypedContext
 from distributed_state.search import querying
 from distributed_state.settings import Settings
-from distributed_state.store import doctor, export, importing, maintenance
-from distributed_state.store.doctor import Finding
+from distributed_state.store import maintenance
+from distributed_state.store.admin import AsyncAdmin
 from distributed_state.store.fleet import AsyncFleet
-from distributed_state.store.importing import ImportedFile
-from distributed_state.store.lifecycle import StoreLifecycle, face_of, opened_remotely, resolve
-from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast
+from distributed_state.store.lifecycle import StoreLifecycle, face_of, hook, opened_remotely, resolve
 from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
-from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import chance, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
-from distributed_state.values.model import Ref, escape, is_storable
-from distributed_state.values.results import Branch, SessionInfo
-from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
+from distributed_state.values.model import Ref, escape
+from distributed_state.values.results import SessionInfo
+from distributed_state.values.search import KINDS, Filter, Kind, Search, SearchHit
 
 
 @bounded()
@@ -79,9 +75,6 @@ class AsyncStateStore(AsyncFleet):
         self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials, search)
         self._context = self._lifecycle.context
         self._blocking = blocking
-        self.keys = self._context.keys
-        self.ephemeral = self._context.ephemeral
-        self.deleting = self._context.deleting
 
     @classmethod
     def open(
@@ -130,14 +123,8 @@ class AsyncStateStore(AsyncFleet):
             return cast(Self, remote)  # it has the same methods
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
         store = cls(given, encryption=encryption, access=access, credentials=credentials, search=search)
-        store.hook(clean, clean_messages)
+        hook(store, clean, clean_messages)
         return store
-
-    def hook(self, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
-        """Apply these hooks to everything that is stored from now on."""
-        sanitizer({}, clean, clean_messages)
-        self._context.clean = clean
-        self._context.clean_messages = clean_messages
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
@@ -188,16 +175,12 @@ class AsyncStateStore(AsyncFleet):
     @property
     def replica(self) -> str:
         """The name of this replica, 12 hex digits: unique to each process, also to a forked one."""
-        return self.tiers().replica
-
-    def tiers(self) -> Tiers:
-        """The tiers, which all threads and event loops share."""
-        return self._lifecycle.tiers()
+        return self._context.tiers().replica
 
     @property
-    def tiers_in_use(self) -> Tiers | None:
-        """The tiers, or None if the store is not open."""
-        return self._lifecycle.tiers_in_use
+    def admin(self) -> AsyncAdmin:
+        """The work of an operator: examine the store, archive, compact and purge it, export and import records."""
+        return AsyncAdmin(self._context, self._lifecycle)
 
     # Records
 
@@ -333,7 +316,8 @@ class AsyncStateStore(AsyncFleet):
         "memory": Redis has it. "replicated": so has every replica that may be promoted; "replicated:n": n of them,
         which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which guarantees
         nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a change was applied, but did
-        not reach the level in time; repeat a turn under its request id, and confirm others by `record.confirm`. Without
+        not reach the level in time; repeat a turn under its request id, and confirm others by
+        `record.version(durability=...)`. Without
         this, and without `durability=` of the change, batch or turn itself, the setting `durability` applies.
 
         Raises InvalidValue for an unknown level; and ConfigurationError, here or when a change is made, if the servers
@@ -353,7 +337,7 @@ class AsyncStateStore(AsyncFleet):
         Mostly without I/O; it may be wrong by half the round trip of the last reply. In a cluster it is the slowest of
         the servers' clocks. Raises WarmUnavailable if no server can be reached.
         """
-        clock = self.tiers().clock
+        clock = self._context.tiers().clock
         await clock.know()
         return clock.now()
 
@@ -371,7 +355,7 @@ class AsyncStateStore(AsyncFleet):
         for context in many:
             context.allow("read", None)
         keys = [each.keys for each in many]
-        entries = await read_path.read_many(self.tiers(), keys, fresh=fresh) if many else []
+        entries = await read_path.read_many(self._context.tiers(), keys, fresh=fresh) if many else []
         return [context.fields(entry) for context, entry in zip(many, entries, strict=True)]
 
     def batch(self, *, durability: str | None = None) -> AsyncBatch:
@@ -429,7 +413,13 @@ class AsyncStateStore(AsyncFleet):
         return await lifecycle.delete(self._context.tiers(), names, self._context.deleting)
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good, with history and messages; False if there was nothing. See `session.erase()`."""
+        """Remove a record for good: fields, messages, history, events, in every tier; False if there was nothing.
+
+        Forks stay, and keep what they share with it. Its versions are not used again; Redis keeps a notice of the
+        deletion for disconnected replicas for `events_for` seconds. Raises Locked while another owner holds the record.
+        Once started, the erasure is finished by any replica that archives, even if this raises; another call continues
+        it. A fork that is being made at the same time may be erased as well.
+        """
         names = self._context.keys.of(Ref(scope, id))
         self._context.allow("admin", names.ref)
         return await lifecycle.erase(self._context.tiers(), names, self._context.deleting)
@@ -485,120 +475,6 @@ class AsyncStateStore(AsyncFleet):
             self._context.allow("read", field=field, user=wanted.owner, scope=scope, prefix=prefix)
         return await maintenance.listing(self._context.tiers(), wanted, fresh=fresh)
 
-    async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """List the branches of all records, of any scope: acknowledged commits that are not continued (see `Session`).
-
-        Example::
-
-            for branch in await store.branches():
-                print(branch.scope, branch.record_id, branch.id, branch.commits)
-
-        Lists the first `limit` records (1 to 1000) with branches; `after` is the `cursor` of a previous page's last.
-        """
-        if type(limit) is not int or not 1 <= limit <= 1000:
-            raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
-        if after is not None and (not isinstance(after, str) or not is_storable(after)):
-            raise InvalidValue(f"{after!r:.100} is not the cursor of a branch")
-        self._context.allow("admin")
-        return await branches.page(self._context.tiers(), after or "", limit)
-
-    async def export(self, id: str, *, scope: str = "session") -> list[str]:
-        """Read a record with its whole history as JSON lines, for `import_`.
-
-        Example::
-
-            await session.set("city", "Oslo")
-            lines = await store.export("c1")
-            await store.import_(lines, id="a copy of c1")
-
-        Encrypted data stays encrypted. Branches come last, a line a commit, and are not imported. Raises NotFound if
-        the record never existed, ColdUnavailable rather than return an incomplete export.
-        """
-        names = self._context.keys.of(Ref(scope, id))
-        self._context.allow("admin", names.ref)
-        return await export.export(self._context.tiers(), names)
-
-    async def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
-        """Import an exported record, with its versions, and return its id. All or nothing.
-
-        Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
-        """
-        given = ImportedFile(lines, id, self._context.settings)
-        self._context.allow("admin", given.ref, user=given.owner)
-        return await importing.import_(self._context.tiers(), given)
-
-    async def reencrypt(
-        self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
-    ) -> Reencrypted:
-        """Encrypt under the current key all data under another key or, with `accept_plaintext`, not encrypted.
-
-        This includes history, messages, snapshots and events; versions stay as they are. It may run beside busy workers
-        that already use the key, and waits for none. It may be interrupted and repeated: finished work is skipped.
-        `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot be
-        decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the last old
-        one: consumers that have not read them get a `resync`, and `audit` finds them. It does not reach backups, logs
-        of Redis and SQL, and a checksum of 32 bits of unencrypted data in an event's id: `purge` removes those events.
-        """
-        self._context.allow("admin")
-        return await maintenance.reencrypt(self._context.tiers(), dry_run, progress)
-
-    async def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
-        """Bring SQL up to date with Redis after an older backup of SQL was restored: `doctor` names the partitions.
-
-        Until then Redis serves these partitions, and nothing of them is archived. Commits that the journal still holds
-        are archived one by one; other records that are newer in Redis are copied at their present version, and the
-        versions between are missing in their history. Data that neither has is lost, and reported: messages older than
-        the recent ones that Redis keeps, records that may have lost items, and anything that Redis no longer has.
-        Partitions are repaired one by one: each one's reads and writes wait meanwhile, its leases end, and it starts a
-        new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with the counts after
-        each partition.
-        """
-        self._context.allow("admin")
-        return await maintenance.repair(self._context.tiers(), dry_run, progress)
-
-    async def compact(
-        self, *, older_than: float = 86_400.0, progress: Callable[[int], None] | None = None
-    ) -> dict[str, int]:
-        """Pack history older than this many seconds into compressed blocks in SQL, which take less space.
-
-        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run beside workers, and be
-        interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only by its own VACUUM.
-        `progress` is called with the number of records so far. Returns counts of records, changes and messages. Raises
-        InvalidValue if `older_than` is below `op_window`.
-
-        Example: `store.compact(older_than=7 * 86400)`
-        """
-        self._context.allow("admin")
-        return await maintenance.compact(self._context.tiers(), older_than, progress)
-
-    async def purge(
-        self,
-        *,
-        older_than: float | None = None,
-        keep_changes: int | None = None,
-        messages_older_than: float | None = None,
-        keep_messages: int | None = None,
-        events_older_than: float | None = None,
-        branches_older_than: float | None = None,
-    ) -> dict[str, int]:
-        """Remove old data from SQL; the present state of live records stays readable.
-
-        `older_than` (seconds): older versions, branches and events can no longer be read or restored;
-        `events_older_than`, `branches_older_than` set another age for those. `keep_changes`: only this many of each
-        record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most this many
-        messages, and none older than that, except messages that their summary does not cover yet. That is a commit of
-        the conversation, of kind `retention`; the hidden messages are removed with the last versions that showed them,
-        by `older_than` or `keep_changes`. Forks keep what they share.
-
-        Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
-        """
-        self._context.allow("admin")
-        wanted = maintenance.Retention(
-            older_than=older_than, messages_older_than=messages_older_than, events_older_than=events_older_than,
-            branches_older_than=branches_older_than, keep_changes=keep_changes, keep_messages=keep_messages,
-        )  # fmt: skip
-        return await maintenance.purge(self._context, wanted)
-
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
@@ -610,60 +486,6 @@ class AsyncStateStore(AsyncFleet):
         owner = escape(Ref("user", user).id)
         self._context.allow("admin", user=owner)
         return await lifecycle.forget(self._context.tiers(), owner)
-
-    async def upcast(
-        self,
-        schema: type[M] | Schema[M],
-        *,
-        scope: str = "session",
-        user: str | None = None,
-        dry_run: bool = False,
-        limit: int | None = None,
-        progress: Callable[[Upcast], None] | None = None,
-    ) -> Upcast:
-        """Upcast the records of a scope to this schema's version, as their next write would; return the counts.
-
-        Records that cannot be upcast are counted as failed, stay as they are, and do not stop the run; `dry_run` only
-        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and run beside workers:
-        records that an older worker writes meanwhile are left to the next run. All records of the scope are assumed to
-        have this schema.
-        """
-        self._context.allow("admin", scope=scope)
-        return await maintenance.upcast_many(self._context, schema, scope, user, dry_run, limit, progress)
-
-    async def archive(self) -> int:
-        """Archive everything written so far, by any replica; return how many commits this replica archived for it.
-
-        Raises ColdUnavailable if the SQL database cannot be reached.
-        """
-        self._context.allow("admin")
-        return await self._context.tiers().archiver.drain()
-
-    async def doctor(self) -> list[Finding]:
-        """Examine the servers and the fleet; return the findings, with advice for each problem.
-
-        Example::
-
-            for finding in await store.doctor():
-                if not finding.ok:
-                    print(finding.advice)
-        """
-        self._context.allow("admin")
-        return await doctor.examine(self._context.tiers(), embedded=self._lifecycle.connections.embedded is not None)
-
-    async def stats(self) -> dict[str, int]:
-        """Return figures of this replica by name, and the number of unarchived commits in the fleet (`unarchived`).
-
-        For events: how many wait for its consumers, were handled, failed in their handlers or took longer than
-        `slow_handler`, and how often a consumer had to resync. For records: how many it has indexed (`indexed`), and
-        how many of the namespace were not indexed at its last count (`unindexed`).
-        """
-        self._context.allow("read")
-        tiers = self._context.tiers()
-        unarchived = sum((await tiers.archiver.backlog()).values())
-        index = querying.follower_of(tiers)
-        counts = {"indexed": index.indexed, "unindexed": index.behind or 0}
-        return tiers.figures().stats | counts | {"unarchived": unarchived}
 
     # Searching
 
@@ -713,27 +535,3 @@ class AsyncStateStore(AsyncFleet):
             await tiers.archiver.drain()
             await querying.follower_of(tiers).catch_up()
         return await querying.search(self._context, setting, asked, filter, said=bool(query))
-
-    async def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
-        """Turn search on, if it is off, and wait until the index covers all archived data; return its state.
-
-        It may be interrupted and repeated: finished work is skipped. `progress` is called now and then.
-
-        Example: `print(store.update_index().records)`
-        """
-        self._context.allow("admin")
-        tiers = self._context.tiers()
-        setting, index = self._lifecycle.search, tiers.cold.search
-        await setting.renew(tiers.port, index)
-        await setting.require(tiers.port, index, create=True)
-        await tiers.archiver.drain()
-        follower = querying.follower_of(tiers)
-        goal = await follower.catch_up(progress)
-        return await follower.reached(goal)
-
-    async def remove_index(self) -> bool:
-        """Turn search off and remove the index; False if there is none. `update_index` builds it again."""
-        self._context.allow("admin")
-        tiers = self._context.tiers()
-        self._lifecycle.search.look_again()
-        return await tiers.port.sql(tiers.cold.search.switch_off)

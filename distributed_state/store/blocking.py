@@ -25,12 +25,13 @@ from distributed_state.records.sanitizing import Clean, CleanMessage, Options, S
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
 from distributed_state.settings import Settings
+from distributed_state.store.admin import AsyncAdmin
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn
 from distributed_state.store.blocking_events import Events
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession, as_record, as_session
 from distributed_state.store.doctor import Finding
-from distributed_state.store.lifecycle import opened_remotely, resolve, twin_of
+from distributed_state.store.lifecycle import hook, opened_remotely, resolve, twin_of
 from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
@@ -77,6 +78,291 @@ class Batch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         finish(self._twin.__aexit__(kind, error, trace))
+
+
+class Admin:
+    """What an operator does with a whole store: `store.admin`.
+
+    Example::
+
+        for finding in store.admin.doctor():
+            if not finding.ok:
+                print(finding.advice)
+        store.admin.compact(older_than=7 * 86400)
+    """
+
+    def __init__(self, twin: AsyncAdmin) -> None:
+        self._twin = twin
+
+    def doctor(self) -> list[Finding]:
+        """Examine the servers and the fleet; return the findings, with advice for each problem.
+
+        Example::
+
+            for finding in store.admin.doctor():
+                if not finding.ok:
+                    print(finding.advice)
+        """
+        return finish(self._twin.doctor())
+
+    def replicas(self) -> list[Replica]:
+        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
+
+        Each sends one every `beat` seconds, and is listed until it is closed or has been silent for three times that;
+        then another replica publishes the event `replica.lost` within another `beat`.
+        """
+        return finish(self._twin.replicas())
+
+    def stats(self) -> dict[str, int]:
+        """Return figures of this replica by name, and the number of unarchived commits in the fleet (`unarchived`).
+
+        For events: how many wait for its consumers, were handled, failed in their handlers or took longer than
+        `slow_handler`, and how often a consumer had to resync. For records: how many it has indexed (`indexed`), and
+        how many of the namespace were not indexed at its last count (`unindexed`).
+        """
+        return finish(self._twin.stats())
+
+    def leases(
+        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
+    ) -> list[HeldLease]:
+        """List the holders of records, locks and running turns, and their waiters; those held longest first.
+
+        Example::
+
+            for lease in store.admin.leases():
+                print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
+
+        With `scope`, only of that scope; with `prefix`, only of ids that begin with it. The first `limit` (1 to 1000);
+        `after` is the `cursor` of a previous page's last. Its cost grows with the leases, not with the records.
+        """
+        return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
+
+    def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
+        """End the lease with this fencing token, for any holder; False if it is no longer held.
+
+        Example::
+
+            for lease in store.admin.leases(scope="session"):
+                if store.time() - lease.since > 600:
+                    store.admin.end_lease(lease.record_id, lease.token)
+
+        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn that was
+        ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        """
+        return finish(self._twin.end_lease(id, token, scope=scope))
+
+    def audit(
+        self,
+        *,
+        conversation: str | None = None,
+        subject: str | Record | None = None,
+        type: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Event]:
+        """Read past events from SQL, the newest `limit` in the order of the servers' clocks, newest last.
+
+        Example::
+
+            for event in store.admin.audit(conversation="c1", type="conversation.*", limit=20):
+                print(event.time, event.type, event.data)
+
+        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or
+        several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on, give the
+        `cursor` of the last event as `after`: it returns the first `limit` after that, an empty list if there are none
+        yet; `after="oldest"` is the beginning. Purged and forgotten events are gone. Raises ColdUnavailable if the
+        events so far cannot be archived.
+        """
+        return finish(
+            self._twin.audit(
+                conversation=conversation,
+                subject=twin_of(subject),
+                type=type,
+                since=since,
+                until=until,
+                limit=limit,
+                after=after,
+            )
+        )
+
+    def reload_config(self, config: Source, *, agent: str = "") -> int:
+        """Give all agents of the fleet, or one by its name, a new config; return the version of its record.
+
+        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica adopts it and calls
+        `on_config_update` if it differs from its own; of two concurrent calls, one wins on all replicas. A replica that
+        starts later adopts it unless its own file is newer. The event `config.changed` has the changed names and a
+        digest; the values are only in the record. Raises ConfigurationError for a broken file. An agent that finds the
+        config invalid logs that and keeps its old one.
+        """
+        return finish(self._twin.reload_config(config, agent=agent))
+
+    def branches(
+        self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
+    ) -> list[Branch]:
+        """List the branches of a record, the oldest first; without an id those of all records, of any scope.
+
+        Example::
+
+            for branch in store.admin.branches("c1"):
+                print(branch.id, branch.commits, "commits after version", branch.base, "because:", branch.cause)
+                print((session.at(branch=branch.id)).fields)
+                session.fork(f"c1-{branch.id}", branch=branch.id)
+                store.admin.drop_branch("c1", branch.id)
+
+        A branch holds acknowledged commits that its record does not continue. After failover to a lagging server, the
+        lost commits are restored unless the record was written meanwhile. If it was, they become a branch: `at`,
+        `history` and `fork` take its id. Few records have any.
+
+        Of all records, lists the first `limit` (1 to 1000) that have branches; `after` is the `cursor` of a previous
+        page's last. The branches of one record need the right `read` only.
+        """
+        return finish(self._twin.branches(id, scope=scope, limit=limit, after=after))
+
+    def drop_branch(self, id: str, branch: str, *, scope: str = "session") -> int:
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
+        return finish(self._twin.drop_branch(id, branch, scope=scope))
+
+    def export(self, id: str, *, scope: str = "session") -> list[str]:
+        """Read a record with its whole history as JSON lines, for `import_`.
+
+        Example::
+
+            session.set("city", "Oslo")
+            lines = store.admin.export("c1")
+            store.admin.import_(lines, id="a copy of c1")
+
+        Encrypted data stays encrypted. Branches come last, a line a commit, and are not imported. Raises NotFound if
+        the record never existed, ColdUnavailable rather than return an incomplete export.
+        """
+        return finish(self._twin.export(id, scope=scope))
+
+    def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
+        """Import an exported record, with its versions, and return its id. All or nothing.
+
+        Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
+        """
+        return finish(self._twin.import_(lines, id=id))
+
+    def archive(self) -> int:
+        """Archive everything written so far, by any replica; return how many commits this replica archived for it.
+
+        Raises ColdUnavailable if the SQL database cannot be reached.
+        """
+        return finish(self._twin.archive())
+
+    def compact(self, *, older_than: float = 86400.0, progress: Callable[[int], None] | None = None) -> dict[str, int]:
+        """Pack history older than this many seconds into compressed blocks in SQL, which take less space.
+
+        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run beside workers, and be
+        interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only by its own VACUUM.
+        `progress` is called with the number of records so far. Returns counts of records, changes and messages. Raises
+        InvalidValue if `older_than` is below `op_window`.
+
+        Example: `store.admin.compact(older_than=7 * 86400)`
+        """
+        return finish(self._twin.compact(older_than=older_than, progress=progress))
+
+    def cleanup(self, id: str, *, days: float, scope: str = "session") -> int:
+        """Hide the messages of a conversation that were committed more than `days` days ago; return how many.
+
+        One commit, of a size that does not depend on the messages. A message's age is that of its commit by the
+        server's clock, not one that the message claims; history keeps the messages until `purge`. If a `purge`, or an
+        `erase` of the record that messages were forked from, removed all commits of that age, nothing is hidden.
+        """
+        return finish(self._twin.cleanup(id, days=days, scope=scope))
+
+    def purge(
+        self,
+        *,
+        older_than: float | None = None,
+        keep_changes: int | None = None,
+        messages_older_than: float | None = None,
+        keep_messages: int | None = None,
+        events_older_than: float | None = None,
+        branches_older_than: float | None = None,
+    ) -> dict[str, int]:
+        """Remove old data from SQL; the present state of live records stays readable.
+
+        `older_than` (seconds): older versions, branches and events can no longer be read or restored;
+        `events_older_than`, `branches_older_than` set another age for those. `keep_changes`: only this many of each
+        record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most this many
+        messages, and none older than that, except messages that their summary does not cover yet. That is a commit of
+        the conversation, of kind `retention`; the hidden messages are removed with the last versions that showed them,
+        by `older_than` or `keep_changes`. Forks keep what they share.
+
+        Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
+        """
+        return finish(
+            self._twin.purge(
+                older_than=older_than,
+                keep_changes=keep_changes,
+                messages_older_than=messages_older_than,
+                keep_messages=keep_messages,
+                events_older_than=events_older_than,
+                branches_older_than=branches_older_than,
+            )
+        )
+
+    def upcast(
+        self,
+        schema: type[M] | Schema[M],
+        *,
+        scope: str = "session",
+        user: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[Upcast], None] | None = None,
+    ) -> Upcast:
+        """Upcast the records of a scope to this schema's version, as their next write would; return the counts.
+
+        Records that cannot be upcast are counted as failed, stay as they are, and do not stop the run; `dry_run` only
+        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and run beside workers:
+        records that an older worker writes meanwhile are left to the next run. All records of the scope are assumed to
+        have this schema.
+        """
+        return finish(
+            self._twin.upcast(schema, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=progress)
+        )
+
+    def reencrypt(self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None) -> Reencrypted:
+        """Encrypt under the current key all data under another key or, with `accept_plaintext`, not encrypted.
+
+        This includes history, messages, snapshots and events; versions stay as they are. It may run beside busy workers
+        that already use the key, and waits for none. It may be interrupted and repeated: finished work is skipped.
+        `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot be
+        decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the last old
+        one: consumers that have not read them get a `resync`, and `audit` finds them. It does not reach backups, logs
+        of Redis and SQL, and a checksum of 32 bits of unencrypted data in an event's id: `purge` removes those events.
+        """
+        return finish(self._twin.reencrypt(dry_run=dry_run, progress=progress))
+
+    def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
+        """Bring SQL up to date with Redis after an older backup of SQL was restored: `doctor` names the partitions.
+
+        Until then Redis serves these partitions, and nothing of them is archived. Commits that the journal still holds
+        are archived one by one; other records that are newer in Redis are copied at their present version, and the
+        versions between are missing in their history. Data that neither has is lost, and reported: messages older than
+        the recent ones that Redis keeps, records that may have lost items, and anything that Redis no longer has.
+        Partitions are repaired one by one: each one's reads and writes wait meanwhile, its leases end, and it starts a
+        new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with the counts after
+        each partition.
+        """
+        return finish(self._twin.repair(dry_run=dry_run, progress=progress))
+
+    def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
+        """Turn search on, if it is off, and wait until the index covers all archived data; return its state.
+
+        It may be interrupted and repeated: finished work is skipped. `progress` is called now and then.
+
+        Example: `print(store.admin.update_index().records)`
+        """
+        return finish(self._twin.update_index(progress=progress))
+
+    def remove_index(self) -> bool:
+        """Turn search off and remove the index; False if there is none. `update_index` builds it again."""
+        return finish(self._twin.remove_index())
 
 
 class StateStore:
@@ -168,7 +454,7 @@ class StateStore:
             credentials=credentials,
             search=search,
         )
-        store._twin.hook(clean, clean_messages)
+        hook(store, clean, clean_messages)
         finish(store._twin.__aenter__())
         return store
 
@@ -214,6 +500,11 @@ class StateStore:
     def replica(self) -> str:
         """The name of this replica, 12 hex digits: unique to each process, also to a forked one."""
         return self._twin.replica
+
+    @property
+    def admin(self) -> Admin:
+        """The work of an operator: examine the store, archive, compact and purge it, export and import records."""
+        return Admin(self._twin.admin)
 
     @overload
     def session(
@@ -320,7 +611,8 @@ class StateStore:
         "memory": Redis has it. "replicated": so has every replica that may be promoted; "replicated:n": n of them,
         which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which guarantees
         nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a change was applied, but did
-        not reach the level in time; repeat a turn under its request id, and confirm others by `record.confirm`. Without
+        not reach the level in time; repeat a turn under its request id, and confirm others by
+        `record.version(durability=...)`. Without
         this, and without `durability=` of the change, batch or turn itself, the setting `durability` applies.
 
         Raises InvalidValue for an unknown level; and ConfigurationError, here or when a change is made, if the servers
@@ -408,7 +700,13 @@ class StateStore:
         return finish(self._twin.delete(id, scope=scope))
 
     def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good, with history and messages; False if there was nothing. See `session.erase()`."""
+        """Remove a record for good: fields, messages, history, events, in every tier; False if there was nothing.
+
+        Forks stay, and keep what they share with it. Its versions are not used again; Redis keeps a notice of the
+        deletion for disconnected replicas for `events_for` seconds. Raises Locked while another owner holds the record.
+        Once started, the erasure is finished by any replica that archives, even if this raises; another call continues
+        it. A fork that is being made at the same time may be erased as well.
+        """
         return finish(self._twin.erase(id, scope=scope))
 
     def sessions(
@@ -467,108 +765,6 @@ class StateStore:
             )
         )
 
-    def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
-        """List the branches of all records, of any scope: acknowledged commits that are not continued (see `Session`).
-
-        Example::
-
-            for branch in store.branches():
-                print(branch.scope, branch.record_id, branch.id, branch.commits)
-
-        Lists the first `limit` records (1 to 1000) with branches; `after` is the `cursor` of a previous page's last.
-        """
-        return finish(self._twin.branches(limit=limit, after=after))
-
-    def export(self, id: str, *, scope: str = "session") -> list[str]:
-        """Read a record with its whole history as JSON lines, for `import_`.
-
-        Example::
-
-            session.set("city", "Oslo")
-            lines = store.export("c1")
-            store.import_(lines, id="a copy of c1")
-
-        Encrypted data stays encrypted. Branches come last, a line a commit, and are not imported. Raises NotFound if
-        the record never existed, ColdUnavailable rather than return an incomplete export.
-        """
-        return finish(self._twin.export(id, scope=scope))
-
-    def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
-        """Import an exported record, with its versions, and return its id. All or nothing.
-
-        Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
-        """
-        return finish(self._twin.import_(lines, id=id))
-
-    def reencrypt(self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None) -> Reencrypted:
-        """Encrypt under the current key all data under another key or, with `accept_plaintext`, not encrypted.
-
-        This includes history, messages, snapshots and events; versions stay as they are. It may run beside busy workers
-        that already use the key, and waits for none. It may be interrupted and repeated: finished work is skipped.
-        `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot be
-        decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the last old
-        one: consumers that have not read them get a `resync`, and `audit` finds them. It does not reach backups, logs
-        of Redis and SQL, and a checksum of 32 bits of unencrypted data in an event's id: `purge` removes those events.
-        """
-        return finish(self._twin.reencrypt(dry_run=dry_run, progress=progress))
-
-    def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
-        """Bring SQL up to date with Redis after an older backup of SQL was restored: `doctor` names the partitions.
-
-        Until then Redis serves these partitions, and nothing of them is archived. Commits that the journal still holds
-        are archived one by one; other records that are newer in Redis are copied at their present version, and the
-        versions between are missing in their history. Data that neither has is lost, and reported: messages older than
-        the recent ones that Redis keeps, records that may have lost items, and anything that Redis no longer has.
-        Partitions are repaired one by one: each one's reads and writes wait meanwhile, its leases end, and it starts a
-        new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with the counts after
-        each partition.
-        """
-        return finish(self._twin.repair(dry_run=dry_run, progress=progress))
-
-    def compact(self, *, older_than: float = 86400.0, progress: Callable[[int], None] | None = None) -> dict[str, int]:
-        """Pack history older than this many seconds into compressed blocks in SQL, which take less space.
-
-        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run beside workers, and be
-        interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only by its own VACUUM.
-        `progress` is called with the number of records so far. Returns counts of records, changes and messages. Raises
-        InvalidValue if `older_than` is below `op_window`.
-
-        Example: `store.compact(older_than=7 * 86400)`
-        """
-        return finish(self._twin.compact(older_than=older_than, progress=progress))
-
-    def purge(
-        self,
-        *,
-        older_than: float | None = None,
-        keep_changes: int | None = None,
-        messages_older_than: float | None = None,
-        keep_messages: int | None = None,
-        events_older_than: float | None = None,
-        branches_older_than: float | None = None,
-    ) -> dict[str, int]:
-        """Remove old data from SQL; the present state of live records stays readable.
-
-        `older_than` (seconds): older versions, branches and events can no longer be read or restored;
-        `events_older_than`, `branches_older_than` set another age for those. `keep_changes`: only this many of each
-        record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most this many
-        messages, and none older than that, except messages that their summary does not cover yet. That is a commit of
-        the conversation, of kind `retention`; the hidden messages are removed with the last versions that showed them,
-        by `older_than` or `keep_changes`. Forks keep what they share.
-
-        Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
-        """
-        return finish(
-            self._twin.purge(
-                older_than=older_than,
-                keep_changes=keep_changes,
-                messages_older_than=messages_older_than,
-                keep_messages=keep_messages,
-                events_older_than=events_older_than,
-                branches_older_than=branches_older_than,
-            )
-        )
-
     def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
@@ -578,54 +774,6 @@ class StateStore:
         another call continues it. Returns the number of records.
         """
         return finish(self._twin.forget(user))
-
-    def upcast(
-        self,
-        schema: type[M] | Schema[M],
-        *,
-        scope: str = "session",
-        user: str | None = None,
-        dry_run: bool = False,
-        limit: int | None = None,
-        progress: Callable[[Upcast], None] | None = None,
-    ) -> Upcast:
-        """Upcast the records of a scope to this schema's version, as their next write would; return the counts.
-
-        Records that cannot be upcast are counted as failed, stay as they are, and do not stop the run; `dry_run` only
-        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and run beside workers:
-        records that an older worker writes meanwhile are left to the next run. All records of the scope are assumed to
-        have this schema.
-        """
-        return finish(
-            self._twin.upcast(schema, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=progress)
-        )
-
-    def archive(self) -> int:
-        """Archive everything written so far, by any replica; return how many commits this replica archived for it.
-
-        Raises ColdUnavailable if the SQL database cannot be reached.
-        """
-        return finish(self._twin.archive())
-
-    def doctor(self) -> list[Finding]:
-        """Examine the servers and the fleet; return the findings, with advice for each problem.
-
-        Example::
-
-            for finding in store.doctor():
-                if not finding.ok:
-                    print(finding.advice)
-        """
-        return finish(self._twin.doctor())
-
-    def stats(self) -> dict[str, int]:
-        """Return figures of this replica by name, and the number of unarchived commits in the fleet (`unarchived`).
-
-        For events: how many wait for its consumers, were handled, failed in their handlers or took longer than
-        `slow_handler`, and how often a consumer had to resync. For records: how many it has indexed (`indexed`), and
-        how many of the namespace were not indexed at its last count (`unindexed`).
-        """
-        return finish(self._twin.stats())
 
     def search(
         self,
@@ -676,19 +824,6 @@ class StateStore:
                 fresh=fresh,
             )
         )
-
-    def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
-        """Turn search on, if it is off, and wait until the index covers all archived data; return its state.
-
-        It may be interrupted and repeated: finished work is skipped. `progress` is called now and then.
-
-        Example: `print(store.update_index().records)`
-        """
-        return finish(self._twin.update_index(progress=progress))
-
-    def remove_index(self) -> bool:
-        """Turn search off and remove the index; False if there is none. `update_index` builds it again."""
-        return finish(self._twin.remove_index())
 
     def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
         """Publish an event to every replica and to the archive; return it as written.
@@ -799,43 +934,6 @@ class StateStore:
         """
         finish(self._twin.ready())
 
-    def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
-
-        Each sends one every `beat` seconds, and is listed until it is closed or has been silent for three times that;
-        then another replica publishes the event `replica.lost` within another `beat`.
-        """
-        return finish(self._twin.replicas())
-
-    def leases(
-        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
-    ) -> list[HeldLease]:
-        """List the holders of records, locks and running turns, and their waiters; those held longest first.
-
-        Example::
-
-            for lease in store.leases():
-                print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
-
-        With `scope`, only of that scope; with `prefix`, only of ids that begin with it. The first `limit` (1 to 1000);
-        `after` is the `cursor` of a previous page's last. Its cost grows with the leases, not with the records.
-        """
-        return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
-
-    def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held.
-
-        Example::
-
-            for lease in store.leases(scope="session"):
-                if store.time() - lease.since > 600:
-                    store.end_lease(lease.record_id, lease.token)
-
-        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn that was
-        ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
-        """
-        return finish(self._twin.end_lease(id, token, scope=scope))
-
     def announce(self, **fields: Any) -> None:
         """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
 
@@ -846,53 +944,6 @@ class StateStore:
         Earlier announced fields stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
         self._twin.announce(**fields)
-
-    def reload_config(self, config: Source, *, agent: str = "") -> int:
-        """Give all agents of the fleet, or one by its name, a new config; return the version of its record.
-
-        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica adopts it and calls
-        `on_config_update` if it differs from its own; of two concurrent calls, one wins on all replicas. A replica that
-        starts later adopts it unless its own file is newer. The event `config.changed` has the changed names and a
-        digest; the values are only in the record. Raises ConfigurationError for a broken file. An agent that finds the
-        config invalid logs that and keeps its old one.
-        """
-        return finish(self._twin.reload_config(config, agent=agent))
-
-    def audit(
-        self,
-        *,
-        conversation: str | None = None,
-        subject: str | Record | None = None,
-        type: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> list[Event]:
-        """Read past events from SQL, the newest `limit` in the order of the servers' clocks, newest last.
-
-        Example::
-
-            for event in store.audit(conversation="c1", type="conversation.*", limit=20):
-                print(event.time, event.type, event.data)
-
-        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or
-        several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on, give the
-        `cursor` of the last event as `after`: it returns the first `limit` after that, an empty list if there are none
-        yet; `after="oldest"` is the beginning. Purged and forgotten events are gone. Raises ColdUnavailable if the
-        events so far cannot be archived.
-        """
-        return finish(
-            self._twin.audit(
-                conversation=conversation,
-                subject=twin_of(subject),
-                type=type,
-                since=since,
-                until=until,
-                limit=limit,
-                after=after,
-            )
-        )
 
 
 def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Session | Turn:

@@ -12,7 +12,6 @@ from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.window import Context, Strategy, Summarizer, Window
-from distributed_state.errors import CorruptState
 from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish
 from distributed_state.records.context import context_of
@@ -26,7 +25,7 @@ from distributed_state.store.lifecycle import twin_of
 from distributed_state.values.items import ANY, DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref
-from distributed_state.values.results import Branch, Change, Checkpoint, Lifetime, Snapshot, Written
+from distributed_state.values.results import Change, Checkpoint, Lifetime, Snapshot, Written
 
 T = TypeVar("T")
 
@@ -69,15 +68,6 @@ class Record:
         """
         return self._twin.ephemeral
 
-    @property
-    def unreadable(self) -> Callable[[CorruptState, str, Any], Any] | None:
-        """A function that replaces a field that cannot be read: from the error, the field's name and the default."""
-        return self._twin.unreadable
-
-    @unreadable.setter
-    def unreadable(self, stand_in: Callable[[CorruptState, str, Any], Any] | None) -> None:
-        self._twin.unreadable = stand_in
-
     def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
         """Read one field, or `default` if it is not there.
 
@@ -111,9 +101,16 @@ class Record:
         """
         return finish(self._twin.view(fresh=fresh, max_staleness=max_staleness))
 
-    def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
-        """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
-        return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
+    def version(self, *, fresh: bool = False, max_staleness: float | None = None, durability: str | None = None) -> int:
+        """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`.
+
+        With `durability`, asks the server, and waits until that version has this level, as in `store.durable`; raises
+        DurabilityUnknown if the level is not reached::
+
+            record.increment("paid", 10)  # if it raised DurabilityUnknown, it was applied: do not repeat it
+            version = record.version(durability="archived")  # SQL has it now
+        """
+        return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness, durability=durability))
 
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Return whether the record was written and not deleted since. Options as in `get`."""
@@ -122,13 +119,6 @@ class Record:
     def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
         """Read the tags, texts by key in order; {} without tags. Options as in `get`."""
         return finish(self._twin.tags(fresh=fresh, max_staleness=max_staleness))
-
-    def invalidate(self, key: str | None = None) -> None:
-        """Drop this process's copy, so that the next read asks the server. No I/O.
-
-        A copy holds the whole record: with `key` all other fields are dropped as well.
-        """
-        self._twin.invalidate(key)
 
     def items(self, collection: str) -> Items:
         """Return a collection of items: many keyed values beside the fields, which are read one by one. No I/O."""
@@ -342,8 +332,8 @@ class Record:
         its process died. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and the body
         is cancelled. Others' writes raise Locked; with `advisory=True` they pass, and only locks exclude each other.
         Waiters are served in order. The task that holds the lock may nest it. `take_over`, the token of a lease (see
-        `store.leases`), takes the lock from its holder, before all waiters: the holder's later writes are refused. That
-        needs the right `admin`.
+        `store.admin.leases`), takes the lock from its holder, before all waiters: the holder's later writes are
+        refused. That needs the right `admin`.
         """
         return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory, take_over=take_over))
 
@@ -376,25 +366,6 @@ class Record:
         """
         return finish(self._twin.restore_state(state))
 
-    def cleanup(self, *, days: float) -> int:
-        """Hide the messages that were committed more than `days` days ago; return how many.
-
-        One commit, of a size that does not depend on the messages. A message's age is that of its commit by the
-        server's clock, not one that the message claims; history keeps the messages until `purge`. If a `purge`, or an
-        `erase` of the record that messages were forked from, removed all commits of that age, nothing is hidden.
-        """
-        return finish(self._twin.cleanup(days=days))
-
-    def erase(self) -> bool:
-        """Remove the record for good: fields, messages, history, events, in every tier; False if there was nothing.
-
-        Forks stay, and keep what they share with it. Its versions are not used again; Redis keeps a notice of the
-        deletion for disconnected replicas for `events_for` seconds. Raises Locked while another owner holds the record.
-        Once started, the erasure is finished by any replica that archives, even if this raises; another call continues
-        it. A fork that is being made at the same time may be erased as well.
-        """
-        return finish(self._twin.erase())
-
     def history(
         self, *, after: int = 0, before: int | None = None, limit: int | None = None, branch: str | None = None
     ) -> list[Change]:
@@ -418,39 +389,6 @@ class Record:
         commits are still in `history(branch=)`, but have no state.
         """
         return finish(self._twin.at(version=version, branch=branch))
-
-    def branches(self) -> list[Branch]:
-        """Read the branches: acknowledged commits that the record does not continue. Few records have any.
-
-        Example::
-
-            for branch in record.branches():
-                print(branch.id, branch.commits, "commits behind version", branch.base, "because:", branch.cause)
-                print((record.at(branch=branch.id)).fields)
-                record.fork(f"{record.id}-{branch.id}", branch=branch.id)
-                record.drop_branch(branch.id)
-
-        After failover to a lagging server, the lost commits are restored unless the record was written meanwhile. If it
-        was, they become a branch: `at`, `history` and `fork` take its id. The oldest branch comes first.
-        """
-        return finish(self._twin.branches())
-
-    def drop_branch(self, branch: str) -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
-        return finish(self._twin.drop_branch(branch))
-
-    def confirm(self, durability: str | None = None) -> int:
-        """Wait until the record's present state has this durability, and return its version. Changes nothing.
-
-        Example::
-
-            record.increment("paid", 10)  # if it raised DurabilityUnknown, it was applied: do not repeat it
-            version = record.confirm("archived")  # SQL has it now
-
-        Without `durability` the current setting applies: see `store.durable`. Raises DurabilityUnknown if the level is
-        not reached. 0 for a record that was never written.
-        """
-        return finish(self._twin.confirm(durability))
 
     def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.
@@ -720,10 +658,6 @@ class Session(Record):
                 max_staleness=max_staleness,
             )
         )
-
-    def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
-        """Read one message by its number. Raises NotFound if it does not exist or is no longer shown."""
-        return finish(self._twin.message(number, fresh=fresh, max_staleness=max_staleness))
 
     def pop_message(self, *, durability: str | None = None) -> Message | None:
         """Remove the last message, in one commit, and return it; None if the conversation shows none.

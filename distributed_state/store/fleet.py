@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from distributed_state.errors import (
-    CorruptState,
     InvalidValue,
     StateError,
     TooLarge,
@@ -25,24 +24,20 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.events import audit
-from distributed_state.events.config import RECORD, Source, difference, field_of, of_fleet
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler, Handling
 from distributed_state.events.types import checked_subject, checked_type
 from distributed_state.port.waited import bounded
-from distributed_state.records.context import RecordContext, StoreContext
+from distributed_state.records.context import StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.doctor import ages
 from distributed_state.tiers import ambient, durability
-from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
 from distributed_state.values.journal import JournalEntry
-from distributed_state.values.model import SCOPES, Ref, escape, unescape
-from distributed_state.values.results import Event, HeldLease, Replica
-from distributed_state.warm import held_leases
-from distributed_state.warm.answers import Draft, Expectations, PartitionState
+from distributed_state.values.model import unescape
+from distributed_state.values.results import Event, Replica
+from distributed_state.warm.answers import PartitionState
 
 log = logging.getLogger(__name__)
 H = TypeVar("H", bound=Handler)
@@ -198,56 +193,6 @@ class AsyncFleet:
         if not await self._context.tiers().listening():
             raise WarmUnavailable("a handler does not listen yet: Redis did not answer it in time; call ready() again")
 
-    async def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
-
-        Each sends one every `beat` seconds, and is listed until it is closed or has been silent for three times that;
-        then another replica publishes the event `replica.lost` within another `beat`.
-        """
-        self._context.allow("admin")
-        return await self._context.tiers().presence.replicas()
-
-    async def leases(
-        self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
-    ) -> list[HeldLease]:
-        """List the holders of records, locks and running turns, and their waiters; those held longest first.
-
-        Example::
-
-            for lease in await store.leases():
-                print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
-
-        With `scope`, only of that scope; with `prefix`, only of ids that begin with it. The first `limit` (1 to 1000);
-        `after` is the `cursor` of a previous page's last. Its cost grows with the leases, not with the records.
-        """
-        if type(limit) is not int or not 1 <= limit <= 1000:
-            raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
-        if not isinstance(prefix, str):
-            raise InvalidValue(f"prefix is a str, not {prefix!r:.80}")
-        scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
-        self._context.allow("admin", scope=scope, prefix=prefix or None)
-        begins = tuple(f"{each}:{escape(prefix)}" for each in scopes)
-        tiers = self._context.tiers()
-        found = held_leases.HeldLeases(tiers.port, tiers.keys, tiers.clock)
-        all_of_them = scope is None and not prefix
-        return await found.page(limit, after, None if all_of_them else lambda text: text.startswith(begins))
-
-    async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held.
-
-        Example::
-
-            for lease in await store.leases(scope="session"):
-                if await store.time() - lease.since > 600:
-                    await store.end_lease(lease.record_id, lease.token)
-
-        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn that was
-        ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
-        """
-        ref = Ref(scope, id)
-        self._context.allow("admin", ref)
-        return await held_leases.end(self._context.tiers().leases, self._context.keys.of(ref), token)
-
     def announce(self, **fields: Any) -> None:
         """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
 
@@ -259,74 +204,6 @@ class AsyncFleet:
         """
         self._context.allow("write")
         self._context.tiers().presence.announce(fields)
-
-    async def reload_config(self, config: Source, *, agent: str = "") -> int:
-        """Give all agents of the fleet, or one by its name, a new config; return the version of its record.
-
-        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica adopts it and calls
-        `on_config_update` if it differs from its own; of two concurrent calls, one wins on all replicas. A replica that
-        starts later adopts it unless its own file is newer. The event `config.changed` has the changed names and a
-        digest; the values are only in the record. Raises ConfigurationError for a broken file. An agent that finds the
-        config invalid logs that and keeps its old one.
-        """
-        ref = Ref("app", RECORD)
-        self._context.allow("admin", ref)
-        record = RecordContext(self._context, ref)
-        tiers = self._context.tiers()
-        found = await tiers.port.thread(of_fleet, config)
-        await tiers.clock.know()
-        field = field_of(agent)
-
-        def changed(raw: bytes | None) -> tuple[Changes, bytes]:
-            try:
-                before = None if raw is None else record.codec.decode(raw, field)
-            except CorruptState:
-                before = None  # a missing key, or another writer's, is replaced
-            changes = record.changes()
-            changes.set(field, {"config": found, "time": tiers.clock.now()})
-            return changes, codec.encode(difference(before, found, agent), "config")
-
-        def draft(change: tuple[Changes, bytes], expectations: Expectations) -> Draft:
-            changes, data = change
-            if len(data) > MAX_EVENT_BYTES:
-                raise TooLarge(f"config: its names are {len(data)} bytes, more than the {MAX_EVENT_BYTES} of an event")
-            draft = record.sign(changes.draft("reload_config", expectations=expectations))
-            return draft._replace(events=((b"e", b"config.changed", data),))
-
-        name = codec.encode_key(field)
-        return (await write_path.swap(tiers, record.keys, name, changed, draft))[1].version
-
-    async def audit(
-        self,
-        *,
-        conversation: str | None = None,
-        subject: str | AsyncRecord | None = None,
-        type: str | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> list[Event]:
-        """Read past events from SQL, the newest `limit` in the order of the servers' clocks, newest last.
-
-        Example::
-
-            for event in await store.audit(conversation="c1", type="conversation.*", limit=20):
-                print(event.time, event.type, event.data)
-
-        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or
-        several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on, give the
-        `cursor` of the last event as `after`: it returns the first `limit` after that, an empty list if there are none
-        yet; `after="oldest"` is the beginning. Purged and forgotten events are gone. Raises ColdUnavailable if the
-        events so far cannot be archived.
-        """
-        ref, text = audit.about(conversation, subject.ref if isinstance(subject, AsyncRecord) else subject)
-        wanted = audit.sought(text, type, since, until, limit, after)
-        if ref is None:
-            self._context.allow("read", scope="session")
-        else:
-            self._context.allow("read", ref)
-        return await audit.audit(self._context.tiers(), wanted)
 
     def _check_client(self, **given: Any) -> None:
         for name, value in given.items():

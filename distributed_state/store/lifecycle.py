@@ -21,7 +21,7 @@ import orjson
 from distributed_state.cold.connections import parse_url
 from distributed_state.cold.opening import Known
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import ColdUnavailable, ConfigurationError
+from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue
 from distributed_state.events import handlers
 from distributed_state.port import Mutex, Port
 from distributed_state.port.addresses import SCHEMES
@@ -30,6 +30,7 @@ from distributed_state.port.connections import Connections, Credentials
 from distributed_state.port.shared import SharedPort
 from distributed_state.records.access import Guard
 from distributed_state.records.context import StoreContext
+from distributed_state.records.sanitizing import Clean, CleanMessage, sanitizer
 from distributed_state.search.follower import Follower, Setting
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, watch
@@ -75,6 +76,21 @@ def face_of(twin: Any) -> Any:
     """An object of the blocking API for a store, a session or a turn of asyncio."""
     # The blocking API is generated from this one and imports it, so it can only be imported when it is needed.
     return import_module("distributed_state.store.blocking").face(twin)
+
+
+def lifecycle_of(store: Any) -> StoreLifecycle:
+    """The inside of a store of either API."""
+    lifecycle = getattr(twin_of(store), "_lifecycle", None)
+    if not isinstance(lifecycle, StoreLifecycle):
+        raise InvalidValue(f"this takes a store, not {store!r:.80}")
+    return lifecycle
+
+
+def hook(store: Any, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
+    """Apply these functions to everything that is stored through this store from now on."""
+    sanitizer({}, clean, clean_messages)
+    context = lifecycle_of(store).context
+    context.clean, context.clean_messages = clean, clean_messages
 
 
 log = logging.getLogger(__name__)

@@ -150,7 +150,7 @@ def require_age(older_than: Any, shortest: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The limits of a purge, by age in seconds and by number: see `store.purge`. Raises InvalidValue."""
+    """The limits of a purge, by age in seconds and by number: see `store.admin.purge`. Raises InvalidValue."""
 
     older_than: float | None
     messages_older_than: float | None

@@ -17,7 +17,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.search.querying import follower_of
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
-from distributed_state.store.lifecycle import twin_of
+from distributed_state.store.lifecycle import lifecycle_of, twin_of
 from distributed_state.store.reaper import Reaper
 from distributed_state.store.watch import JournalWatch, Seen, SqlSeen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
@@ -330,7 +330,7 @@ class StoreCollector(Collector):
 
     def _tiers(self) -> Tiers | None:
         """The tiers, if the store is open; the first call switches their timing on."""
-        tiers = self._store.tiers_in_use
+        tiers = lifecycle_of(self._store).tiers_in_use
         if tiers is not None:
             tiers.telemetry.measure()
         return tiers

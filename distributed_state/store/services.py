@@ -19,7 +19,7 @@ from distributed_state.records.record import AsyncRecord
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_records import Record
-from distributed_state.store.lifecycle import twin_of
+from distributed_state.store.lifecycle import lifecycle_of, twin_of
 from distributed_state.tiers import ambient
 from distributed_state.values.model import Ref
 
@@ -34,19 +34,20 @@ class StoreServices:
 
     def __init__(self, store: Store) -> None:
         self.store: AsyncStateStore = twin_of(store)
+        self._lifecycle = lifecycle_of(store)
 
     @property
     def port(self) -> Port:
         """Time, threads and tasks, for any caller: a task of any event loop or blocking code."""
-        return self.store.tiers().port
+        return self._lifecycle.tiers().port
 
     def announce(self, fields: Mapping[str, Any]) -> None:
         """Add JSON values to this replica's status, as `store.announce` does. Raises TooLarge beyond 16 KiB."""
-        self.store.tiers().presence.announce(fields)
+        self._lifecycle.tiers().presence.announce(fields)
 
     async def archive(self) -> int:
-        """Archive everything written so far, as `store.archive` does; how many commits this replica archived."""
-        return await self.store.tiers().archiver.drain()
+        """Archive everything written so far, as `store.admin.archive` does; how many commits this replica archived."""
+        return await self._lifecycle.tiers().archiver.drain()
 
     async def initialize(
         self, record: AsyncRecord, owner: str, defaults: Callable[[], Awaitable[Mapping[str, Any]]]
@@ -56,17 +57,17 @@ class StoreServices:
 
     def add_deletion_hook(self, hook: BeforeDeletion) -> None:
         """Await `hook(ref)` before this replica deletes or erases a record."""
-        self.store.deleting.append(hook)
+        self._lifecycle.context.deleting.append(hook)
 
     def remove_deletion_hook(self, hook: BeforeDeletion) -> None:
         """Stop awaiting it. A missing hook, as after a fork, is not an error."""
-        if hook in self.store.deleting:
-            self.store.deleting.remove(hook)
+        if hook in self._lifecycle.context.deleting:
+            self._lifecycle.context.deleting.remove(hook)
 
     def forget_record(self, record: AsyncRecord) -> None:
         """Drop this process's data of a record: its ephemeral values, and its hot copy."""
-        self.store.ephemeral.drop(record.ref.text)
-        record.invalidate()
+        self._lifecycle.context.ephemeral.drop(record.ref.text)
+        self._lifecycle.tiers().hot.forget(record.ref.text)
 
 
 def acting_by_default(actor: str) -> AbstractContextManager[None]:
@@ -76,5 +77,5 @@ def acting_by_default(actor: str) -> AbstractContextManager[None]:
 
 def with_stand_in(handle: Handle, stand_in: StandIn) -> Handle:
     """The handle, of either API, which returns `stand_in(error, field, default)` for a field that cannot be read."""
-    twin_of(handle).unreadable = stand_in
+    context_of(twin_of(handle)).unreadable = stand_in
     return handle

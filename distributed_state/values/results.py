@@ -32,8 +32,8 @@ class Change:
     """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
 
     `items` maps collection and key to the item that was put, or to None for a deleted one. `tagged` and `untagged` are
-    pairs of key and text. `replica` is the process that wrote the change, as `store.replicas()` names it. `times` says
-    how a turn spent its time; None for other changes.
+    pairs of key and text. `replica` is the process that wrote the change, as `store.admin.replicas()` names it. `times`
+    says how a turn spent its time; None for other changes.
     """
 
     version: int
@@ -110,7 +110,7 @@ class Branch:
     its own up to `version`, written under `epoch`. `missing` lists the ranges of versions (first and last) between them
     that are lost, usually none. `cause` says what happened, `actors` who wrote. Times are in seconds since 1970: the
     first and last commit by the server's clock, and when the branch was `kept`. `id` is short, unique within the
-    record, and does not change. `cursor` continues `store.branches` after this record.
+    record, and does not change. `cursor` continues `store.admin.branches` after this record.
     """
 
     id: str
@@ -170,8 +170,8 @@ class HeldLease:
     `kind` is its purpose: a "turn", a "lock", an "advisory" lock, or a "client" of the service. `replica` has held it
     since `since`. It ends at `ends` unless it is renewed, which happens while its holder lives. Times are in seconds
     since 1970 by the server's clock. `token` is its fencing token, unique among the leases of the record. `waiting`
-    counts the waiters, `waiters` has the first twenty of them in order. `cursor` continues `store.leases` after this
-    lease.
+    counts the waiters, `waiters` has the first twenty of them in order. `cursor` continues `store.admin.leases` after
+    this lease.
     """
 
     scope: str
@@ -266,8 +266,8 @@ class Replica:
     `started` is in seconds since 1970 by its own clock, `seen` the age of this report in seconds by the server's.
     `load` is its machine's load average (of one minute). `positions` report its progress: `archived` commits, how many
     partitions it `archives`, and the position of its slowest consumer of `events`, summed over the partitions. `stats`
-    are some of `store.stats()`, `status` was set with `store.announce`. `archiving` says why its archiver makes no
-    progress, for example because SQL's disk is full; "" if it does, or has nothing to do. `diverged` gives, for the
+    are some of `store.admin.stats()`, `status` was set with `store.announce`. `archiving` says why its archiver makes
+    no progress, for example because SQL's disk is full; "" if it does, or has nothing to do. `diverged` gives, for the
     first ten partitions that cannot be archived because their journals do not continue SQL's history, the reason.
     """
 

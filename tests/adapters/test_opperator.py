@@ -96,7 +96,7 @@ async def test_two_daemons_and_a_replica_share_notes_and_hear_the_same(opener: A
     assert sorted(map(str, seen[0])) == sorted(map(str, seen[1])), "the same, each once"
     assert seen[0].count(("new", "monday", False)) == 1
     assert seen[0].count(("deactivated", None)) == 1
-    clients = {event.data["client"] for event in await store.audit(type="conversation.switched")}
+    clients = {event.data["client"] for event in await store.admin.audit(type="conversation.switched")}
     assert clients == {"home", "work"}
     history = await store.session("monday").history()
     assert {change.actor for change in history} == {"home", "work", "agent:note_agent"}
@@ -233,7 +233,7 @@ async def test_what_is_not_understood_is_passed_over(store: Any) -> None:
         assert {data["level"] for data in passed} == {"warning"}
         assert any(data["fields"].get("bytes", 0) > 2**24 for data in passed)
         assert "nonsense" not in json.dumps(passed)
-    assert await store.audit() == []
+    assert await store.admin.audit() == []
     assert await store.sessions() == []
 
 
@@ -265,7 +265,7 @@ async def test_two_agents_of_one_daemon_hear_each_its_half_of_a_switch(store: An
         assert first.hooks("activated", "deactivated") == [("activated", None, "c"), ("deactivated", "second")]
         assert second.hooks("activated", "deactivated") == [("activated", "first", "c")]
         assert (first.agent.active, second.agent.active) == (False, True)
-    told = [(event.data["agent"], event.data["client"]) for event in await store.audit(type="agent.switched")]
+    told = [(event.data["agent"], event.data["client"]) for event in await store.admin.audit(type="agent.switched")]
     assert told == [("first", "daemon"), ("first", "daemon"), ("second", "daemon")]
 
 

@@ -425,7 +425,7 @@ async def test_hooks_get_the_parameters_that_they_name(store: Any) -> None:
     agent = made(Some, store, config={"a": 1})
     async with hosted(agent):
         await store.session("c").switch()
-        await store.reload_config({"a": 2})
+        await store.admin.reload_config({"a": 2})
         await until(lambda: len(saw) == 3)
     assert saw == [False, ("c", 0), {"a": 2}]
 
@@ -489,7 +489,7 @@ async def test_a_field_that_cannot_be_read_gives_the_default_and_is_kept(store: 
         await until(lambda: agent.of("new"))
         with redis_of(store) as client:
             client.hset(names(store, "c").record, "notes", b'["a')
-        session.invalidate()
+        store.invalidate()
         assert await now(agent.conversation.get("notes")) == []
         assert await now(agent.conversation.get("notes", "mine")) == "mine"
         assert await now(agent.conversation.get_all()) == {"notes": [], "theme": "light"}
@@ -882,7 +882,7 @@ async def test_an_agent_that_opens_its_store_closes_it(opener: Any) -> None:
         )
         await until(lambda: agent.saw)
     with pytest.raises(ConfigurationError, match="it is closed"):
-        core(opened[0]).tiers() if opener.face == "asyncio" else opened[0]._twin.tiers()
+        core(opened[0]).tiers() if opener.face == "asyncio" else opened[0]._twin._lifecycle.tiers()
 
 
 @pytest.mark.parametrize("base", [Agent, AsyncAgent])
@@ -1108,7 +1108,7 @@ async def test_what_an_agent_shows_is_listed_with_its_replica(store: Any, caplog
     agent = made(Noting, store)
 
     async def told() -> dict[str, Any]:
-        return dict((await store.replicas())[0].status)
+        return dict((await store.admin.replicas())[0].status)
 
     async with hosted(agent):
         agent.register_section("s", "Section", "text")

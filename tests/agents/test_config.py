@@ -92,7 +92,7 @@ async def test_several_agents_share_a_file(store: Any, tmp_path: Path) -> None:
     async with hosted(*many):
         assert [agent.config for agent in many] == [{"level": 2}, {"level": 1, "colour": "red"}, {"level": 1}]
         text["agents"] = [{"name": "two", "colour": "blue"}]
-        await store.reload_config(text)
+        await store.admin.reload_config(text)
         await until(lambda: many[1].saw)
         assert many[1].config == {"level": 1, "colour": "blue", "name": "two"}
 
@@ -111,13 +111,13 @@ async def test_a_file_is_watched_where_signals_are_not(store: Any, tmp_path: Pat
 async def test_what_a_config_cannot_be_is_refused(store: Any, tmp_path: Path) -> None:
     for wrong in (7, ["a"], None):
         with pytest.raises(InvalidValue):
-            await store.reload_config(wrong)
+            await store.admin.reload_config(wrong)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        await store.reload_config(tmp_path / "none.yaml")
+        await store.admin.reload_config(tmp_path / "none.yaml")
     with pytest.raises(ConfigurationError):
-        await store.reload_config({"a": float("nan")})
+        await store.admin.reload_config({"a": float("nan")})
     with pytest.raises(InvalidValue):
-        await store.reload_config({}, agent=7)
+        await store.admin.reload_config({}, agent=7)
     assert await store.app("agent-config").version() == 0
     with pytest.raises(ConfigurationError, match="a pydantic model class"):
         made(type("Odd", (Recorder,), {"Config": {"a": int}}), store)
@@ -129,14 +129,14 @@ async def test_a_config_reaches_every_replica_and_the_agent_it_is_for(opener: An
     file = write(tmp_path / "new.yaml", "poll_interval: 3\n")
     first, second, other = made(Checked, here), made(Checked, there), made(Recorder, there, name="other")
     async with hosted(first), hosted(second, other):
-        await here.reload_config(file)
+        await here.admin.reload_config(file)
         for agent in (first, second, other):
             await until(lambda agent=agent: agent.saw)
         assert first.config == second.config == Checked.Config(poll_interval=3)
-        await there.reload_config({"colour": "red"}, agent="other")
+        await there.admin.reload_config({"colour": "red"}, agent="other")
         await until(lambda: len(other.saw) == 2)
-        await here.reload_config({"poll_interval": "broken"})
-        await here.reload_config({"poll_interval": 4})
+        await here.admin.reload_config({"poll_interval": "broken"})
+        await here.admin.reload_config({"poll_interval": 4})
         await until(lambda: len(first.saw) == 2 and len(second.saw) == 2)
         assert first.config == second.config == Checked.Config(poll_interval=4), "the broken one changed nothing"
         assert other.config == {"poll_interval": 4}
@@ -146,11 +146,11 @@ async def test_the_fleet_is_told_which_names_of_a_config_changed_and_no_value(st
     """Events reach whoever may listen; the record, whoever may read it."""
     agent = made(Recorder, store)
     async with hosted(agent):
-        await store.reload_config({"api_key": "sk-5ecret", "level": 1, "same": [1]})
-        await store.reload_config({"api_key": "sk-another", "level": 1, "same": [1]}, agent="notes")
-        await store.reload_config({"api_key": "sk-an0ther", "same": [1]})
+        await store.admin.reload_config({"api_key": "sk-5ecret", "level": 1, "same": [1]})
+        await store.admin.reload_config({"api_key": "sk-another", "level": 1, "same": [1]}, agent="notes")
+        await store.admin.reload_config({"api_key": "sk-an0ther", "same": [1]})
         await until(lambda: agent.saw and agent.saw[-1][1] == {"api_key": "sk-an0ther", "same": [1]})
-    told = [event.data for event in await store.audit(type="config.changed")]
+    told = [event.data for event in await store.admin.audit(type="config.changed")]
     assert "sk-" not in str(told)
     everything = ["api_key", "level", "same"]
     assert [(each["agent"], each["changed"]) for each in told] == [
@@ -193,7 +193,9 @@ async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: An
     async with hosted(many[0]), hosted(many[1]), hosted(many[2]):
         for round in range(5):
             before = await stores[0].app("agent-config").version(fresh=True)
-            await asyncio.gather(*(store.reload_config({"round": round, "by": by}) for by, store in enumerate(stores)))
+            await asyncio.gather(
+                *(store.admin.reload_config({"round": round, "by": by}) for by, store in enumerate(stores))
+            )
             kept = await stores[0].app("agent-config").get("all", fresh=True)
             for agent in many:
                 await until(lambda agent=agent, before=before: agent.agent_context.config._version == before + 3)
@@ -208,8 +210,8 @@ async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: An
 async def test_a_later_replica_takes_what_is_newer(opener: Any, tmp_path: Path) -> None:
     store = await opener()
     old = write(tmp_path / "old.yaml", "a: file", age=1000)
-    await store.reload_config({"a": "fleet"})
-    await store.reload_config({"a": "mine"}, agent="mine")
+    await store.admin.reload_config({"a": "fleet"})
+    await store.admin.reload_config({"a": "mine"}, agent="mine")
     later = write(tmp_path / "later.yaml", "a: later")
     os.utime(later, (later.stat().st_mtime + 1000,) * 2)
     for name, file, expected in (
@@ -222,7 +224,7 @@ async def test_a_later_replica_takes_what_is_newer(opener: Any, tmp_path: Path) 
             if file is old:
                 await ask(agent, "reload")
                 assert agent.config == {"a": expected}, "the file is what it was"
-    await store.reload_config({"poll_interval": "broken"})
+    await store.admin.reload_config({"poll_interval": "broken"})
     agent = made(Checked, store, config={"poll_interval": 1})
     async with hosted(agent):
         assert agent.config.poll_interval == 1, "what is not valid is passed over"

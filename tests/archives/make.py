@@ -64,7 +64,7 @@ def read(store: StateStore) -> dict[str, Any]:
     found["of the user"] = [each.id for each in store.sessions(user="u1")]
     found["tagged"] = [[each.id for each in store.sessions(tags={"run": run})] for run in ("r1", "r2")]
     found["exists"] = [store.session(id).exists() for id in ("gone", "erased")]
-    found["events"] = sorted([event.type, event.subject, event.data] for event in store.audit())
+    found["events"] = sorted([event.type, event.subject, event.data] for event in store.admin.audit())
     loaded: dict[str, Any] = json.loads(json.dumps(found))
     return loaded
 
@@ -77,7 +77,7 @@ def main() -> None:
             write(store)
             time.sleep(_WINDOW)
             store.session("s").append(Message(role="user", content="after it was packed"))
-            assert store.compact(older_than=_WINDOW)["changes"]
+            assert store.admin.compact(older_than=_WINDOW)["changes"]
             expected = read(store)
         with sqlite3.connect(f"{folder}/archive.db") as database:
             text = "\n".join(database.iterdump())

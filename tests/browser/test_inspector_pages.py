@@ -132,11 +132,11 @@ class Opened:
     def asked_to_take_over(self) -> str:
         """The page that asks whether a lease is taken over, of one that is held for the rest of these tests."""
         id = "trip-that-is-held"
-        found = [each for each in self.store.leases() if each.record_id == id]
+        found = [each for each in self.store.admin.leases() if each.record_id == id]
         if not found:
             self.lease = self.store.session(id).lock()
             self.lease.acquire()
-            found = [each for each in self.store.leases() if each.record_id == id]
+            found = [each for each in self.store.admin.leases() if each.record_id == id]
         return f"{PATH}/leases/conversations/{id}/{found[0].token}/take-over"
 
 
@@ -151,7 +151,7 @@ def opened(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         StateStore.open(url, archiver=False, **place) as store,
     ):
         fill(store)
-        store.archive()
+        store.admin.archive()
         yield Opened(http, store, tickets)
 
 

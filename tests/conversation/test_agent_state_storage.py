@@ -84,7 +84,7 @@ async def test_a_state_comes_back_from_the_archive(store: Any) -> None:
     session, state = store.session("s"), rich()
     state = state.with_messages(*[Message(role="user", content=str(n)) for n in range(100)])
     saved = await session.save_state(state)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         assert client.delete(names(store, "s").record) == 1
     found = await session.load_state()

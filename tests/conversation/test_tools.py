@@ -411,7 +411,7 @@ async def test_a_turn_of_which_nobody_knows_whether_it_is_applied_leaves_its_use
             with pytest.raises(DurabilityUnknown if scope == "session" else Unavailable):
                 async with session.turn(request_id="r") as turn:
                     await turn.call(visit, {"city": "Oslo"})
-                    await other.archive()
+                    await other.admin.archive()
                     delays = [proxy.hold(COMMIT.sha) for _ in range(2)]
                     if scope == "session":
                         delays[0].go.set()

@@ -115,12 +115,12 @@ async def test_a_copy_brings_the_times_along(store: Any) -> None:
         with turn.model("gpt-5"):
             turn.append(Message(role="user", content="hi"))
     (change,) = await session.history()
-    lines = await store.export("s")
-    await store.import_(lines, id="copy")
+    lines = await store.admin.export("s")
+    await store.admin.import_(lines, id="copy")
     (copied,) = await store.session("copy").history()
     assert copied.times == change.times
     assert isinstance(copied.times.runs[0], TimedRun)
-    assert await store.export("copy") == [line.replace('"id":"s"', '"id":"copy"') for line in lines]
+    assert await store.admin.export("copy") == [line.replace('"id":"s"', '"id":"copy"') for line in lines]
 
 
 async def test_the_timeline_of_a_conversation_shows_them_as_its_versions_do() -> None:

@@ -186,10 +186,10 @@ async def test_outcomes_are_remembered_when_the_record_comes_back_from_sql(store
     session = store.session("s")
     async with session.turn(request_id="r") as turn:
         turn.outcome = "done"
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record)
-    core(store).tiers().hot.clear()
+    core(store)._lifecycle.tiers().hot.clear()
     async with session.turn(request_id="r") as turn:
         assert (turn.repeated, turn.outcome) == (True, "done")
 
@@ -249,7 +249,7 @@ class Answers:
             await evict(store, self.session_id)
         elif kind == "import":
             self.session_id = next(self.ids)
-            await store.import_(await store.export(session.id), id=self.session_id)
+            await store.admin.import_(await store.admin.export(session.id), id=self.session_id)
         elif kind == "delete":
             await store.delete(self.session_id)
             await session.create()
@@ -443,7 +443,7 @@ async def test_whoever_is_interrupted_is_told_at_once(opener: Any) -> None:
 
     async def hears() -> bool:
         await one.session("s").get("n", fresh=True)
-        return bool(core(one).tiers().link.confirmed(names(one, "s").channel))
+        return bool(core(one)._lifecycle.tiers().link.confirmed(names(one, "s").channel))
 
     await until(hears)
     began, end = asyncio.Event(), asyncio.Event()
@@ -451,7 +451,7 @@ async def test_whoever_is_interrupted_is_told_at_once(opener: Any) -> None:
     await began.wait()
     async with two.session("s").turn(busy="interrupt", wait=0.1) as turn:
         turn["n"] = 2
-    lease = next(iter(core(one).tiers().leases.renewal.leases), None)
+    lease = next(iter(core(one)._lifecycle.tiers().leases.renewal.leases), None)
     await until(lambda: lease is None or lease.lost, 5)
     end.set()
     with pytest.raises(Interrupted):
@@ -620,7 +620,7 @@ async def test_a_turn_ends_well_when_its_record_left_redis_meanwhile(opener: Any
     await session.set("n", 1)
     async with session.turn() as turn:
         turn["n"] = 2
-        await store.archive()
+        await store.admin.archive()
         with redis_of(store) as client:
             assert client.delete(names(store, "s").record)
     assert await session.get_all(fresh=True) == {"n": 2}

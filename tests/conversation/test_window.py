@@ -68,7 +68,7 @@ class Summaries:
 
 
 async def evict(store: Any, id: str = "s") -> None:
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, id).record)
     tiers(store).hot.forget(f"session:{id}")
@@ -162,7 +162,7 @@ async def test_a_window_on_a_long_conversation_reads_only_what_it_needs(store: A
     await session.append({"role": "system", "content": "be brief"})
     for first in range(0, 2000, 250):
         await session.append(*[message for n in range(first, first + 250) for message in turn(n, 100)])
-    await store.archive()
+    await store.admin.archive()
     cold, rows = tiers(store).cold, []
     fetch = cold.messages
 
@@ -266,7 +266,7 @@ async def test_a_summary_goes_with_the_record_through_archive_fork_rollback_and_
     assert (await session.window(**summaries.bounds())).summary == second.summary
     await session.fork("f")
     assert (await store.session("f").window(**summaries.bounds())).summary == second.summary
-    await store.import_(await store.export("s"), id="copy")
+    await store.admin.import_(await store.admin.export("s"), id="copy")
     assert (await store.session("copy").window(**summaries.bounds())).summary == second.summary
     await session.rollback(label="one summary")
     assert await session.window(**summaries.bounds()) == first
@@ -493,13 +493,13 @@ async def test_a_summary_is_encrypted_as_messages_are(opener: Any) -> None:
     bounds = Summaries().bounds(summarizer=lambda messages, previous: "tell-tale")
     window = await session.window(**bounds)
     assert window.summary.text == "tell-tale"
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         assert b"tell-tale" not in held_in_redis(client, names(store, "s").record)
     await session.fork("f")
     await evict(store, "f")
     assert (await store.session("f").window(**bounds)).summary == window.summary
-    assert b"tell-tale" not in repr(await store.export("s")).encode()
+    assert b"tell-tale" not in repr(await store.admin.export("s")).encode()
 
 
 async def test_a_policy_is_asked_before_a_window_is_read(opener: Any) -> None:

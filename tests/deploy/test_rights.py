@@ -83,25 +83,25 @@ async def live(store: Any, other: Any) -> None:
     assert (await session.at(version=1)).fields == {"a": 1, "gone": 1}
     await session.fork("fork")
     await session.set_lifetime(idle=5)
-    lines = await store.export("s")
-    await store.import_(lines, id="copy")
+    lines = await store.admin.export("s")
+    await store.admin.import_(lines, id="copy")
     await store.user("u").set("x", 1)
     await store.get_many([store.session("s"), store.session("absent")])
     await store.emit("note.made", {"n": 1}, subject=session)
     await until(lambda: [each.type for each in heard].count("note.made") == 2)
     async with store.events("note.*", since="oldest") as events:
         assert (await events.next(timeout=5)).type == "note.made"
-    assert len(await store.replicas()) == 2
+    assert len(await store.admin.replicas()) == 2
     await session.clear(messages=True)
-    await store.archive()
+    await store.admin.archive()
     assert {each.id for each in await store.sessions(user="u")} >= {"s"}
     await store.session("short", idle=0.01).set("a", 1)
     await until(_gone(other, "short"))
     await store.delete("copy")
     await store.forget("u")
-    await store.purge(older_than=0)
-    await store.reencrypt(dry_run=True)
-    assert not [each for each in await store.doctor() if not each.ok]
+    await store.admin.purge(older_than=0)
+    await store.admin.reencrypt(dry_run=True)
+    assert not [each for each in await store.admin.doctor() if not each.ok]
 
 
 def _gone(store: Any, id: str) -> Any:

@@ -60,7 +60,7 @@ def a_trip_diverges(own: OwnServers) -> None:
 
             lost = await lose(store, "trip", two_commits)
             await session.set("city", "Narvik")
-            await store.archive()
+            await store.admin.archive()
             await keep(store, lost)
 
     asyncio.run(happens())

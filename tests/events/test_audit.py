@@ -53,18 +53,18 @@ def told(events: list[Event]) -> list[tuple[str, int]]:
 async def everything(store: Any, **asked: Any) -> list[Event]:
     """Page by page, from the oldest event on."""
     found: list[Event] = []
-    page = await store.audit(after="oldest", limit=3, **asked)
+    page = await store.admin.audit(after="oldest", limit=3, **asked)
     while page:
         assert len(page) <= 3
         found += page
-        page = await store.audit(after=found[-1].cursor, limit=3, **asked)
+        page = await store.admin.audit(after=found[-1].cursor, limit=3, **asked)
     return found
 
 
 async def test_what_happens_to_a_conversation_is_kept_in_order(store: Any) -> None:
     with store.acting_as("wor:ker\x00"):
         expected = await a_life(store, "a:b\x00")
-    found = await store.audit(conversation="a:b\x00")
+    found = await store.admin.audit(conversation="a:b\x00")
     assert told(found) == expected
     assert await everything(store) == found
     ref = store.session("a:b\x00").ref
@@ -88,13 +88,13 @@ async def test_an_event_that_was_written_alone_is_no_change_of_anything(store: A
     await store.emit("agent.switched", {"next_agent": "b", "text": "é\U0001f600\x00"}, subject="client:web 1")
     await store.session("s").set("a", 2)
     assert [change.version for change in await store.session("s").history()] == [1, 2]
-    created, lost, switched = await store.audit()
+    created, lost, switched = await store.admin.audit()
     assert created.type == "conversation.created"
     assert (lost.type, lost.version, lost.data, lost.conversation_id) == ("lock.lost", 0, {"token": 7}, "s")
     assert (switched.subject, switched.conversation_id) == ("client:web 1", "")
     assert switched.data == {"next_agent": "b", "text": "é\U0001f600\x00"}
-    assert [lost, created] == sorted(await store.audit(conversation="s"), key=lambda event: event.version)
-    assert await store.audit(subject="client:web 1") == [switched]
+    assert [lost, created] == sorted(await store.admin.audit(conversation="s"), key=lambda event: event.version)
+    assert await store.admin.audit(subject="client:web 1") == [switched]
     assert [row.id for row in await store.sessions()] == ["s"]
     assert core(store)._lifecycle.cold.quarantined() == []
 
@@ -105,9 +105,9 @@ async def test_events_are_found_by_what_they_are_about_and_of_which_type(store: 
     await store.user("s").set("a", 1)
     await store.emit("conversation", subject="session:s")
     await store.emit("conversations.x", subject="session:s")
-    every = await store.audit()
+    every = await store.admin.audit()
     assert await everything(store) == every
-    assert await store.audit(type="*") == every
+    assert await store.admin.audit(type="*") == every
     for asked, wanted in [
         ({"conversation": "t"}, lambda event: event.conversation_id == "t"),
         ({"subject": store.session("t")}, lambda event: event.conversation_id == "t"),
@@ -130,10 +130,10 @@ async def test_events_are_found_by_what_they_are_about_and_of_which_type(store: 
         ),
     ]:
         expected = [event for event in every if wanted(event)]
-        assert await store.audit(**asked) == expected, asked
+        assert await store.admin.audit(**asked) == expected, asked
         assert await everything(store, **asked) == expected, asked
-        assert await store.audit(limit=2, **asked) == expected[-2:], asked
-        assert await store.audit(after=every[6].cursor, **asked) == [e for e in expected if e in every[7:]], asked
+        assert await store.admin.audit(limit=2, **asked) == expected[-2:], asked
+        assert await store.admin.audit(after=every[6].cursor, **asked) == [e for e in expected if e in every[7:]], asked
 
 
 async def test_bad_questions_are_refused(store: Any) -> None:
@@ -149,16 +149,16 @@ async def test_bad_questions_are_refused(store: Any) -> None:
         {"after": "é.1.x.1"}, {"after": "1.1.x.1\n"},
     ):  # fmt: skip
         with pytest.raises(InvalidValue):
-            await store.audit(**asked)
-    assert await store.audit(limit=1000, since=0, until=10**11, after="oldest") == []
-    assert await store.audit(subject="client:web", type="x") == []
+            await store.admin.audit(**asked)
+    assert await store.admin.audit(limit=1000, since=0, until=10**11, after="oldest") == []
+    assert await store.admin.audit(subject="client:web", type="x") == []
 
 
 async def test_the_trail_is_whole_or_it_is_not_shown(opener: Any) -> None:
     """What was told before the call is in it, archived or not; if it cannot be archived, that is an error."""
     store = await quiet(opener)
     await store.session("s").set("a", 1)
-    assert [event.type for event in await store.audit()] == ["conversation.created"]
+    assert [event.type for event in await store.admin.audit()] == ["conversation.created"]
     cold = core(store)._lifecycle.cold
     archive = cold.archive
 
@@ -168,9 +168,9 @@ async def test_the_trail_is_whole_or_it_is_not_shown(opener: Any) -> None:
     cold.archive = fail
     await store.delete("s")
     with pytest.raises(ColdUnavailable):
-        await store.audit()
+        await store.admin.audit()
     cold.archive = archive
-    assert [event.type for event in await store.audit()] == ["conversation.created", "conversation.deleted"]
+    assert [event.type for event in await store.admin.audit()] == ["conversation.created", "conversation.deleted"]
 
 
 @pytest.mark.only(face="asyncio", warm="redis")
@@ -183,7 +183,7 @@ async def test_without_waiting_for_the_archive_the_trail_is_short(opener: Any) -
         return 0
 
     tiers(store).archiver.drain = at_once
-    assert await store.audit() == []
+    assert await store.admin.audit() == []
 
 
 async def test_the_policy_is_asked_for_the_record_or_for_all(opener: Any) -> None:
@@ -198,9 +198,9 @@ async def test_the_policy_is_asked_for_the_record_or_for_all(opener: Any) -> Non
     ):
         asked.clear()
         with pytest.raises(AccessDenied):
-            await store.audit(**call)
+            await store.admin.audit(**call)
         with store.acting_as("ok"):
-            assert await store.audit(**call) == []
+            assert await store.admin.audit(**call) == []
         assert asked == [Request(actor, "read", "session", id, None, None) for actor in ("", "ok")]
 
 
@@ -215,10 +215,10 @@ async def test_forgetting_a_user_takes_the_events_too(opener: Any) -> None:
     await store.emit("note.added", {"note": "mango"}, subject="user:mango")
     await store.user("mango").set("a", 1)
     await store.session("other").set("a", 1)
-    assert len(await store.audit()) > 10
+    assert len(await store.admin.audit()) > 10
     assert await store.forget("mango") == 3
-    assert [event.subject for event in await store.audit()] == ["session:other"]
-    assert await store.audit(conversation="s-mango") == []
+    assert [event.subject for event in await store.admin.audit()] == ["session:other"]
+    assert await store.admin.audit(conversation="s-mango") == []
     if opener.cold != "memory":
         rows = everything_in_sql(opener.archive, opener.namespace)
         assert "mango" not in repr(rows)
@@ -242,37 +242,37 @@ async def test_erasing_records_without_their_events_leaves_traces(opener: Any, m
 async def test_a_purge_takes_old_events(store: Any) -> None:
     expected = await a_life(store)
     await store.emit("lock.lost", subject="session:s")
-    assert (await store.purge(older_than=3600))["events"] == 0
-    assert told(await store.audit())[:-1] == expected
-    count = len(await store.audit())
+    assert (await store.admin.purge(older_than=3600))["events"] == 0
+    assert told(await store.admin.audit())[:-1] == expected
+    count = len(await store.admin.audit())
     home = tiers(store)
     wall, home.port.wall = home.port.wall, lambda: wall() + 60  # type: ignore[method-assign]
-    assert (await store.purge(older_than=0))["events"] == count
-    assert await store.audit() == []
+    assert (await store.admin.purge(older_than=0))["events"] == count
+    assert await store.admin.audit() == []
     home.port.wall = wall  # type: ignore[method-assign]
     await store.session("s").create()
-    assert [event.type for event in await store.audit()] == ["conversation.created"]
+    assert [event.type for event in await store.admin.audit()] == ["conversation.created"]
 
 
 async def test_an_import_tells_of_nothing(store: Any) -> None:
     """What happened, happened where it was exported; the stream of this store has numbers of its own."""
     await a_life(store)
     await store.session("s").create({"b": 1})
-    lines = await store.export("s")
+    lines = await store.admin.export("s")
     assert not any('["e",' in line for line in lines)
-    events = await store.audit()
+    events = await store.admin.audit()
     last = json.loads(lines[-1])
     last["ops"].append(["e", "1 conversation.created session:s", "{}"])
-    assert await store.import_([*lines[:-1], json.dumps(last)], id="copy") == "copy"
-    assert await store.import_(lines, id="copy2") == "copy2"
-    assert await store.audit() == events
+    assert await store.admin.import_([*lines[:-1], json.dumps(last)], id="copy") == "copy"
+    assert await store.admin.import_(lines, id="copy2") == "copy2"
+    assert await store.admin.audit() == events
     history = await store.session("s").history()
     for id in ("copy", "copy2"):
         assert await store.session(id).history() == history
         assert await store.session(id).get_all() == {"b": 1}
     await store.session("copy").set("b", 2)
     await store.delete("copy")
-    assert [event.type for event in await store.audit(conversation="copy")] == ["conversation.deleted"]
+    assert [event.type for event in await store.admin.audit(conversation="copy")] == ["conversation.deleted"]
 
 
 async def test_the_past_can_be_read_and_restored_with_events_in_it(store: Any) -> None:
@@ -284,8 +284,8 @@ async def test_the_past_can_be_read_and_restored_with_events_in_it(store: Any) -
     assert (await session.at(version=3)).phase == "planning"
     await session.fork("f", version=4)
     assert await store.session("f").get_all() == {"a": 1}
-    assert (await store.audit(conversation="f"))[0].type == "conversation.created"
-    restored = [event for event in await store.audit(conversation="s") if event.type == "session.rollback"]
+    assert (await store.admin.audit(conversation="f"))[0].type == "conversation.created"
+    restored = [event for event in await store.admin.audit(conversation="s") if event.type == "session.rollback"]
     assert [(event.version, event.data) for event in restored][-1] == (8, {"version": 4})
 
 
@@ -294,12 +294,12 @@ async def test_encryption_anew_leaves_events_as_they_are(opener: Any) -> None:
     store = await opener(encryption=old)
     await a_life(store)
     await store.session("t").write(set={"a": "secret"}, append=[said("x")], phase="p")
-    before = await store.audit()
+    before = await store.admin.audit()
     await store.close()
     new = Encryption(KeyRing({"old": bytes(32), "new": b"n" * 32}, current="new"))
     store = await opener(encryption=new)
     if opener.cold != "memory":
-        assert (await store.reencrypt()).failed == 0
-        assert await store.audit() == before
+        assert (await store.admin.reencrypt()).failed == 0
+        assert await store.admin.audit() == before
         assert await store.session("t").get_all() == {"a": "secret"}
         assert len(await store.session("s").history()) == 7

@@ -290,7 +290,7 @@ async def test_an_event_whose_reply_was_lost_is_written_once_though_redis_does_n
         task = asyncio.ensure_future(store.emit("mail.sent", {"n": 1}, subject="s"))
         await until(loss.happened.is_set)
         if how == "emptied":
-            await other.archive()
+            await other.admin.archive()
             with redis_of(other) as client:
                 client.flushall()
             await other.emit("later", subject="s")
@@ -301,7 +301,7 @@ async def test_an_event_whose_reply_was_lost_is_written_once_though_redis_does_n
             await asyncio.gather(*(other.emit("later", subject="s") for _ in range(140)))
         loss.go.set()
         written = await task
-        [found] = await other.audit(type="mail.sent")
+        [found] = await other.admin.audit(type="mail.sent")
         assert (written.id, written.sequence, written.epoch, written.time) == (
             found.id, found.sequence, found.epoch, found.time
         )  # fmt: skip
@@ -319,7 +319,7 @@ async def test_an_event_that_lay_about_is_not_written_after_its_repetition(opene
         assert delay.arrived.is_set()
         delay.go.set()
         await until(delay.happened.is_set)
-        assert len(await store.audit(type="mail.sent", subject="s")) == 1
+        assert len(await store.admin.audit(type="mail.sent", subject="s")) == 1
         await store.close()
 
 

@@ -38,7 +38,7 @@ async def test_old_events_leave_the_stream_and_stay_in_sql(opener: Any) -> None:
     assert await kept(store, 1) == {0: ([11, 12, 13], 13, 10)}
     async with store.events(since="oldest") as events:
         assert [(await events.next(2)).data["n"] for _ in range(3)] == [0, 1, 2]
-    assert len(await store.audit(type="old")) == 10
+    assert len(await store.admin.audit(type="old")) == 10
     await asyncio.sleep(1.05)
     await sweeps()
     assert await kept(store, 1) == {0: ([], 13, 13)}
@@ -208,9 +208,9 @@ async def test_a_copy_that_is_imported_has_no_lifetime(opener: Any) -> None:
     session = store.session("s", idle=60, lifetime=60)
     await session.set("a", 1)
     await session.set_lifetime(idle=0.01)
-    lines = await store.export("s")
+    lines = await store.admin.export("s")
     assert any("#lifetime" in line for line in lines)
-    assert await store.import_(lines, id="copy") == "copy"
+    assert await store.admin.import_(lines, id="copy") == "copy"
     assert await store.session("copy").get_all() == {"a": 1}
     assert (await store.session("copy").lifetime()).ends is None
     assert [change.kind for change in await store.session("copy").history()] == ["set", "lifetime"]

@@ -52,7 +52,7 @@ async def test_events_hold_what_the_table_says() -> None:
         await session.clear(messages=True)
         await store.activate_agent("notes", client="web")
         await store.change_directory("/home", client="web")
-        await store.reload_config({"model": {"size": 3}})
+        await store.admin.reload_config({"model": {"size": 3}})
         await store.delete("c1")
         heard = {}
         while len(heard) < 10:

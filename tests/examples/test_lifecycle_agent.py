@@ -108,7 +108,7 @@ async def test_every_replica_shows_what_happened_on_any(opener: Any, tmp_path: P
         file.write_text("poll_interval: 7\nfeatures: {fast: true}\n")
         await first.reload()  # as SIGHUP does
         assert (first.config.poll_interval, second.config.poll_interval) == (7, 5)
-        await here.reload_config(file)
+        await here.admin.reload_config(file)
         await until(lambda: second.config.poll_interval == 7)
         assert second.config.features == {"fast": True}
 

@@ -126,6 +126,6 @@ async def test_notes_that_cannot_be_read_do_not_stop_the_agent(opener: Any, capl
         agent.run_command("add_note", {"note": "x"})
         with redis_of(store) as client:
             client.hset(names(store, "c").record, "notes", b"[{torn")
-        core(store).session("c").invalidate()
+        core(store).invalidate()
         assert agent.run_command("list_notes") == {"notes": []}
         assert [r.levelname for r in caplog.records if "cannot be read" in r.getMessage()] == ["WARNING"]

@@ -38,7 +38,7 @@ async def test_a_key_is_replaced_while_workers_go_on(opener: Any) -> None:
     await worker.session("user-123").set("ssn", "078-05-1120")
 
     rotated = await opener(encryption=Encryption(KeyRing({"2026-11": old, "2026-12": new})))
-    done = await rotated.reencrypt()
+    done = await rotated.admin.reencrypt()
     assert (done.records, done.failed) == (1, 0)
     assert await worker.session("user-123").get("ssn", fresh=True) == "078-05-1120"
 
@@ -60,7 +60,7 @@ async def test_a_store_that_was_plain_is_migrated(opener: Any) -> None:
 
     migrating = await opener(encryption=Encryption(keys, accept_plaintext=True))
     assert await migrating.session("user-123").get("ssn") == "078-05-1120"
-    await migrating.reencrypt()
+    await migrating.admin.reencrypt()
     assert await strict.session("user-123").get("ssn", fresh=True) == "078-05-1120"
 
 
@@ -87,7 +87,7 @@ async def test_a_policy_says_who_may_do_what(opener: Any) -> None:
         lambda: support.history(),
         lambda: support.set("city", "Porto"),
         lambda: store.session("s1", user="ann", actor="user:bob").get("city"),
-        lambda: store.export("s1"),
+        lambda: store.admin.export("s1"),
     ):
         with pytest.raises(AccessDenied):
             await denied()

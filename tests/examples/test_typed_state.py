@@ -116,8 +116,8 @@ async def test_all_records_at_once(store: Any) -> None:
     for number in range(5):
         await store.session(f"trip-{number}", schema=Trip).create({"destination": "Rome"})
     await store.session("trip-0", schema=TOUR).set("budget", 100)
-    assert (await store.upcast(TOUR, dry_run=True)).upcast == 4
-    done = await store.upcast(TOUR)
+    assert (await store.admin.upcast(TOUR, dry_run=True)).upcast == 4
+    done = await store.admin.upcast(TOUR)
     assert (done.upcast, done.unchanged, done.failed) == (4, 1, 0)
-    assert (await store.upcast(TOUR)).unchanged == 5
+    assert (await store.admin.upcast(TOUR)).unchanged == 5
     assert (await store.session("trip-4", schema=TOUR).load()).places == [Place(city="Rome")]

@@ -54,7 +54,7 @@ def opened(server: RedisServer, archive: str, **settings: Any) -> StateStore:
 
 
 def epoch_of(store: StateStore, id: str) -> str:
-    tiers = store._twin.tiers()
+    tiers = store._twin._lifecycle.tiers()
     with redis.Redis.from_url(str(store._twin.settings.url), decode_responses=True) as client:
         return str(client.hget(tiers.keys.of(Ref("session", id)).meta.decode(), "epoch"))
 
@@ -76,7 +76,7 @@ def test_a_restart_that_lost_nothing_goes_on_in_another_epoch(rewound: Rewound, 
         for n in range(5):
             session.set("n", n)
             if n == 2:
-                store.archive()
+                store.admin.archive()
         before = epoch_of(store, "s")
         rewound.restart()
         assert session.set("n", 5) == 6
@@ -98,7 +98,7 @@ def test_each_epoch_has_a_line_that_says_why_it_began_and_what_was_lost(
             begin()
             session.set("n", len(epochs))
             epochs.append(epoch_of(store, "s"))
-            store.archive()
+            store.admin.archive()
         lines = {line.epoch: line for line in caplog.records if hasattr(line, "epoch")}
     first, restarted, older = (lines[epoch] for epoch in epochs)
     assert (first.levelname, first.former_epoch) == ("INFO", "")
@@ -119,7 +119,7 @@ async def test_on_the_asyncio_face_too(rewound: Rewound, archive: str) -> None:
             await session.set("n", n)
             if n == 9:
                 rewound.note()
-        await store.archive()
+        await store.admin.archive()
         rewound.rewind()
         assert await session.get("n") == 19
         assert await session.set("n", 20) == 21
@@ -130,12 +130,12 @@ def test_what_only_its_writer_knows_is_archived_with_the_rest(rewound: Rewound, 
     """Nobody has met the other life yet, and the journal that came back has nothing that SQL lacks."""
     with opened(rewound.server, archive) as store:
         store.session("s").set("n", 1)
-        store.archive()
+        store.admin.archive()
         rewound.note()
         store.session("s").set("n", 2)
         store.session("t", user="u").set("n", 1)
         rewound.rewind()
-        store.archive()
+        store.admin.archive()
         assert [each.id for each in store.sessions(user="u")] == ["t"]
         assert versions(store, "s") == [1, 2]
 
@@ -145,7 +145,7 @@ def test_nothing_is_erased_behind_a_primary_that_was_cut_off(erase: Callable[[St
     """Neither its journal nor SQL has what was written at the new primary, so all of it would seem to be erased."""
     with redis_server() as primary, redis_server() as replica, opened(primary, archive, retry_for=0.5) as cut_off:
         cut_off.session("s", user="u").set("n", 1)
-        cut_off.archive()
+        cut_off.admin.archive()
         replica.follow(primary)
         wait_until(replica.in_sync, "the replica was not in sync")
         follow(replica, None)
@@ -166,7 +166,7 @@ def goes_on_after_a_power_cut(rewound: Rewound, archive: str) -> None:
         given = [session.set("n", n) for n in range(10)]
         rewound.note()
         given += [session.set("n", n) for n in range(10, 20)]
-        store.archive()
+        store.admin.archive()
         rewound.rewind()
         given += [session.set("n", n) for n in range(20, 30)]
         assert given == list(range(1, 31))
@@ -191,7 +191,7 @@ def test_what_an_idle_partition_lost_is_noticed_by_an_archiver(rewound: Rewound,
     with opened(rewound.server, archive, archiver=True, archive_every=0.05) as store:
         session = store.session("s")
         session.set("n", 1)
-        store.archive()
+        store.admin.archive()
         before = epoch_of(store, "s")
         rewound.restart()
         wait_until(lambda: epoch_of(store, "s") != before, "nobody began another epoch")
@@ -232,11 +232,11 @@ def erased_before_the_power_went(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store:
         for id in ("gone", "deleted", "there"):
             store.session(id).set("secret", id)
-        store.archive()
+        store.admin.archive()
         rewound.note()
         store.erase("gone")
         store.delete("deleted")
-        store.archive()
+        store.admin.archive()
         rewound.rewind()
         assert store.session("there").get("secret") == "there"
         assert store.session("gone").get("secret") is None
@@ -299,7 +299,7 @@ def test_the_first_replica_gives_the_data_another_name_and_nothing_is_lost(archi
                 client.client_kill_filter(_type="normal", skipme=True)  # so that connections are made anew
             assert session.set("n", 1) == 2
         assert epoch_of(store, "s") == before
-        assert store._twin.tiers().recovery.count == 0
+        assert store._twin._lifecycle.tiers().recovery.count == 0
 
 
 def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost(
@@ -312,7 +312,7 @@ def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost
     ):
         session = store.session("s")
         session.set("n", 0)
-        confirming = store._twin.tiers().confirming
+        confirming = store._twin._lifecycle.tiers().confirming
         confirm = confirming.confirm
 
         async def renamed_before(*given: Any) -> Any:
@@ -323,14 +323,14 @@ def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost
 
         monkeypatch.setattr(confirming, "confirm", renamed_before)
         assert session.set("n", 1) == 2
-        assert store._twin.tiers().recovery.count == 0
+        assert store._twin._lifecycle.tiers().recovery.count == 0
 
 
 def test_a_mark_is_not_written_under_a_name_that_is_over_and_says_so(archive: str) -> None:
     with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
         session = store.session("s")
         session.set("n", 0)
-        tiers = store._twin.tiers()
+        tiers = store._twin._lifecycle.tiers()
         keys = tiers.keys.of(Ref("session", "s")).partition
         names = tiers.keys.partition(keys)
         epoch = epoch_of(store, "s")
@@ -356,12 +356,12 @@ def swap(server: RedisServer, replica: RedisServer, session: Any, store: StateSt
     """A replica that was cut off before the last commits becomes the server's primary, and is left again."""
     for n in range(10):
         session.set("n", n)
-    store.archive()
+    store.admin.archive()
     follow(replica, server)
     follow(replica, None)
     for n in range(10, 20):
         session.set("n", n)
-    store.archive()
+    store.admin.archive()
     follow(server, replica)
     follow(server, None)
 
@@ -414,11 +414,11 @@ def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archi
             assert session.set("n", 20) == 11, "nobody has looked"
         with opened(server, archive) as other:
             assert other.session("s").get("n") == 19
-            (branch,) = other.session("s").branches()
+            (branch,) = other.admin.branches("s")
             assert (branch.base, branch.commits) == (10, 1)
             assert other.session("s").at(branch=branch.id).fields["n"] == 20
         assert session.set("n", 21) == 21
-        store.archive()
+        store.admin.archive()
         assert versions(store, "s") == list(range(1, 22))
         assert count(epoch_of(store, "s")) == 2
 
@@ -429,7 +429,7 @@ def written_before_a_swap_and_archived_over(archive: str) -> None:
         store, other = (stack.enter_context(opened(server, archive, partitions=1, beat=30.0)) for _ in range(2))
         other.session("o").set("n", 0)
         store.session("s").set("n", 0)
-        store.archive()
+        store.admin.archive()
         follow(replica, server)
         follow(replica, None)
         for n in range(1, 4):
@@ -438,8 +438,8 @@ def written_before_a_swap_and_archived_over(archive: str) -> None:
         follow(server, None)
         for n in range(1, 6):
             other.session("o").set("n", n)
-        other.archive()
-        finish(store._twin.tiers().memory.look())
+        other.admin.archive()
+        finish(store._twin._lifecycle.tiers().memory.look())
         with opened(server, archive, partitions=1) as third:
             assert third.session("s").get("n") == 3, "put back"
             assert third.session("o").get("n") == 5
@@ -458,7 +458,7 @@ def test_it_is_if_the_server_is_not_asked(archive: str) -> None:
 def noticed_by_the_probe(archive: str) -> None:
     with pair() as (server, replica), opened(server, archive, max_staleness=0.4) as store:
         session = store.session("s")
-        wait_until(lambda: bool(session.get("n", 0) == 0 and store._twin.tiers().link.up), "no link")
+        wait_until(lambda: bool(session.get("n", 0) == 0 and store._twin._lifecycle.tiers().link.up), "no link")
         swap(server, replica, session, store)
         wait_until(lambda: session.get("n", fresh=True) == 19, "nobody noticed", 10.0)
         assert session.set("n", 20) == 21
@@ -481,8 +481,8 @@ def test_a_recovery_that_ends_in_the_middle_is_done_again(
         for n in range(10):
             session.set("n", n)
             if n == 4:
-                store.archive()
-        partitions = store._twin.tiers().warm.partitions
+                store.admin.archive()
+        partitions = store._twin._lifecycle.tiers().warm.partitions
         install = partitions.install
 
         async def dies(*given: Any, **named: Any) -> str:
@@ -508,7 +508,7 @@ def of_two_servers(rewound: Rewound, archive: str) -> Iterator[tuple[StateStore,
     with opened(rewound.server, archive, partitions=1) as store:
         with opened(rewound.server, archive, partitions=1, memory_bytes=0) as silent:
             store.session("a").set("n", 1)
-            store.archive()
+            store.admin.archive()
             rewound.note()
             silent.session("b").set("n", 1)
             store.session("b").set("m", 1)
@@ -525,7 +525,7 @@ def test_what_was_put_back_on_one_server_does_not_stand_for_all_that_the_next_on
     """The worker that put it back died before the epoch began."""
     with of_two_servers(rewound, archive) as (store, whole):
         dies = Mock(side_effect=StateError("the worker died"))
-        place = store._twin._lifecycle.cold if where == "mint" else store._twin.tiers().warm.partitions
+        place = store._twin._lifecycle.cold if where == "mint" else store._twin._lifecycle.tiers().warm.partitions
         monkeypatch.setattr(place, where, dies)
         with pytest.raises(StateError, match="the worker died"):
             store.session("a").set("n", 3)
@@ -534,7 +534,10 @@ def test_what_was_put_back_on_one_server_does_not_stand_for_all_that_the_next_on
             session = other.session("b")
             assert other.session("a").set("n", 3) == 3
             assert session.set("m", 2) == len(versions(other, "b"))
-            known = [session.get_all(), *(session.at(branch=each.id).fields for each in session.branches())]
+            known = [
+                session.get_all(),
+                *(session.at(branch=each.id).fields for each in store.admin.branches(session.id)),
+            ]
             assert any("n" in fields for fields in known), "nothing is lost"
 
 
@@ -542,7 +545,7 @@ def test_a_server_that_takes_over_while_writers_are_asked_is_compared_with_sql_f
     rewound: Rewound, archive: str
 ) -> None:
     with of_two_servers(rewound, archive) as (store, whole):
-        recovery = store._twin.tiers().recovery
+        recovery = store._twin._lifecycle.tiers().recovery
         gather = recovery._gather
 
         async def gathers(*given: Any) -> Any:
@@ -556,7 +559,7 @@ def test_a_server_that_takes_over_while_writers_are_asked_is_compared_with_sql_f
         assert store.session("b").set("m", 2) == 3
         assert versions(store, "b") == [1, 2, 3]
         assert store.session("b").get_all() == {"n": 1, "m": 2}
-        assert not store.session("b").branches(), "nothing diverged"
+        assert not store.admin.branches("b"), "nothing diverged"
 
 
 @contextmanager
@@ -565,7 +568,7 @@ def recovering(rewound: Rewound, archive: str, seconds: float) -> Iterator[tuple
     place = {"url": rewound.server.url, "archive": archive, "namespace": "n", "partitions": 1, "archiver": False}
     with opened(rewound.server, archive, partitions=1) as store:
         store.session("s").set("n", 0)
-        store.archive()
+        store.admin.archive()
         with Worker("recover", id="s", seconds=seconds, beat=0.0, **place) as worker:
             assert worker.line() == "opened"
             rewound.restart()
@@ -598,7 +601,7 @@ def test_a_worker_whose_recovery_takes_long_is_not_taken_for_one_that_was_stoppe
         assert store.session("s").set("n", 1) in (2, 3)
         assert {worker.line(), str(store.session("s").version(fresh=True))} <= {"2", "3"}
         assert worker.line() == "1", "it was the one that recovered"
-        assert store._twin.tiers().recovery.count == 0
+        assert store._twin._lifecycle.tiers().recovery.count == 0
 
 
 def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str, monkeypatch: Any) -> None:
@@ -606,8 +609,8 @@ def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str
     stopped, go_on = threading.Event(), threading.Event()
     with opened(rewound.server, archive, partitions=1) as store, opened(rewound.server, archive, partitions=1) as other:
         store.session("s").set("n", 0)
-        store.archive()
-        partitions = other._twin.tiers().warm.partitions
+        store.admin.archive()
+        partitions = other._twin._lifecycle.tiers().warm.partitions
         install = partitions.install
 
         async def slowly(*given: Any, **named: Any) -> str:
@@ -624,7 +627,7 @@ def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str
         late.start()
         assert stopped.wait(30)
         assert store.session("s").set("n", 1) == 2
-        assert store._twin.tiers().recovery.count == 1, "it was taken for one that was stopped"
+        assert store._twin._lifecycle.tiers().recovery.count == 1, "it was taken for one that was stopped"
         go_on.set()
         late.join(30)
 
@@ -656,7 +659,7 @@ def test_many_replicas_begin_one_epoch(rewound: Rewound, archive: str) -> None:
 def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store:
         store.session("s").set("n", 0)
-        keys = store._twin.tiers().keys.partition(0)
+        keys = store._twin._lifecycle.tiers().keys.partition(0)
         with redis.Redis.from_url(rewound.server.url) as client:
             client.delete(keys.meta)
             assert client.eval(MINT.text, 1, keys.meta, "", "token", "1000") == [b"busy"]
@@ -665,7 +668,7 @@ def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound
 
 def test_the_right_to_start_is_not_what_a_full_redis_evicts(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store:
-        life, keys = "1", store._twin.tiers().keys.partition(0)
+        life, keys = "1", store._twin._lifecycle.tiers().keys.partition(0)
         with redis.Redis.from_url(rewound.server.url) as client:
 
             def asked(token: str, ms: int) -> object:
@@ -691,12 +694,12 @@ def test_where_sql_is_older_redis_is_served_and_not_archived(rewound: Rewound, a
     with opened(rewound.server, archive) as store:
         session = store.session("s")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         with closing(sqlite3.connect(tmp_path / "archive.db")) as there, closing(sqlite3.connect(kept)) as copy:
             there.backup(copy)
         for n in range(1, 5):
             session.set("n", n)
-        store.archive()
+        store.admin.archive()
     for each in tmp_path.glob("archive.db*"):
         each.unlink()
     kept.rename(tmp_path / "archive.db")
@@ -709,6 +712,6 @@ def test_where_sql_is_older_redis_is_served_and_not_archived(rewound: Rewound, a
         assert session.set("n", 6) == 7
         assert epoch_of(store, "s") == epoch
         with pytest.raises(ColdUnavailable):
-            store.archive()
-        assert any(not each.ok for each in store.doctor() if each.name.startswith("partition"))
+            store.admin.archive()
+        assert any(not each.ok for each in store.admin.doctor() if each.name.startswith("partition"))
         assert session.get("n") == 6

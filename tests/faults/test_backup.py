@@ -100,11 +100,11 @@ def test_a_dump_brings_back_all_that_it_has(place: Place) -> None:
     """Lost is what came after it; conversations go on from there."""
     with place.store() as store:
         write(store, "old", range(10))
-        store.archive()
+        store.admin.archive()
         place.run(DUMP)
         write(store, "old", range(10, 15))
         write(store, "young", range(5))
-        store.archive()
+        store.admin.archive()
     place.run(RESTORE)
     place.run(EMPTY)
     with place.store() as store:
@@ -112,7 +112,7 @@ def test_a_dump_brings_back_all_that_it_has(place: Place) -> None:
         assert not store.session("young").exists()
         write(store, "old", range(20, 25))
         write(store, "young", range(3))
-        store.archive()
+        store.admin.archive()
         assert values(store, "old") == [*range(10), *range(20, 25)]
         assert values(store, "young") == [*range(3)]
 
@@ -121,25 +121,32 @@ def test_what_redis_has_that_a_dump_has_not_is_brought_back(place: Place) -> Non
     """Until then Redis is served, and nothing is archived."""
     with place.store() as store:
         write(store, "old", range(10))
-        store.archive()
+        store.admin.archive()
         place.run(DUMP)
         write(store, "old", range(10, 15))
         write(store, "young", range(5))
-        store.archive()
+        store.admin.archive()
     place.run(RESTORE)
     with place.store(archiver=False) as store:
         assert store.session("old").get("n") == 14
         write(store, "old", range(15, 20))
         with pytest.raises(ColdUnavailable, match="not archived"):
-            store.archive()
-        assert any(finding.name.startswith("partition") and not finding.ok for finding in store.doctor())
+            store.admin.archive()
+        assert any(finding.name.startswith("partition") and not finding.ok for finding in store.admin.doctor())
     place.run(REPAIR)
     with place.store() as store:
         write(store, "old", range(20, 25))
-        store.archive()
-        assert not [finding for finding in store.doctor() if finding.name.startswith("partition")]
-        assert {each.name for each in store.doctor() if not each.ok} & {"sql quarantine", "epochs", "branches"} == set()
-        assert {note.subject for note in store.audit(type="conversation.repaired")} == {"session:old", "session:young"}
+        store.admin.archive()
+        assert not [finding for finding in store.admin.doctor() if finding.name.startswith("partition")]
+        assert {each.name for each in store.admin.doctor() if not each.ok} & {
+            "sql quarantine",
+            "epochs",
+            "branches",
+        } == set()
+        assert {note.subject for note in store.admin.audit(type="conversation.repaired")} == {
+            "session:old",
+            "session:young",
+        }
     place.run(EMPTY)
     with place.store() as store:
         assert [change.version for change in store.session("old").history()] == [*range(1, 11), *range(20, 26)]
@@ -155,15 +162,15 @@ def test_a_copy_of_a_file_brings_back_all_that_it_has(place: Place) -> None:
     archive = f"sqlite:///{place.folder}/agents.db"
     with place.store(archive) as store:
         write(store, "old", range(10))
-        store.archive()
+        store.admin.archive()
         place.run(COPY_FILE)
         write(store, "old", range(10, 15))
-        store.archive()
+        store.admin.archive()
     place.run(RESTORE_FILE)
     with place.store(archive) as store:
         assert store.session("old").get("n") == 9
         write(store, "old", range(20, 25))
-        store.archive()
+        store.admin.archive()
         assert values(store, "old") == [*range(10), *range(20, 25)]
 
 
@@ -171,13 +178,13 @@ def test_a_copy_of_both_at_rest_brings_back_both(place: Place) -> None:
     """Redis' part too: what it has need not be read from SQL, and archiving goes on where it was."""
     with place.store() as store:
         write(store, "old", range(10))
-        store.archive()
+        store.admin.archive()
     place.run(COPY_BOTH)
     place.redis.start()
     with place.store() as store:
         write(store, "old", range(10, 15))
         write(store, "young", range(5))
-        store.archive()
+        store.admin.archive()
     place.redis.stop()
     place.run(RESTORE_BOTH)
     place.redis.start()
@@ -185,6 +192,6 @@ def test_a_copy_of_both_at_rest_brings_back_both(place: Place) -> None:
         assert store.session("old").get("n") == 9
         assert not store.session("young").exists()
         write(store, "old", range(20, 25))
-        store.archive()
+        store.admin.archive()
         assert values(store, "old") == [*range(10), *range(20, 25)]
-        assert not [finding for finding in store.doctor() if finding.name.startswith("partition")]
+        assert not [finding for finding in store.admin.doctor() if finding.name.startswith("partition")]

@@ -123,7 +123,7 @@ async def test_a_url_of_any_node_is_the_cluster(place: Any) -> None:
             store = await opened("asyncio", node.url, **place)
             for id in IDS:
                 await store.session(id).increment("n")
-            assert len(core(store).tiers().port.nodes()) == 3
+            assert len(core(store)._lifecycle.tiers().port.nodes()) == 3
             await store.close()
         for url in (first.url.replace("/0", "/1"), cluster.url + "/1"):
             with pytest.raises(ConfigurationError, match="database 0"):
@@ -160,7 +160,7 @@ async def test_what_hot_held_of_a_slot_that_moved_answers_again_from_where_it_is
     cluster: RedisCluster, place: Any
 ) -> None:
     store, other = await opened("blocking", cluster.url, **place), await opened("asyncio", cluster.url, **place)
-    number, hot = slot(store, "s0"), core(store).tiers().hot
+    number, hot = slot(store, "s0"), core(store)._lifecycle.tiers().hot
     ids = [id for id in map("s{}".format, range(100)) if slot(store, id) == number]
     assert len(ids) > 1
     sessions = [store.session(id) for id in ids]
@@ -235,7 +235,7 @@ async def test_a_partition_is_noted_whole_only_where_its_slot_is_not_leaving(kin
     with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
         store = await opened("asyncio", cluster.url, archiver=False, beat=0.0, **place)
         await store.session("s").set("a", 1)
-        partitions, keys = core(store).tiers().warm.partitions, core(store).keys
+        partitions, keys = core(store)._lifecycle.tiers().warm.partitions, core(store).keys
         partition = keys.partition(keys.of(Ref("session", "s")).partition)
 
         async def advances() -> bool:
@@ -261,7 +261,7 @@ async def test_a_record_that_is_there_without_the_meta_of_its_partition_is_read_
     store = await opened("asyncio", cluster.url, archiver=False, memory_bytes=0, **place)
     session = store.session("s")
     await session.set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     await session.set("a", 2)
     keys = core(store).keys.of(Ref("session", "s"))
     node = cluster.primary_of(slot(store, "s"))
@@ -394,7 +394,7 @@ async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, 
         node = cluster.primaries()[0]
         theirs = of_node(store, cluster, node)
         others = [id for id in IDS if id not in theirs]
-        await store.archive()
+        await store.admin.archive()
         node.kill()
         if whole == "yes":
             rest = cluster.nodes[1:]
@@ -430,14 +430,14 @@ async def test_what_goes_over_all_nodes_in_one_exchange(cluster: RedisCluster, p
     assert found == list(range(len(IDS)))
     await store.app("shop").set("open", True)
     assert await other.app("shop").get("open") is True
-    assert len(await store.replicas()) == 2
-    while await store.archive():
+    assert len(await store.admin.replicas()) == 2
+    while await store.admin.archive():
         pass
     assert {info.id for info in await store.sessions(user="u", limit=50)} == set(IDS)
-    exported = await store.export(IDS[0])
+    exported = await store.admin.export(IDS[0])
     assert exported is not None
     assert await store.forget("u") == len(IDS)
-    assert all(finding.ok for finding in await store.doctor() if finding.fatal)
+    assert all(finding.ok for finding in await store.admin.doctor() if finding.fatal)
     await other.close()
     await store.close()
 
@@ -450,7 +450,7 @@ def test_the_command_line_asks_a_cluster(kind: str, place: Any) -> None:
         with StateStore.open(cluster.url, **place) as store:
             for id in IDS:
                 store.session(id, user="u").set("a", 1)
-            while store.archive():
+            while store.admin.archive():
                 pass
         given, urls = hidden(*(word for name, value in place.items() for word in (f"--{name}", str(value))))
         urls |= {"DISTRIBUTED_STATE_URL": cluster.url}

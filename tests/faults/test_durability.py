@@ -205,7 +205,7 @@ async def test_a_level_that_is_not_reached_is_reported_and_a_repetition_reaches_
                 async with session.turn(request_id="r") as turn:
                     turn["b"] = turn.outcome = 1
         with pytest.raises(DurabilityUnknown):
-            await session.confirm()
+            await session.version(durability="replicated")
         with pytest.raises(DurabilityUnknown):
             await store.emit("note.made", {"n": 1})
         async with store.batch(durability="memory") as batch:

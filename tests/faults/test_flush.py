@@ -43,7 +43,7 @@ async def test_hot_forgets_what_is_lost_even_if_another_replica_was_quicker(open
     """It starts the partition again within a moment, so that a look at Redis finds nothing missing."""
     one, two = [await opener(url=server.url, memory_bytes=0, archiver=False, max_staleness=0.4) for _ in range(2)]
     await two.session("s").set("n", 1)
-    await two.archive()
+    await two.admin.archive()
     await two.session("s").set("n", 2)
     await hot(one, "s", "n", 2)
     flush(two)
@@ -63,7 +63,7 @@ async def test_a_lease_does_not_survive(opener: Any, server: RedisServer) -> Non
     store = await opener(url=server.url, memory_bytes=0, archiver=False)
     session = store.session("s")
     await session.set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     lease = session.lock(ttl=30)
     await lease.acquire()
     flush(store)
@@ -155,7 +155,7 @@ async def test_items_that_are_lost_are_put_back_by_their_writer(opener: Any, ser
     user = store.user("u")
     items = user.items("x")
     await items.put_many({"a": 1, "b": 1, "c": 1})
-    await store.archive()
+    await store.admin.archive()
     await items.put("a", 2)
     await items.delete("b")
     assert await items.put_missing({"c": 2, "d": 2}) == {"d"}

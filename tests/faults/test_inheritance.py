@@ -197,7 +197,7 @@ def test_parent_and_children_write_at_once_on_connections_of_their_own(tmp_path:
         parents: set[int] = set()
 
         def addresses() -> set[str]:
-            answer = store._twin.tiers().port.exchange([(b"CLIENT", b"ID")])
+            answer = store._twin._lifecycle.tiers().port.exchange([(b"CLIENT", b"ID")])
             try:
                 answer.send(None)
             except StopIteration as done:
@@ -239,7 +239,7 @@ def test_threads_of_a_child_share_one_replica(tmp_path: Path) -> None:
 
             def first() -> None:
                 start.wait(10)
-                homes.append(id(store._twin.tiers()))
+                homes.append(id(store._twin._lifecycle.tiers()))
                 store.session("s").increment("n")
 
             threads = [threading.Thread(target=first) for _ in range(8)]

@@ -204,7 +204,7 @@ async def an_epoch_that_went_on_elsewhere(opener: Any, *, joins_before: bool) ->
         await other.ready()
         await store.emit("life.first", {}, subject="s")
         await until(lambda: listener is None or len(listener.heard) == 1)
-        await store.archive()
+        await store.admin.archive()
         client.flushall()
         listener = listener or Listener(other)
         await other.ready()
@@ -507,8 +507,8 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any, re
         assert told == ["kept"] * 10 + ["lost"] * 5 + [RESYNC] * resyncs + ["new"] * 8
         assert listener.heard[15].data["reason"] in ("rewound", "epoch" if remembered else "rewound")
         if remembered:
-            await store.archive()
-            assert [each.type for each in await store.audit()].count("lost") == 5
+            await store.admin.archive()
+            assert [each.type for each in await store.admin.audit()].count("lost") == 5
 
 
 @pytest.mark.wide
@@ -614,6 +614,6 @@ async def test_a_position_from_before_any_event_shows_a_life_that_ended_since(op
                     assert event is not None
                     found.append(event.type)
             assert found == [*expected, *["life.of"] * 20]
-            await store.archive()
+            await store.admin.archive()
             client.flushall()
         await store.close()

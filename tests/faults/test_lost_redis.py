@@ -52,13 +52,13 @@ def test_what_was_archived_is_back_and_all_after_is_archived(server: RedisServer
         session = store.session("s")
         for n in range(10):
             session.set("n", n)
-        store.archive()
+        store.admin.archive()
         before = session.version(fresh=True)
         emptied(server, how)
         assert session.get("n", fresh=True) == 9
         for n in range(10, 15):
             session.set("n", n)
-        store.archive()
+        store.admin.archive()
         assert session.version(fresh=True) == before + 5
         assert [change.set["n"] for change in session.history()] == list(range(15))
         assert [change.version for change in session.history()] == list(range(1, before + 6))
@@ -69,7 +69,7 @@ def test_hot_does_not_go_on_telling_what_redis_lost(server: RedisServer, archive
     with opened(server, archive_url, archiver=False, max_staleness=0.4) as store:
         session = store.session("s")
         session.set("n", 1)
-        store.archive()
+        store.admin.archive()
         session.set("n", 2)  # not archived
 
         async def hot() -> bool:
@@ -86,7 +86,7 @@ def test_hot_does_not_go_on_telling_what_redis_lost(server: RedisServer, archive
 
 
 def tiers_of(store: StateStore) -> Any:
-    return store._twin.tiers()
+    return store._twin._lifecycle.tiers()
 
 
 def test_writers_on_several_replicas_go_on_under_one_epoch(server: RedisServer, archive_url: str) -> None:
@@ -122,7 +122,7 @@ def test_writers_on_several_replicas_go_on_under_one_epoch(server: RedisServer, 
             thread.join()
         assert not failed
         last = [each[-1] for each in acknowledged]
-        stores[0].archive()
+        stores[0].admin.archive()
         session = stores[0].session("s")
         fields = session.get_all(fresh=True)
         # Written after the last loss, so neither dropped nor taken for archived.
@@ -132,7 +132,7 @@ def test_writers_on_several_replicas_go_on_under_one_epoch(server: RedisServer, 
         for me in range(4):
             mine = [change.set[str(me)] for change in history if str(me) in change.set]
             assert mine == sorted(set(mine)), "twice or out of order"
-        assert stores[0].stats()["unarchived"] == 0
+        assert stores[0].admin.stats()["unarchived"] == 0
     finally:
         stop.set()
         for store in stores:
@@ -144,7 +144,7 @@ def test_a_batch_read_before_the_loss_is_not_archived_after_it(server: RedisServ
     with opened(server, archive_url, archiver=False) as slow, opened(server, archive_url, archiver=False) as quick:
         session = quick.session("s")
         session.set("n", 1)
-        quick.archive()
+        quick.admin.archive()
         session.set("n", 2)
         holding, go = threading.Event(), threading.Event()
         archive = ColdStore.archive
@@ -164,17 +164,17 @@ def test_a_batch_read_before_the_loss_is_not_archived_after_it(server: RedisServ
             emptied(server, "flush")
             assert session.get("n", fresh=True) == 1
             session.set("n", 3)
-            quick.archive()
+            quick.admin.archive()
             go.set()
             thread.join()
-        quick.archive()
+        quick.admin.archive()
         assert [change.set["n"] for change in session.history()] == [1, 3]
         assert quick._twin._lifecycle.cold.quarantined() == []
 
 
 def drained(store: StateStore) -> Any:
     try:
-        return store.archive()
+        return store.admin.archive()
     except ColdUnavailable as error:
         return error
 
@@ -187,7 +187,7 @@ async def test_sql_down_is_felt_only_where_sql_is_needed(server: RedisServer) ->
         async with AsyncStateStore.open(server.url, **settings, archive_every=0.02) as store:
             session = store.session("s")
             await session.set("n", 0)
-            await store.archive()
+            await store.admin.archive()
             postgres.kill()
             n = 0
             with pytest.raises(Backpressure):
@@ -203,7 +203,7 @@ async def test_sql_down_is_felt_only_where_sql_is_needed(server: RedisServer) ->
             postgres.start()
 
             async def caught_up() -> bool:
-                return (await store.stats())["unarchived"] == 0
+                return (await store.admin.stats())["unarchived"] == 0
 
             await until(caught_up, 30.0)
             await session.set("n", n + 1)
@@ -264,8 +264,8 @@ def test_what_was_acknowledged_as_archived_is_there_when_redis_comes_back_older(
         assert sorted(acknowledged) == list(range(1, 51))
         assert in_sql(store, "s") == acknowledged
         assert [change.version for change in session.history()] == list(range(1, 51))
-        assert not store._twin.tiers().archiver.diverged
-        assert all(each.ok for each in store.doctor() if each.name.startswith("partition"))
+        assert not store._twin._lifecycle.tiers().archiver.diverged
+        assert all(each.ok for each in store.admin.doctor() if each.name.startswith("partition"))
     finally:
         store.close()
 
@@ -278,15 +278,15 @@ def rewound_past_the_cursor(rewound: Rewound, archive: str) -> None:
         for n in range(40):
             session.set("n", n)
             if n == 9:
-                store.archive()
+                store.admin.archive()
                 rewound.note()
-        store.archive()
+        store.admin.archive()
     rewound.rewind()
     with opened(rewound.server, archive, **settings) as store:
         session, before = store.session("s"), in_sql(store, "s")
         assert session.get("n") == 39, "what SQL has newer is not hidden"
         written = {session.set("n", n): n for n in range(100, 200)}
-        store.archive()
+        store.admin.archive()
         assert in_sql(store, "s") == before | written
         assert sorted(before | written) == list(range(1, 141))
 
@@ -316,7 +316,7 @@ def test_a_commit_that_redis_lost_is_not_called_archived_because_others_came_aft
     ):
         writer.session("s").set("n", 0)
         rewound.note()
-        its = writer._twin.tiers().archiver
+        its = writer._twin._lifecycle.tiers().archiver
         reach = its.reach
 
         async def lost(*arguments: Any) -> Any:
@@ -324,7 +324,7 @@ def test_a_commit_that_redis_lost_is_not_called_archived_because_others_came_aft
             rewound.rewind()
             for n in range(10, 15):
                 other.session("s").set("n", n)
-            other.archive()
+            other.admin.archive()
             return await reach(*arguments)
 
         its.reach = lost  # type: ignore[method-assign]
@@ -332,7 +332,7 @@ def test_a_commit_that_redis_lost_is_not_called_archived_because_others_came_aft
             writer.session("s").set("n", 1)
         assert sorted(in_sql(other, "s").values()) == [0, 10, 11, 12, 13, 14]
         assert writer.session("s").set("n", 15) == 7
-        assert not other._twin.tiers().archiver.diverged
+        assert not other._twin._lifecycle.tiers().archiver.diverged
 
 
 def test_an_event_that_redis_lost_is_not_called_archived(rewound: Rewound, archive_url: str) -> None:
@@ -342,17 +342,17 @@ def test_an_event_that_redis_lost_is_not_called_archived(rewound: Rewound, archi
     ):
         writer.emit("mail.sent", {"n": 0}, subject="x")
         rewound.note()
-        stream = writer._twin.tiers().stream
+        stream = writer._twin._lifecycle.tiers().stream
         emit = stream.emit
 
         async def lost(*arguments: Any) -> Any:
             written = await emit(*arguments)
             rewound.rewind()
             other.emit("mail.sent", {"n": 2}, subject="x")
-            other.archive()
+            other.admin.archive()
             return written
 
         stream.emit = lost  # type: ignore[method-assign]
         with pytest.raises(DurabilityUnknown, match="lost"):
             writer.emit("mail.sent", {"n": 1}, subject="x")
-        assert [event.data["n"] for event in other.audit(type="mail.sent")] == [0, 2]
+        assert [event.data["n"] for event in other.admin.audit(type="mail.sent")] == [0, 2]

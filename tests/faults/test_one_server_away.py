@@ -203,7 +203,7 @@ async def test_the_journals_of_the_other_servers_are_archived(opener: Any, away:
         for names in places.values():
             for name in names:
                 await store.session(name).set("n", 1)
-        await store.archive()
+        await store.admin.archive()
         team = tiers(store).port.node_of(core(store).keys.archivers)
         lost = team if away == "of the team" else next(node for node in places if node != team)
         kill(running, lost)

@@ -67,7 +67,7 @@ async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
         assert last.kind == "expire"
         # Never early; how late depends on what else the machine does.
         assert 1.0 <= last.time - first.time <= 10.0
-    assert len({event.source for event in await stores[0].audit(type="session.expired", limit=1000)}) == 3
+    assert len({event.source for event in await stores[0].admin.audit(type="session.expired", limit=1000)}) == 3
 
 
 @pytest.mark.wide
@@ -111,7 +111,7 @@ async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
         await store.session("later", idle=60).set("a", 1)
         await store.session("never").set("a", 1)
         await store.session("taken back", idle=0.1).set_lifetime()
-        await store.archive()
+        await store.admin.archive()
         await sweeps()
         before = await store.session("later").lifetime()
         with redis_of(store) as client:
@@ -139,7 +139,7 @@ async def test_many_lifetimes_come_back_page_by_page(opener: Any, monkeypatch: p
     ids = [f"s{number}" for number in range(20)]
     for id in ids:
         await store.session(id, idle=60).set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     before = [score(store, id) for id in ids]
     with redis_of(store) as client:
         for partition in range(8):
@@ -157,7 +157,7 @@ async def test_what_was_written_since_knows_better_than_sql(opener: Any, guard: 
     with own_server(opener) as server:
         store = await quiet(opener, url=server.url)
         await store.session("s", idle=60).set("a", 1)
-        await store.archive()
+        await store.admin.archive()
         with redis_of(store) as client:
             client.flushall()
         await store.session("s").set_lifetime(idle=5)
@@ -172,7 +172,7 @@ async def test_what_was_found_for_another_epoch_is_not_put_into_this_one(opener:
     store = await quiet(opener)
     session, place = store.session("s", idle=60), names(store, "s")
     await session.set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(place.lifetimes)
     old = {place.partition: "1-of-another-life"}
@@ -218,5 +218,5 @@ async def test_a_reaper_that_was_started_with_the_store_ends_with_it(opener: Any
     await until(gone)
     reaper = tiers(store).workers[0]
     await store.close()
-    assert core(store).tiers_in_use is None
+    assert core(store)._lifecycle.tiers_in_use is None
     assert reaper._job is None  # type: ignore[attr-defined]

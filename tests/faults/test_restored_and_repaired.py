@@ -212,7 +212,7 @@ class World:
         elif kind == "fork" and session.exists():
             self._fork(store, id, f"s{number + 1}", level)
         elif kind == "archive":
-            store.archive()
+            store.admin.archive()
 
     def _append(self, session: Any, known: Known, texts: Sequence[str], level: str) -> None:
         with self.mutex:
@@ -245,19 +245,19 @@ class World:
             return
         with self.opened() as (store,):
             if at is None:
-                store.repair()
+                store.admin.repair()
                 return
             with suppress(Killed), killing(store, at):
-                store.repair()
+                store.admin.repair()
             # Who died with the right to start a partition holds it for two seconds.
             with redis_of(Blocking(store)) as client:
                 for partition in range(self.settings["partitions"]):
-                    client.hdel(store._twin.tiers().keys.partition(partition).meta, "mint")
+                    client.hdel(store._twin._lifecycle.tiers().keys.partition(partition).meta, "mint")
 
     def look(self, store: StateStore, *alarms: str) -> None:
         lost: dict[str, set[int]] = {}
         items = set()
-        for event in store.audit(type="conversation.repaired", limit=1000):
+        for event in store.admin.audit(type="conversation.repaired", limit=1000):
             id = event.subject.partition(":")[2]
             lost.setdefault(id, set()).update(n for first, last in event.data["lost"] for n in range(first, last + 1))
             items |= {id} if event.data["items"] else set()
@@ -275,7 +275,7 @@ class World:
             for change in session.history():
                 with may_lack(gone):
                     session.at(version=change.version)
-        assert [each for each in store.doctor() if not each.ok and each.name in alarms] == []
+        assert [each for each in store.admin.doctor() if not each.ok and each.name in alarms] == []
 
     def _look_at_messages(self, session: Any, known: Known, lost: set[int]) -> None:
         shown = {each.number: each.content for each in session.messages()}
@@ -309,7 +309,7 @@ def may_lack(lost: set[int]) -> Iterator[None]:
 @contextmanager
 def killing(store: StateStore, at: int) -> Iterator[None]:
     """Have Killed raised before the call `at` of a server, or behind it; of the background's calls none is counted."""
-    port = store._twin.tiers().port
+    port = store._twin._lifecycle.tiers().port
     calls = itertools.count()
     callers = {threading.current_thread().name, "distributed-state-uninterruptible"}
     over = False
@@ -352,10 +352,10 @@ def restored_and_repaired(
     with ExitStack() as opened:
         stores = world.alone(opened)
         world.write(stores, before)
-        stores[0].archive()
+        stores[0].admin.archive()
         world.sql.back_up()
         world.write(stores, since)
-        stores[0].archive()
+        stores[0].admin.archive()
         world.restored = True
         if world.sql.live:
             world.write(stores, restored, world.sql.restore)
@@ -479,7 +479,7 @@ def test_without_a_look_at_a_broken_repair_a_commit_is_lost(
 
 def split(store: StateStore) -> tuple[str, str]:
     """Ids of a session and of a fork in a partition that is repaired before the session's."""
-    keys = store._twin.tiers().keys
+    keys = store._twin._lifecycle.tiers().keys
     ids = [f"c{number}" for number in range(40)]
     places = [keys.of(Ref("session", id)).partition for id in ids]
     return ids[places.index(1)], ids[places.index(0)]
@@ -488,7 +488,7 @@ def split(store: StateStore) -> tuple[str, str]:
 def evict(world: World, store: StateStore, id: str) -> None:
     """Let a record's time in Redis be over."""
     with redis.Redis.from_url(world.url) as client:
-        client.delete(store._twin.tiers().keys.of(Ref("session", id)).record)
+        client.delete(store._twin._lifecycle.tiers().keys.of(Ref("session", id)).record)
 
 
 def texts(store: StateStore, id: str) -> list[Any]:
@@ -497,7 +497,7 @@ def texts(store: StateStore, id: str) -> list[Any]:
 
 def named(store: StateStore, id: str) -> dict[str, Any]:
     """What the audit says that was lost of a session."""
-    (note,) = [each.data for each in store.audit(type="conversation.repaired") if each.subject == f"session:{id}"]
+    (note,) = [each.data for each in store.admin.audit(type="conversation.repaired") if each.subject == f"session:{id}"]
     return {name: note[name] for name in ("lost", "items")}
 
 
@@ -513,14 +513,14 @@ class Forked(World):
             self.source, self.fork = (first, later) if source_first else (later, first)
             session = store.session(self.source if in_backup else "other")
             session.append(message("0"))
-            store.archive()
+            store.admin.archive()
             self.sql.back_up()
             session = store.session(self.source)
             session.append(*(message(f"{number}") for number in range(1, 10)))
             session.items("x").put_many({f"{number}": "old" for number in range(items)})
-            store.archive()
+            store.admin.archive()
             session.fork(self.fork)
-            store.archive()
+            store.admin.archive()
         self.sql.restore()
 
 
@@ -538,12 +538,12 @@ def test_a_fork_keeps_what_only_redis_has_of_its_source_if_that_leaves_redis_bef
             evict(world, store, world.source)
 
     with world.opened() as (store,):
-        store.repair(progress=leave)
+        store.admin.repair(progress=leave)
         assert texts(store, world.fork) == ["0", "7", "8", "9"]
         assert named(store, world.fork) == {"lost": [[1, 6]], "items": True}
         store.session(world.source).append(*(message(f"other {number}") for number in range(10)))
         store.session(world.fork).set("n", 1)
-        store.archive()
+        store.admin.archive()
     world.empty()
     with world.opened() as (store,):
         assert texts(store, world.fork) == ["0", "7", "8", "9"]
@@ -558,7 +558,7 @@ def test_a_fork_shows_nothing_of_what_its_source_became_as_it_was_read_from_the_
         evict(world, store, world.source)
         for number in range(5):
             store.session(world.source).append(message(f"other {number}"))
-        store.repair()
+        store.admin.repair()
         assert texts(store, world.fork) == ["0"]
         assert named(store, world.fork) == {"lost": [[1, 9]], "items": True}
         assert texts(store, world.source) == ["0", *(f"other {number}" for number in range(5))]
@@ -572,26 +572,26 @@ def test_items_that_a_fork_shows_and_its_source_lost_are_named_for_the_fork(
     with world.opened() as (store,):
         if written:
             store.session(world.source).items("x").put("0", "new")
-        store.repair()
+        store.admin.repair()
         assert named(store, world.fork)["items"]
 
 
 def test_items_that_come_with_the_source_are_not_named_for_a_fork(warm: str, tmp_path: Path) -> None:
     world = Forked(warm, tmp_path, source_first=True)
     with world.opened() as (store,):
-        assert not store.repair().lost_items
+        assert not store.admin.repair().lost_items
         assert store.session(world.fork).items("x").get("0") == "old"
 
 
 def test_a_fork_of_a_fork_shows_its_items_where_both_come_whole(warm: str, tmp_path: Path) -> None:
     world = Forked(warm, tmp_path)
     with world.opened() as (store,):
-        store.repair()
+        store.admin.repair()
         source = store.session(world.source)
         source.items("x").put("k", "old")
-        store.archive()
+        store.admin.archive()
         world.sql.back_up()
-        keys = store._twin.tiers().keys
+        keys = store._twin._lifecycle.tiers().keys
         place = keys.of(source.ref).partition
         first, second = [
             id for id in (f"d{number}" for number in range(40)) if keys.of(Ref("session", id)).partition == place
@@ -599,13 +599,13 @@ def test_a_fork_of_a_fork_shows_its_items_where_both_come_whole(warm: str, tmp_p
         source.fork(first)
         store.session(first).set("n", 1)
         store.session(first).set("n", 2)
-        store.archive()
+        store.admin.archive()
         store.session(first).fork(second)
         store.session(second).set("n", 3)
-        store.archive()
+        store.admin.archive()
     world.sql.restore()
     with world.opened() as (store,):
-        assert not store.repair().lost_items
+        assert not store.admin.repair().lost_items
         for id in (first, second):
             assert store.session(id).items("x").get("k") == "old"
 
@@ -624,11 +624,11 @@ def test_a_repair_that_ends_before_its_epoch_begins_is_no_loss(
     with world.opened() as (store,):
         with monkeypatch.context() as broken, suppress(Killed):
             broken.setattr(ColdStore, step, kill)
-            store.repair()
-        store.repair()
+            store.admin.repair()
+        store.admin.repair()
         for id in (world.fork, world.source):
             assert texts(store, id) == ["0", "7", "8", "9"]
-        assert [each for each in store.doctor() if not each.ok and each.name in _ALARMS] == []
+        assert [each for each in store.admin.doctor() if not each.ok and each.name in _ALARMS] == []
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["a record that comes whole", "a commit"])
@@ -637,12 +637,12 @@ def test_what_sql_refuses_is_neither_counted_as_brought_nor_archived(warm: str, 
     with world.opened() as (store,):
         session = store.session("s0")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         world.sql.back_up()
         # The last archived entry stays in the journal.
         for number in range(1 + whole):
             session.set("n", number)
-        store.archive()
+        store.admin.archive()
         session.set("n", 2)
         session.set("n", 3)
         version = session.version()
@@ -651,12 +651,12 @@ def test_what_sql_refuses_is_neither_counted_as_brought_nor_archived(warm: str, 
     with closing(sqlite3.connect(tmp_path / "archive.db")) as connection:
         connection.execute(trigger)
     with world.opened() as (store,):
-        done = store.repair()
+        done = store.admin.repair()
         session = store.session("s0")
         assert (done.records, done.commits, done.refused) == (0, 0 if whole else 2, (("session", "s0"),))
         with pytest.raises(DurabilityUnknown):
-            session.confirm("archived")
-        (found,) = [each for each in store.doctor() if each.name == "sql quarantine"]
+            session.version(durability="archived")
+        (found,) = [each for each in store.admin.doctor() if each.name == "sql quarantine"]
         assert not found.ok
         # The commits that came with it no longer count as archived.
         assert store._twin._lifecycle.cold.count_quarantined() == (3 if whole else 1)
@@ -668,15 +668,15 @@ def test_a_store_that_is_open_while_sql_is_put_back_shows_no_shorter_history(war
     with world.opened() as (store,):
         session = store.session("s0")
         session.append(message("0"))
-        store.archive()
+        store.admin.archive()
         world.sql.back_up()
         for number in range(1, 5):
             session.append(message(f"{number}"))
-            store.archive()
+            store.admin.archive()
         assert len(session.history()) == 5
         world.sql.restore()
         for call in (session.history, lambda: session.at(version=5), lambda: session.fork("s9"), session.messages):
             with pytest.raises(ColdUnavailable):
                 call()
-        store.repair()
+        store.admin.repair()
         assert [each.version for each in session.history()] == [1, 5, 6]

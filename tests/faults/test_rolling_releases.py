@@ -209,8 +209,8 @@ def test_tables_are_migrated_beside_workers_that_go_on_and_new_ones_start(
                     assert worker.process.exit_code == 0
         taken_back(archive)
         with StateStore.open(server.url, archive=archive, namespace="n") as store:
-            store.archive()
-            assert not [each for each in store.doctor() if not each.ok and each.name.startswith("partition")]
+            store.admin.archive()
+            assert not [each for each in store.admin.doctor() if not each.ok and each.name.startswith("partition")]
         whole = list(map(str.split, said))
         server.stop()
     with redis_server() as empty, StateStore.open(empty.url, archive=archive, namespace="n") as store:

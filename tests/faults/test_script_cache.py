@@ -122,7 +122,7 @@ async def test_a_server_that_forgets_every_script_at_once_serves_all_the_same(st
     async with store.batch() as batch:
         for number in range(5):
             batch.on(store.session(f"b{number}")).set("n", number)
-    await store.archive()
+    await store.admin.archive()
     assert await session.get_all(fresh=True) == {"n": 3, "m": 3}
     assert [await store.session(f"b{number}").get("n", fresh=True) for number in range(5)] == list(range(5))
     assert [change.version for change in await session.history()] == list(range(1, 7))

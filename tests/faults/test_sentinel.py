@@ -221,7 +221,7 @@ async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are
         store = await opened(face, every, **place)
         first, second, third = watched.sentinels
         old = f"127.0.0.1:{watched.primary.port}"
-        found = {each.name: each for each in await store.doctor()}
+        found = {each.name: each for each in await store.admin.doctor()}
         shown = [(found[name].ok, found[name].found) for name in ("sentinels", "sentinels' primary", "quorum")]
         assert shown == [
             (True, "4 of 4 answer"),
@@ -230,7 +230,7 @@ async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are
         ]
         new = f"127.0.0.1:{watched.failover().port}"
         third.kill()
-        found = {each.name: each for each in await store.doctor()}
+        found = {each.name: each for each in await store.admin.doctor()}
         assert (found["sentinels"].ok, found["sentinels"].found) == (False, "3 of 4 answer")
         assert f"127.0.0.1:{third.port}" in found["sentinels"].advice
         assert not found["sentinels' primary"].ok
@@ -239,7 +239,7 @@ async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are
         wait_until(
             lambda: str(first.ask("SENTINEL", "SENTINELS", "mymaster")).count("s_down") == 2, "nobody missed them"
         )
-        found = {each.name: each for each in await store.doctor()}
+        found = {each.name: each for each in await store.admin.doctor()}
         assert not found["quorum"].ok
         assert "NOQUORUM" in found["quorum"].found
         await store.close()

@@ -63,7 +63,7 @@ async def begun(opener: Any, **settings: Any) -> Any:
             await store.session(f"old{number}").set("n", 0)
             seen.add(partition)
     assert len(seen) == PARTITIONS
-    await store.archive()
+    await store.admin.archive()
     return store
 
 
@@ -78,7 +78,7 @@ async def archived(store: Any) -> None:
 
     async def done() -> bool:
         try:
-            await store.archive()
+            await store.admin.archive()
             await store.session("old0").history(limit=1)  # what another worker has archived asks nobody
         except ColdUnavailable:
             return False
@@ -109,7 +109,7 @@ async def test_a_worker_starts_and_serves_with_redis_alone(opener: Any, how: str
     store = await begun(opener)
     await store.session("warm").set("n", 0)
     await store.session("gone").set("n", 0)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "gone").record)
     await store.close()
@@ -122,11 +122,11 @@ async def test_a_worker_starts_and_serves_with_redis_alone(opener: Any, how: str
         async with alone.events("*"):  # joining needs nothing of SQL
             await is_away(alone, "gone")
         assert await alone.session("new").set("n", 0) == 1, "Redis knows that it is"
-        findings = {finding.name: finding for finding in await alone.doctor()}
+        findings = {finding.name: finding for finding in await alone.admin.doctor()}
         assert not findings["sql"].ok
         await alone.close()
     store = await opener(partitions=PARTITIONS)
-    await store.archive()
+    await store.admin.archive()
     await whole(store, "warm", list(range(6)))
     await whole(store, fresh.id, [0])
 
@@ -148,7 +148,7 @@ async def test_another_database_is_refused_when_it_comes(opener: Any, postgres_u
         store = await opener(archive=postgres_url, partitions=PARTITIONS)
         await store.session("old0").set("n", 1)
     with pytest.raises(ConfigurationError, match="has no namespace"):
-        await store.archive()
+        await store.admin.archive()
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as raw:
         assert raw.execute("SELECT count(*) FROM namespaces").fetchone() == (0,)
 
@@ -195,7 +195,7 @@ async def test_what_is_written_while_sql_is_away_is_archived_once_it_is_back(ope
             await whole(each, "old0", list(range(16)))
             await whole(each, fresh.id, [0])
             assert not await each.session("unknown").exists()
-            assert (await each.stats())["unarchived"] == 0
+            assert (await each.admin.stats())["unarchived"] == 0
 
 
 @postgres
@@ -207,7 +207,7 @@ async def test_a_conversation_is_begun_under_a_name_that_redis_knows_to_be_new(o
         for id in ("seen", "taken"):
             assert not await store.session(id).exists()
         await store.session("taken").set("n", 0)
-        await store.archive()
+        await store.admin.archive()
         tiers(store).hot.forget("session:taken")
         drop(store, "taken")  # it was begun, archived, and left Redis since it was seen to be new
         leave(server, how)
@@ -229,7 +229,7 @@ async def test_without_the_token_or_the_ids_of_redis_it_would_be_begun_twice(ope
         assert not await other.session("taken").exists()
         seen = tiers(other).known_ids["session:taken"]
         await store.session("taken").set("n", 0)
-        await store.archive()
+        await store.admin.archive()
         drop(store, "taken")
         leave(server, "killed")
         tiers(other).hot.forget("session:taken")
@@ -322,7 +322,7 @@ async def test_a_worker_that_is_stopped_in_a_transaction_holds_nobody_up(
         else:
             for _ in range(5):
                 with pytest.raises(ColdUnavailable):
-                    await store.archive()
+                    await store.admin.archive()
     finally:
         with suppress(ColdUnavailable):  # the server has undone it
             stopped.__exit__(None, None, None)
@@ -337,7 +337,7 @@ async def test_a_file_that_another_process_has_locked_is_away(opener: Any, tmp_p
     other.execute("BEGIN IMMEDIATE")
     await written(store, ["old0"], 1)
     with pytest.raises(ColdUnavailable, match="locked"):
-        await store.archive()
+        await store.admin.archive()
     assert not await store.session("unknown").exists()
     other.execute("ROLLBACK")
     other.close()
@@ -358,7 +358,7 @@ async def test_nothing_is_archived_into_a_file_that_was_removed(opener: Any, tmp
     await written(store, ["old0"], 1)
     for _ in range(3):
         with pytest.raises(ColdUnavailable):
-            await store.archive()
+            await store.admin.archive()
     shutil.copytree(kept, folder)
     await archived(store)
     await whole(store, "old0", list(range(6)))

@@ -77,7 +77,7 @@ def opened(server: RedisServer, sql: Sql, **settings: Any) -> Iterator[StateStor
 
 
 def healthy(store: StateStore) -> bool:
-    return all(each.ok for each in store.doctor() if each.name.startswith("partition"))
+    return all(each.ok for each in store.admin.doctor() if each.name.startswith("partition"))
 
 
 def texts(store: StateStore, id: str) -> list[Any]:
@@ -89,7 +89,7 @@ def test_what_redis_has_comes_back(server: RedisServer, sql: Sql) -> None:
         session = store.session("s", user="alice")
         session.set_many({"n": 0, "gone": 1})
         session.append({"role": "user", "content": "first"})
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         session.append({"role": "user", "content": "second"})
         session.delete("gone")
@@ -97,7 +97,7 @@ def test_what_redis_has_comes_back(server: RedisServer, sql: Sql) -> None:
         new = store.session("new", user="bob")
         new.set("made", "later")
         store.emit("thing.happened", {"n": 1}, subject=session)
-        store.archive()
+        store.admin.archive()
         # Not archived before the backup is restored: the journal has these.
         only = store.session("journal")
         only.set("n", 1)
@@ -106,17 +106,17 @@ def test_what_redis_has_comes_back(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql) as store:
         assert not healthy(store)
         assert store.session("s").set("m", 1) == 6
-        planned = store.repair(dry_run=True)
-        assert store.repair(dry_run=True) == planned
+        planned = store.admin.repair(dry_run=True)
+        assert store.admin.repair(dry_run=True) == planned
         assert not healthy(store)
-        done = store.repair()
+        done = store.admin.repair()
         assert done == planned
         assert done.behind
         assert not done.lost
         assert not done.deleted
         assert healthy(store)
-        store.archive()
-        assert store.repair() == Repaired(partitions=4)
+        store.admin.archive()
+        assert store.admin.repair() == Repaired(partitions=4)
     # From SQL alone:
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
@@ -131,9 +131,9 @@ def test_what_redis_has_comes_back(server: RedisServer, sql: Sql) -> None:
         with pytest.raises(NotFound):
             session.at(version=4)
         assert [each.version for each in store.session("journal").history()] == [1, 2]
-        assert "thing.happened" in {each.type for each in store.audit()}
+        assert "thing.happened" in {each.type for each in store.admin.audit()}
         assert session.set("n", 5) == 7
-        store.archive()
+        store.admin.archive()
         assert healthy(store)
 
 
@@ -143,24 +143,24 @@ def test_messages_that_neither_has_are_named_and_the_others_shown(server: RedisS
         session = store.session("s")
         for n in range(10):
             session.append({"role": "user", "content": str(n)})
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         for n in range(10, 30):
             session.append({"role": "user", "content": str(n)})
-        store.archive()
+        store.admin.archive()
         session.fork("fork")
         store.session("fork").append({"role": "user", "content": "of the fork"})
-        store.archive()
+        store.admin.archive()
         sql.restore()
     with opened(server, sql, **settings) as store:
-        done = store.repair()
+        done = store.admin.repair()
         assert sorted(done.lost, key=str) == [LostMessages("session", id, 10, 24) for id in ("fork", "s")]
         shown = [*map(str, range(10)), *map(str, range(25, 30))]
         assert texts(store, "s") == shown
         assert texts(store, "fork") == [*shown, "of the fork"]
         store.session("s").append({"role": "user", "content": "next"})
         assert texts(store, "s")[-2:] == ["29", "next"]
-        store.archive()
+        store.admin.archive()
         assert healthy(store)
 
 
@@ -169,16 +169,16 @@ def test_a_commit_after_a_repair_that_left_out_lost_messages_is_archived(server:
         session = store.session("s")
         for n in range(5):
             session.append(message(str(n)))
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         for n in range(5, 20):
             session.append(message(str(n)))
-        store.archive()
+        store.admin.archive()
         sql.restore()
     with opened(server, sql, recent_messages=5) as store:
         for n in range(20, 30):
             store.session("s").append(message(str(n)))
-        (lost,) = store.repair().lost
+        (lost,) = store.admin.repair().lost
         version = store.session("s").append(message("next"), durability="archived")
         assert store.session("s").append(message("last"), durability="archived") == version + 1
         assert lost.first == 5
@@ -199,7 +199,7 @@ def test_items_come_back_with_their_record(server: RedisServer, sql: Sql) -> Non
         for id in ("s", "cleared", "rolled", "journal", "ended"):
             store.session(id).items("x").put_many({"a": 1, "b": 1, "c": 1})
         store.session("later").set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         for id in ("s", "cleared", "rolled", "ended"):
             store.session(id).items("x").put_many({"a": 2, "d": b"2"})
@@ -212,7 +212,7 @@ def test_items_come_back_with_their_record(server: RedisServer, sql: Sql) -> Non
             store.session(id).items("y").put("n", 1)
             store.session(id).set("n", 1)
         store.delete("ended")
-        store.archive()
+        store.admin.archive()
         store.session("s").items("x").put("f", 4)
         store.session("journal").items("x").put("a", 5)
         sql.restore()
@@ -223,19 +223,19 @@ def test_items_come_back_with_their_record(server: RedisServer, sql: Sql) -> Non
         "journal": {"a": 5, "b": 1, "c": 1},
     }
     with opened(server, sql) as store:
-        done = store.repair()
+        done = store.admin.repair()
         assert done.records
         assert not done.lost_items
         assert {id: items_of(store, id) for id in shown} == shown
         store.session("s").items("x").put("c", 6)
-        store.archive()
+        store.admin.archive()
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
     with opened(server, sql) as store:
         assert {id: items_of(store, id) for id in shown} == shown | {"s": shown["s"] | {"c": 6}}
         assert items_of(store, "new", "y") == items_of(store, "later", "y") == {"n": 1}
         for id, where in (("new", "y"), ("later", "y"), *((id, "x") for id in shown)):
-            store.import_(store.export(id), id="copy " + id)
+            store.admin.import_(store.admin.export(id), id="copy " + id)
             assert items_of(store, "copy " + id, where) == items_of(store, id, where)
         store.session("ended").create({})
         assert items_of(store, "ended") == {}
@@ -247,19 +247,19 @@ def test_of_which_records_items_may_be_lost_is_said(server: RedisServer, sql: Sq
     with opened(server, sql) as store:
         for id in ("s", "same"):
             store.session(id).items("x").put("a", 1)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         store.session("s").items("x").put_many({f"k{number:03d}": number for number in range(100)})
-        store.archive()
+        store.admin.archive()
         store.session("s").set("n", 1)
         store.session("same").set("n", 1)
-        store.archive()
+        store.admin.archive()
         if gone:
             with redis.Redis.from_url(server.url) as client:
-                client.delete(store._twin.tiers().keys.of(Ref("session", "s")).items)
+                client.delete(store._twin._lifecycle.tiers().keys.of(Ref("session", "s")).items)
         sql.restore()
     with opened(server, sql) as store:
-        done = store.repair()
+        done = store.admin.repair()
         assert done.lost_items == (("session", "s"),)
         assert items_of(store, "s") == {"a": 1} | ({} if gone else {f"k{n:03d}": n for n in range(36, 100)})
         assert (items_of(store, "same"), store.session("same").get("n")) == ({"a": 1}, 1)
@@ -269,16 +269,16 @@ def test_what_was_deleted_or_erased_since_stays_so(server: RedisServer, sql: Sql
     with opened(server, sql) as store:
         for id in ("erased", "forgotten", "deleted"):
             store.session(id, user="u" if id == "forgotten" else None).append({"role": "user", "content": "secret"})
-        store.archive()
+        store.admin.archive()
         sql.back_up()
-        store.session("erased").erase()
+        store.erase("erased")
         store.forget("u")
         store.delete("deleted")
-        store.archive()
+        store.admin.archive()
         sql.restore()
     with opened(server, sql) as store:
         assert texts(store, "erased") == ["secret"]  # as in the backup: nobody has said otherwise yet
-        done = store.repair()
+        done = store.admin.repair()
         assert sorted(done.deleted) == [("session", "erased"), ("session", "forgotten")]
         for id in ("erased", "forgotten", "deleted"):
             assert texts(store, id) == []
@@ -287,7 +287,7 @@ def test_what_was_deleted_or_erased_since_stays_so(server: RedisServer, sql: Sql
 
 def evict(server: RedisServer, store: StateStore, id: str) -> None:
     with redis.Redis.from_url(server.url) as client:
-        client.delete(store._twin.tiers().keys.of(Ref("session", id)).record)
+        client.delete(store._twin._lifecycle.tiers().keys.of(Ref("session", id)).record)
 
 
 def message(text: str) -> dict[str, Any]:
@@ -302,22 +302,22 @@ def test_what_was_erased_and_began_again_shows_nothing_of_before(server: RedisSe
     def begin(store: StateStore) -> None:
         store.session("s").create({})
         store.session("s").append(message("new"))
-        store.archive()
+        store.admin.archive()
 
     with opened(server, sql) as store:
         session = store.session("s")
         session.append(message("secret"), message("more"))
-        store.archive()
+        store.admin.archive()
         sql.back_up()
-        session.erase()
+        store.erase(session.id)
         assert texts(store, "s") == []
         if begun == "before":
             begin(store)
             session.set("n", 1)
-            store.archive()
+            store.admin.archive()
         sql.restore()
     with opened(server, sql) as store:
-        store.repair()
+        store.admin.repair()
         if begun == "after":
             begin(store)
         assert texts(store, "s") == ["new"]
@@ -333,15 +333,15 @@ def test_a_fork_of_what_was_erased_stays(server: RedisServer, sql: Sql) -> None:
         store.session("s").append(message("a"))
         store.session("s").fork("fork")
         store.session("fork").append(message("own"))
-        store.archive()
-        store.session("s").erase()
+        store.admin.archive()
+        store.erase("s")
         sql.back_up()
         for text in ("later", "still later"):
             store.session("fork").append(message(text))
-            store.archive()
+            store.admin.archive()
         sql.restore()
     with opened(server, sql) as store:
-        store.repair()
+        store.admin.repair()
         assert store._twin._lifecycle.cold.pending() == []
         assert texts(store, "fork") == ["a", "own", "later", "still later"]
 
@@ -351,19 +351,19 @@ def test_a_fork_of_what_redis_lost_does_not_show_what_comes_in_its_place(server:
     with opened(server, sql, recent_messages=2, partitions=1) as store:
         source = store.session("s")
         source.append(*[message(str(n)) for n in range(3)])
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         source.append(*[message(str(n)) for n in range(3, 6)])
-        store.archive()
+        store.admin.archive()
         source.fork("fork")
         store.session("fork").append(message("own"))
-        store.archive()
+        store.admin.archive()
         evict(server, store, "s")
         sql.restore()
     with opened(server, sql, recent_messages=2, partitions=1) as store:
-        assert [each.id for each in store.repair().lost] == ["fork"]
+        assert [each.id for each in store.admin.repair().lost] == ["fork"]
         store.session("s").append(*[message(f"wrong {n}") for n in range(3)])
-        store.archive()
+        store.admin.archive()
         assert texts(store, "fork") == ["0", "1", "2", "own"]
 
 
@@ -372,18 +372,18 @@ def test_messages_that_are_shown_again_are_named_if_they_are_lost(server: RedisS
     with opened(server, sql, recent_messages=1) as store:
         session = store.session("s")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         session.append(message("a"), message("b"))
-        store.archive()
+        store.admin.archive()
         session.clear(messages=True)
-        store.archive()
+        store.admin.archive()
         session.rollback(steps=1)
-        store.archive()
+        store.admin.archive()
         assert texts(store, "s") == ["a", "b"]
         sql.restore()
     with opened(server, sql, recent_messages=1) as store:
-        assert store.repair().lost
+        assert store.admin.repair().lost
         assert texts(store, "s") == []
         store.session("s").append(message("c"))
         assert texts(store, "s") == ["c"]
@@ -393,15 +393,15 @@ def test_messages_that_are_shown_again_are_named_if_they_are_lost(server: RedisS
 def test_what_was_deleted_read_from_the_backup_and_written_is_deleted_again(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql) as store:
         store.session("s").append(message("secret"))
-        store.archive()
+        store.admin.archive()
         sql.back_up()
-        store.session("s").erase()
+        store.erase("s")
         store.emit("conversation.deleted", subject=store.session("s"))  # anybody may say so: it is about no version
-        store.archive()
+        store.admin.archive()
         sql.restore()
     with opened(server, sql) as store:
         assert store.session("s").set("n", 1) == 2
-        assert store.repair().deleted == (("session", "s"),)
+        assert store.admin.repair().deleted == (("session", "s"),)
         assert texts(store, "s") == []
         assert not store.session("s").exists()
         assert store.session("s").at(version=2).fields == {"n": 1}
@@ -416,48 +416,52 @@ def test_after_a_repair_nothing_is_left_to_look_at(server: RedisServer, sql: Sql
     with opened(server, sql, partitions=1) as store:
         session = store.session("s")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         session.set("n", 1)
         session.set("n", 2)
-        store.archive()
+        store.admin.archive()
         session.set("n", 3)
         session.set("n", 4)
         sql.restore()
     with opened(server, sql, partitions=1) as store:
-        done = store.repair()
+        done = store.admin.repair()
         assert (done.records, done.aside, done.branched) == (1, 2, 0)
-        assert {each.name for each in store.doctor() if not each.ok} & {"sql quarantine", "epochs", "branches"} == set()
-        (note,) = store.audit(type="conversation.repaired")
+        assert {each.name for each in store.admin.doctor() if not each.ok} & {
+            "sql quarantine",
+            "epochs",
+            "branches",
+        } == set()
+        (note,) = store.admin.audit(type="conversation.repaired")
         assert note.subject == "session:s"
         shown = {"version": 5, "after": 1, "aside": 2, "lost": [], "items": False, "deleted": False}
         assert note.data == shown
         cold = store._twin._lifecycle.cold
         assert cold.count_quarantined() == 0
         assert len(cold.quarantined()) == 2
-        assert store.session("s").confirm("archived") == 5
+        assert store.session("s").version(durability="archived") == 5
         cold.purge(2**62, events_before_ms=0)
         assert cold.quarantined() == []
-        assert len(store.audit(type="conversation.repaired")) == 1
+        assert len(store.admin.audit(type="conversation.repaired")) == 1
 
 
 def test_a_commit_that_redis_left_as_it_read_the_backup_is_kept_in_a_branch(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, partitions=1) as store:
         session = store.session("s")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         session.set("n", 1)
         session.set("n", 2)
-        store.archive()
+        store.admin.archive()
         evict(server, store, "s")
         sql.restore()
     with opened(server, sql, partitions=1) as store:
         assert store.session("s").set("m", 1) == 2
-        assert store.repair(dry_run=True).branched == 1
-        assert store.repair().branched == 1
+        assert store.admin.repair(dry_run=True).branched == 1
+        assert store.admin.repair().branched == 1
         assert store.session("s").get_all() == {"n": 0, "m": 1}
-        (branch,) = store.session("s").branches()
+        (branch,) = store.admin.branches("s")
         assert (branch.commits, branch.version, branch.missing) == (1, 3, ((2, 2),))
         assert store._twin._lifecycle.cold.quarantined() == []
         assert store.session("s").set("n", 5, durability="archived") == 3
@@ -468,24 +472,24 @@ def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer,
     with opened(server, sql, partitions=1) as store:
         session = store.session("s")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         for n in range(1, 3):
             session.set("n", n)
-        store.archive()
+        store.admin.archive()
         session.set("n", 3)
         session.checkpoint("safe")
         sql.restore()
     with opened(server, sql, partitions=1) as store:
-        done = store.repair()
+        done = store.admin.repair()
         assert (done.records, done.aside) == (1, len(store._twin._lifecycle.cold.quarantined()))
         session = store.session("s")
         session.set("n", 9)
         session.rollback(label="safe")
         assert session.get("n") == 3
-        store.archive()
-        lines = store.export("s")
-        assert store.import_(lines, id="copy") == "copy"
+        store.admin.archive()
+        lines = store.admin.export("s")
+        assert store.admin.import_(lines, id="copy") == "copy"
         assert store.session("copy").get("n") == 3
 
 
@@ -497,20 +501,20 @@ def test_a_repair_that_died_over_a_hole_in_the_journal_loses_nothing(
     with opened(server, sql, **settings) as store:
         session = store.session("s0")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         for n in (4, 4, 4, 1):
             session.set("n", n)
         with redis.Redis.from_url(server.url) as client:
-            assert client.xdel(store._twin.tiers().keys.partition(0).journal, "2-0", "3-0") == 2
+            assert client.xdel(store._twin._lifecycle.tiers().keys.partition(0).journal, "2-0", "3-0") == 2
         with monkeypatch.context() as broken:
             broken.setattr(ColdStore, "backfill", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                store.repair()
+                store.admin.repair()
         wait_until(lambda: served(store), "it is not served", 20)
         assert (session.get("n"), session.version()) == (1, 5)
-        assert store.repair().records == 1
+        assert store.admin.repair().records == 1
         assert (session.get("n"), session.version()) == (1, 5)
-        assert not session.branches()
+        assert not store.admin.branches(session.id)
 
 
 @pytest.mark.parametrize("first", [2, 3], ids=["at SQL's cursor", "further on"])
@@ -521,24 +525,24 @@ def test_a_hole_in_the_journal_is_filled_or_the_record_comes_whole(
     with opened(server, sql, partitions=1, memory_bytes=memory) as store:
         session = store.session("s")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         for n in range(1, 5):
             session.set("n", n)
-        journal = store._twin.tiers().keys.of(Ref("session", "s")).journal
+        journal = store._twin._lifecycle.tiers().keys.of(Ref("session", "s")).journal
         with redis.Redis.from_url(server.url) as client:
             assert client.xdel(journal, f"{first}-0", f"{first + 1}-0") == 2
         with pytest.raises(Exception, match=f"lacks entry {first}"):
-            store.archive()
+            store.admin.archive()
         assert not healthy(store)
-        done = store.repair()
+        done = store.admin.repair()
         before = first - 2  # was archived
         assert (done.records, done.commits, done.aside) == ((0, 4 - before, 0) if memory else (1, 0, 1 - before))
-        store.archive()
+        store.admin.archive()
         assert healthy(store)
         alone = [*range(1, first), 5]
         assert [each.version for each in session.history()] == ([1, 2, 3, 4, 5] if memory else alone)
         assert session.set("n", 5) == 6
-        assert not session.branches()
+        assert not store.admin.branches(session.id)
 
 
 def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
@@ -547,11 +551,11 @@ def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
         sessions = [store.session(f"s{n}") for n in range(40)]
         for session in sessions:
             session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         for session in sessions:
             session.set("n", 1)
-        store.archive()
+        store.admin.archive()
         sql.restore()
     failed: list[StateError] = []
     with opened(server, sql) as store:
@@ -572,7 +576,7 @@ def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
         try:
             wait_until(lambda: len(given) == 4, "the writers do not write")
             with opened(server, sql) as other:
-                other.repair()
+                other.admin.repair()
             before = {name: len(each) for name, each in given.items()}
             wait_until(lambda: failed or all(len(given[name]) > before[name] + 5 for name in before), "they stop")
         finally:
@@ -582,7 +586,7 @@ def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
         assert not failed
         for numbers in given.values():
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        store.archive()
+        store.admin.archive()
         assert healthy(store)
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
@@ -604,10 +608,10 @@ def test_while_a_long_journal_is_read_the_right_to_start_is_kept(
     with opened(server, sql, partitions=1) as store:
         session = store.session("s")
         session.set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         session.set("n", 1)
-        store.archive()
+        store.admin.archive()
         for n in range(100):
             session.set("n", n)
         sql.restore()
@@ -621,7 +625,7 @@ def test_while_a_long_journal_is_read_the_right_to_start_is_kept(
     monkeypatch.setattr(Partitions, "renew_right", counted)
     monkeypatch.setattr(reconcile, "_PAGE", 10)
     with opened(server, sql, partitions=1) as store:
-        store.repair()
+        store.admin.repair()
     assert len(asked) > 10, "once a page"
     assert len(set(asked)) == 1
 
@@ -640,26 +644,26 @@ def test_a_repair_that_was_broken_off_changes_nothing_and_is_repeated(
     with opened(server, sql, partitions=1, retry_for=1.0, timeout=1.0) as store:
         for n in range(3):
             store.session(f"s{n}").set("n", 0)
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         for n in range(3):
             store.session(f"s{n}").set("n", 1)
-        store.archive()
+        store.admin.archive()
         sql.restore()
     with opened(server, sql, partitions=1, retry_for=1.0, timeout=1.0) as store:
         with monkeypatch.context() as broken:
             broken.setattr(ColdStore, "reach", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                store.repair()
+                store.admin.repair()
         # Who died with the right to start it holds it for two seconds; then Redis is served as before.
         session = store.session("s0")
         wait_until(lambda: served(store), "it is not served", 20)
         assert session.get("n") == 1
         assert session.set("n", 2) == 3
         assert not healthy(store)
-        done = store.repair()
+        done = store.admin.repair()
         assert (done.records, done.commits) == (0, 1)
-        store.archive()
+        store.admin.archive()
         assert healthy(store)
 
 
@@ -673,7 +677,7 @@ def served(store: StateStore) -> bool:
 def test_while_it_is_repaired_nobody_else_lets_others_write(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, partitions=1) as store:
         store.session("s").set("n", 1)
-        tiers = store._twin.tiers()
+        tiers = store._twin._lifecycle.tiers()
         keys = tiers.keys.partition(0)
         with redis.Redis.from_url(server.url) as client:
             kept = client.hgetall(keys.meta)
@@ -695,18 +699,18 @@ async def test_on_the_asyncio_face_and_with_encryption(server: RedisServer, sql:
     async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
         session = store.session("s")
         await session.set("n", 0)
-        await store.archive()
+        await store.admin.archive()
         sql.back_up()
         await session.set("n", 1)
         await session.append({"role": "user", "content": "text"})
-        await store.archive()
+        await store.admin.archive()
         sql.restore()
     told: list[Repaired] = []
     async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
-        done = await store.repair(progress=told.append)
+        done = await store.admin.repair(progress=told.append)
         assert done.records == 1
         assert [each.partitions for each in told] == [1, 2, 3, 4]
-        await store.archive()
+        await store.admin.archive()
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
     async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
@@ -720,11 +724,11 @@ def test_the_command_shows_repairs_and_says_what_is_lost(server: RedisServer, sq
     with opened(server, sql, **settings) as store:
         session = store.session("s")
         session.append({"role": "user", "content": "first"})
-        store.archive()
+        store.admin.archive()
         sql.back_up()
         for n in range(10):
             session.append({"role": "user", "content": str(n)})
-        store.archive()
+        store.admin.archive()
         sql.restore()
 
     def ran(*words: str) -> subprocess.CompletedProcess[str]:

@@ -70,7 +70,7 @@ async def test_messages_come_back_equal_and_of_their_class_from_every_tier(store
     assert isinstance(history, BaseChatMessageHistory)
     await history.aadd_messages(MESSAGES)
     assert await store.session("s").version() == 1, "one commit"
-    await store.archive()
+    await store.admin.archive()
     for forget in (False, True):
         if forget:
             with redis_of(store) as client:

@@ -234,7 +234,7 @@ def test_what_is_stored_is_encrypted_and_what_is_deleted_is_erased(settings: dic
         saver = DistributedStateSaver(store)
         graph = graph_on(saver)
         graph.invoke({"log": ["secret words"]}, config_of("t"))
-        store.archive()
+        store.admin.archive()
         file = Path(settings["archive"].removeprefix("sqlite:///"))
         with redis.Redis.from_url(settings["url"]) as client:
             kept = [client.dump(key) or b"" for key in client.scan_iter(f"{settings['namespace']}:*")]

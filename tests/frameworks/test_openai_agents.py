@@ -60,7 +60,7 @@ async def test_items_come_back_as_they_were_given_from_every_tier(store: Any) ->
     assert isinstance(session, Session)
     await session.add_items(ITEMS + ODD)
     assert await session.get_items() == ITEMS + ODD
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record)
         tiers(store).hot.forget("session:s")
@@ -78,14 +78,14 @@ async def test_they_are_the_messages_of_the_stores_session(store: Any) -> None:
     assert (await store.session("s").history())[-1].kind == "write"
     await store.session("s").append({"role": "assistant", "content": "mine", "item": 7})
     assert await session.get_items(1) == [{"role": "assistant", "content": "mine", "item": 7}]
-    await store.archive()
+    await store.admin.archive()
     assert [each.id for each in await store.sessions(user="u1")] == ["s"]
 
 
 async def test_limits_are_those_of_the_protocol(store: Any) -> None:
     session = session_of(store, session_settings={"limit": 2})
     await session.add_items(said(*range(50)))
-    await store.archive()  # so that all but the recent ones are in SQL alone
+    await store.admin.archive()  # so that all but the recent ones are in SQL alone
     assert await session.get_items() == said(48, 49), "the setting's"
     assert await session.get_items(3) == said(47, 48, 49)
     assert await session.get_items(0) == await session.get_items(-1) == []

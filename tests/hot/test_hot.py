@@ -636,7 +636,7 @@ async def test_an_emptied_redis_is_noticed_without_any_read(opener: Any) -> None
         store = await opener(url=server.url, max_staleness=0.4)
         session = store.session("s")
         await session.set("n", 1)
-        await store.archive()
+        await store.admin.archive()
         await warmed(session, store)
         with redis_of(store) as client:
             client.flushall()
@@ -833,7 +833,7 @@ async def test_many_readers_of_one_record_are_one_load(opener: Any) -> None:
     store = await opener(archiver=False)
     session = store.session("s")
     await session.set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record)
     loads, load, hot = list[float](), tiers(store).cold.load, tiers(store).hot

@@ -65,7 +65,7 @@ async def looked_at(*rights: str, tickets: Tickets | None = None) -> AsyncIterat
         )  # fmt: skip
         await session.set("city", "Bergen")
         await session.checkpoint("before")
-        await store.archive()
+        await store.admin.archive()
         yield store, Browser(served, await served.token("acme:", *(rights or RIGHTS)))
 
 
@@ -263,7 +263,7 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
         await session.rollback(version=7)
         await session.rollback(version=1)
         await store.session("acme:fork<").set("n", 1)
-        await store.archive()
+        await store.admin.archive()
         page = (await browser.get("/conversations/acme:c")).text
         assert page.count(f"<td>{store.replica}</td>") == 10
         assert "back to version 1" in page
@@ -286,7 +286,7 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
         await store.session("acme:many").create({})
         for number in range(70):
             await store.session("acme:many").set("n", number)
-        await store.archive()
+        await store.admin.archive()
         many = (await browser.get("/conversations/acme:many/graph")).text
         assert many.count("<circle") == 60
         assert "top=11" in many
@@ -364,7 +364,7 @@ async def test_long_histories_and_chats_are_pages() -> None:
         await session.create({})
         for number in range(70):
             await session.append({"role": "user", "content": f"said-{number}."})
-        await store.archive()
+        await store.admin.archive()
         seen, path, texts = 0, "/conversations/acme:long", list[str]()
         while path:
             found = (await browser.get(path)).text
@@ -386,7 +386,7 @@ async def test_what_is_too_large_for_a_page_is_named_and_hides_nothing_else() ->
         await session.append({"role": "user", "content": "said"})
         await session.append({"role": "user", "content": "y" * 2**20})
         await session.set("f1", "z")
-        await store.archive()
+        await store.admin.archive()
         now, was = [(await browser.get(f"/conversations/acme:large{each}")).text for each in ("", "?version=2")]
         for page in (now, was):
             assert "1.0 MiB" in page
@@ -420,9 +420,9 @@ async def test_a_conversation_is_exported_whole_by_those_who_may() -> None:
         sent = await browser.get("/conversations/acme:c/export")
         assert sent.headers["content-type"] == "application/jsonl"
         assert sent.headers["content-disposition"].endswith("UTF-8''acme%3Ac.jsonl")
-        lines = await store.export("acme:c")
+        lines = await store.admin.export("acme:c")
         assert sent.text == "".join(f"{line}\n" for line in lines)
-        await store.import_(sent.text.splitlines(), id="acme:copy")
+        await store.admin.import_(sent.text.splitlines(), id="acme:copy")
         assert await store.session("acme:copy").get("city") == "Bergen"
         reader = Browser(browser.served, await browser.served.token("acme:", "read", "write", "delete", "events"))
         refused, absent = await reader.get("/conversations/acme:c/export"), await browser.get("/conversations/x/export")
@@ -441,10 +441,10 @@ async def test_an_export_is_read_a_part_at_a_time_and_none_is_cut_off_unnoticed(
             await session.append({"role": "user", "content": f"said-{number}." + "x" * (PAGE // 20)})
         await session.fork("acme:fork")
         await store.session("acme:fork").set("n", 1)
-        await store.archive()
+        await store.admin.archive()
         for id, counts in (("acme:long", (0, 61)), ("acme:fork", (60, 2))):
             names = store.session(id)._context.keys
-            reading = Export(store.tiers(), names)
+            reading = Export(store._lifecycle.tiers(), names)
             parts = [await reading.begin()]
             while parts[-1]:
                 parts.append(await reading.following())
@@ -452,10 +452,10 @@ async def test_an_export_is_read_a_part_at_a_time_and_none_is_cut_off_unnoticed(
             assert (head["messages"], head["changes"]) == counts
             assert 60 > max(map(len, parts)) > 2
             assert max(sum(map(len, part)) for part in parts) < 2 * PAGE
-            assert [*chain(*parts)] == await store.export(id)
-        cut = Export(store.tiers(), store.session("acme:long")._context.keys)
+            assert [*chain(*parts)] == await store.admin.export(id)
+        cut = Export(store._lifecycle.tiers(), store.session("acme:long")._context.keys)
         await cut.begin()
-        monkeypatch.setattr(store.tiers().cold, "history", lambda *_, **__: [])
+        monkeypatch.setattr(store._lifecycle.tiers().cold, "history", lambda *_, **__: [])
         with pytest.raises(StateError, match="export it once more"):
             await cut.following()
 
@@ -500,7 +500,7 @@ async def test_conversations_are_found_by_phase_age_size_and_lease() -> None:
         await phased.transition("new_task")
         large = store.session("acme:large")
         await large.create({"x": "y" * 3_000_000})
-        await store.archive()
+        await store.admin.archive()
         assert await found("phase=planning") == {"phased"}
         assert await found("phase=executing") == set()
         assert await found("mib=2.5") == {"large"}
@@ -514,9 +514,9 @@ async def test_conversations_are_found_by_phase_age_size_and_lease() -> None:
             assert await found("held=true&phase=planning") == set()
         assert await found("held=true") == set()
         await phased.transition("plan_ready")
-        await store.archive()
+        await store.admin.archive()
         assert (await found("phase=planning"), await found("phase=executing")) == (set(), {"phased"})
-        await phased.erase()
+        await store.erase(phased.id)
         assert await found("phase=executing") == set()
         assert (await browser.get("/?mib=x")).status_code == 422
 
@@ -611,7 +611,7 @@ async def test_a_newcomer_finds_why_a_turn_took_four_seconds() -> None:
             turn.append(call.to_message())
         for number in range(25):
             await session.set("n", number)
-        await store.archive()
+        await store.admin.archive()
         page = (await browser.get("/conversations/acme:c?version=6")).text
         sentence = re.sub(r"<[^>]*>", "", page[page.index("It took") :].split("</p>")[0])
         assert sentence == "It took 4.0 s, of which 3.2 s (80 %) were tool search_hotels."
@@ -637,7 +637,7 @@ async def test_a_turn_over_http_shows_what_its_client_ran() -> None:
         }  # fmt: skip
         done = await browser.served.ask("POST", "/v1/conversations/acme:c/turns", token, json=turn)
         assert done.status_code == 200, done.text
-        await store.archive()
+        await store.admin.archive()
         page = (await browser.get("/conversations/acme:c")).text
         assert "It took <b>40" in page
         assert "(80 %) were <b>tool look up &lt;script&gt;" in page
@@ -656,7 +656,7 @@ def test_the_command_shows_a_store_of_a_cluster(servers: Any, tmp_path: Path) ->
     archive = tmp_path / "a.db"
     with StateStore.open(archive=f"sqlite:///{archive}", **place) as store:
         store.session("c").create({"city": "Oslo"})
-        store.archive()
+        store.admin.archive()
         with store.session("c").lock(), inspecting(archive, **place) as (_, link), httpx.Client() as client:
             root = client.get(link).headers["location"].removesuffix("/")
             base = link.partition("/inspect")[0] + root

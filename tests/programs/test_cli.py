@@ -495,7 +495,7 @@ def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str
         assert process.stdout.readline() == "archiving\n"
         store.session("s").set("a", 1)
         deadline = time.monotonic() + 20
-        while store.stats()["unarchived"]:
+        while store.admin.stats()["unarchived"]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
@@ -597,7 +597,7 @@ def test_what_happened_is_listed(run: Run, archive: str) -> None:
         session.checkpoint("x" * 400 + "\x07")
         store.session("t").set("a", 1)
         store.delete("t")
-        seen = store.audit()
+        seen = store.admin.audit()
     assert [event.type for event in seen][-1] == "conversation.deleted"
     shown = run("audit")
     assert shown.err == ""
@@ -675,7 +675,7 @@ def test_an_empty_list_says_that_commits_are_not_archived_yet(run: Run, fleet: t
         listed = run(*fleet, "sessions", "--fresh")
         assert re.search(r"\bs\b.*\b1\b", listed.out)
         assert "not archived" not in listed.err
-        store.archive()
+        store.admin.archive()
     assert "not archived" not in run(*fleet, "sessions", "--user", "nobody").err
 
 
@@ -692,7 +692,7 @@ def test_operators_tell_the_fleet(run: Run, archive: str) -> None:
     assert json.loads(run("send", "event", "mail.sent", "--data", '{"id": [7]}').out)["data"] == {"id": [7]}
     assert run("send", "delete", "c1").out == "conversation.deleted c1 version 4\n"
     with StateStore.open(archive=archive) as store:
-        events = store.audit()
+        events = store.admin.audit()
     assert [(each.type, each.data) for each in events] == [
         ("conversation.created", {}),
         ("conversation.cleared", {"messages": True}),
@@ -828,7 +828,7 @@ def test_a_config_is_given_to_the_fleet_or_to_one_agent(run: Run, archive: str, 
     with StateStore.open(archive=archive) as store:
         record = store.app("agent-config")
         assert [record.get(name)["config"] for name in ("all", "agent:notes")] == [{"poll_interval": 5}] * 2
-        told = [(event.type, event.subject, event.data["agent"]) for event in store.audit()]
+        told = [(event.type, event.subject, event.data["agent"]) for event in store.admin.audit()]
         assert told == [("config.changed", "app:agent-config", name) for name in ("", "notes")]
 
 

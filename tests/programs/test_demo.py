@@ -81,7 +81,7 @@ def test_servers_that_are_named_are_used_and_a_forgotten_event_is_found(
     assert max(map(len, text.splitlines())) <= 80
     assert "NOT VERIFIED" in text
     with StateStore.open(url, archive=archive_url, namespace=report.namespace, archiver=False) as store:
-        assert len(store.audit()) == len(report.events)
+        assert len(store.admin.audit()) == len(report.events)
 
 
 @pytest.mark.wide

@@ -103,7 +103,7 @@ def test_top_counts_commits_and_names_who_is_busy_with_sql_there_or_away(run: Ru
 def test_a_look_is_compared_with_the_one_before_also_over_an_epoch(place: dict[str, str]) -> None:
     with StateStore.open(**place, archiver=False, partitions=1) as store:
         store.session("s").set("n", 1)
-        watch = FleetLooks(twin_of(store).tiers())
+        watch = FleetLooks(twin_of(store)._lifecycle.tiers())
         first = finish(watch.look())
         assert (first.commits, first.busiest, first.waiting) == (None, (), 1), "nothing to compare with yet"
         for n in range(3):
@@ -171,7 +171,7 @@ def test_top_in_a_terminal_ends_cleanly_at_ctrl_c(place: dict[str, str]) -> None
 def test_what_sql_alone_has_is_listed_while_redis_is_away(run: Run, place: dict[str, str]) -> None:
     with StateStore.open(**place) as store:
         store.session("c1", user="u1").write(set={"n": 1}, tag={"run": "r1"})
-        store.archive()
+        store.admin.archive()
     away = options(place, url=NOWHERE)
     for words, shown in (
         (["sessions", "--user", "u1"], "c1"),
@@ -218,7 +218,7 @@ def test_top_tail_and_leases_on_a_cluster(run: Run, servers: Any, tmp_path: Path
         listed = [json.loads(line) for line in run(*words, "leases", "--json")[1].splitlines()]
         assert [each["record_id"] for each in listed] == [f"s{number}" for number in range(20)]
         assert run(*words, "end-lease", "s7", str(listed[7]["token"]))[0] == 0
-        assert len(store.leases()) == 19
+        assert len(store.admin.leases()) == 19
         for each in leases:
             each.release()
 
@@ -263,7 +263,7 @@ def test_histories_are_read_searched_and_made_small_while_redis_is_away(run: Run
 def test_what_redis_alone_has_is_shown_while_sql_is_away(run: Run, place: dict[str, str]) -> None:
     with StateStore.open(**place, beat=0.2) as store:
         store.session("c1").set("n", 1)
-        store.archive()
+        store.admin.archive()
         away = options(place, archive=NO_SQL)
         assert json.loads(run(*away, "get", "c1")[1]) == {"n": 1}
         assert run(*away, "set", "c1", "n", "2")[:2] == (0, "2\n")
@@ -311,13 +311,13 @@ def test_replicas_come_with_what_they_do_and_in_pages(run: Run, place: dict[str,
         other.announce(agents=["notes"])
 
         def announced() -> bool:
-            found = one.replicas()
+            found = one.admin.replicas()
             return len(found) == 2 and all(each.status for each in found)
 
         wait_until(announced, "both announced", seconds=30)
-        ids = [each.id for each in one.replicas()]
+        ids = [each.id for each in one.admin.replicas()]
         roles = {one.replica: "service", other.replica: "agents"}
-        assert {each.id: each.role for each in one.replicas()} == roles
+        assert {each.id: each.role for each in one.admin.replicas()} == roles
         _, out, err = run(*options(place), "replicas", "--json", "--limit", "1")
         assert [json.loads(line)["id"] for line in out.splitlines()] == ids[:1]
         assert f"1 more follow: --after {ids[0]}" in err
@@ -337,7 +337,7 @@ def test_a_purge_holds_no_lock_for_longer_than_a_batch(run: Run, place: dict[str
     with StateStore.open(**given) as store:
         for n in range(2 * (2 * CHUNK + 50)):
             store.session(f"s{n // 2:04}").set("n", n)
-        store.archive()
+        store.admin.archive()
     done: list[int] = []
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as holder:
         keys = [row[0] for row in holder.execute("SELECT key FROM records ORDER BY key")]
@@ -345,7 +345,7 @@ def test_a_purge_holds_no_lock_for_longer_than_a_batch(run: Run, place: dict[str
 
         def purging() -> None:
             with StateStore.open(**given, archiver=False) as store:
-                done.append(store.purge(keep_changes=1)["changes"])
+                done.append(store.admin.purge(keep_changes=1)["changes"])
 
         thread = threading.Thread(target=purging)
         thread.start()

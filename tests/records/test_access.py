@@ -34,8 +34,9 @@ from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.transaction import AsyncBatch, AsyncTransaction
 from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
+from distributed_state.store.admin import AsyncAdmin
 from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.store.blocking import Batch, StateStore
+from distributed_state.store.blocking import Admin, Batch, StateStore
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
 from distributed_state.store.blocking_events import Events
 from distributed_state.store.blocking_records import Items, Record, Session, TypedRecord, TypedSession
@@ -74,9 +75,9 @@ async def _locked(session: Any) -> None:
         pass
 
 
-async def _dropped(session: Any) -> None:
+async def _dropped(admin: Any) -> None:
     with suppress(NotFound):
-        await session.drop_branch("1-none")
+        await admin.drop_branch("s", "1-none")
 
 
 async def _replaced(session: Any) -> None:
@@ -109,7 +110,6 @@ SESSION: dict[str, Case] = {
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
     "raw_messages": (lambda s: s.raw_messages(), [("read", M)]),
-    "message": (lambda s: s.message(0), [("read", M)]),
     "window": (
         lambda s: s.window(
             max_tokens=9,
@@ -133,14 +133,12 @@ SESSION: dict[str, Case] = {
         lambda s: s.write(set={"a": 1}, increment={"n": 1}, append=[{"role": "user"}], phase="q"),
         [("write", "a"), ("read", "n"), ("write", "n"), ("write", P), ("write", M)],
     ),
-    "erase": (lambda s: s.erase(), [("admin", None)]),
     "initialize": (lambda s: s.initialize({"new": 1}), [("read", None), ("write", "new")]),
     "export_state": (
         lambda s: s.export_state(messages=True),
         [("read", P), ("read", M), ("read", None), ("read", "a")],
     ),
     "restore_state": (lambda s: s.restore_state({"fields": {"b": 1}}), [("write", None), ("write", "b")]),
-    "cleanup": (lambda s: s.cleanup(days=0), [("write", M)]),
     "create": (lambda s: s._create(), [("write", "a"), ("write", None)]),
     "append": (lambda s: s.append({"role": "user"}), [("write", M)]),
     "pop_message": (lambda s: s.pop_message(), [("read", M), ("write", M)]),
@@ -153,9 +151,6 @@ SESSION: dict[str, Case] = {
     "lock": (_locked, [("lock", None)]),
     "history": (lambda s: s.history(), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "at": (lambda s: s.at(version=1), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
-    "branches": (lambda s: s.branches(), [("read", None)]),
-    "confirm": (lambda s: s.confirm(), [("read", V)]),
-    "drop_branch": (_dropped, [("admin", None)]),
     "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
     "checkpoints": (lambda s: s.checkpoints(), [("read", V)]),
     "rollback": (lambda s: s.rollback(version=1), [("write", None)]),
@@ -230,7 +225,6 @@ async def _edit(session: Any) -> None:
 
 # What a typed handle has besides, and what it does another way.
 TYPED: dict[str, Case] = {
-    "confirm": (lambda s: s.confirm(), [("read", V)]),
     "load": (lambda s: s.load(), [("read", None), ("read", "a")]),
     "edit": (_edit, [("read", None), ("read", "a"), ("write", "b")]),
     "modify": (lambda s: s.modify(lambda trip: Trip(b=2, a=trip.a)), [("read", None), ("read", "a"), ("write", "b")]),
@@ -257,9 +251,9 @@ async def _announce(store: Any) -> None:
     store.announce(mood="good")
 
 
-async def _index(store: Any) -> None:
-    await store.update_index()
-    await store.remove_index()  # others share the database
+async def _index(admin: Any) -> None:
+    await admin.update_index()
+    await admin.remove_index()  # others share the database
 
 
 async def _search(store: Any) -> None:
@@ -275,13 +269,23 @@ STORE: dict[str, Case] = {
     "batch": (_batch, [("write", "a"), ("write", M)]),
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
-    "reload_config": (lambda s: s.reload_config({"a": 1}), [("admin", None), ("write", "all")]),
-    "audit": (lambda s: s.audit(), [("read", None)]),
     "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
     "activate_agent": (lambda s: s.activate_agent("notes"), [("read", None), ("write", None)]),
     "change_directory": (lambda s: s.change_directory("/b"), [("read", None), ("write", None)]),
     "events": (_listen, [("read", None)]),
     "on": (_hear, [("read", None)]),
+    "search": (_search, [("read", None)]),
+    "run": (
+        lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
+        [("lock", None), ("read", V)],
+    ),
+    "forget": (lambda s: s.forget("u"), [("admin", None)]),
+    "erase": (lambda s: s.erase("s"), [("admin", None)]),
+    "announce": (_announce, [("write", None)]),
+}
+ADMIN: dict[str, Case] = {
+    "reload_config": (lambda s: s.reload_config({"a": 1}), [("admin", None), ("write", "all")]),
+    "audit": (lambda s: s.audit(), [("read", None)]),
     "replicas": (lambda s: s.replicas(), [("admin", None)]),
     "leases": (lambda s: s.leases(), [("admin", None)]),
     "end_lease": (lambda s: s.end_lease("s", 1), [("admin", None)]),
@@ -291,21 +295,15 @@ STORE: dict[str, Case] = {
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
     "repair": (lambda s: s.repair(), [("admin", None)]),
     "compact": (lambda s: s.compact(), [("admin", None)]),
-    "search": (_search, [("read", None)]),
     "update_index": (_index, [("admin", None), ("admin", None)]),
     "remove_index": (lambda s: s.remove_index(), [("admin", None)]),
     "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
-    "run": (
-        lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
-        [("lock", None), ("read", V)],
-    ),
     "upcast": (lambda s: s.upcast(Trip), [("admin", None)]),
-    "forget": (lambda s: s.forget("u"), [("admin", None)]),
-    "erase": (lambda s: s.erase("s"), [("admin", None)]),
     "archive": (lambda s: s.archive(), [("admin", None)]),
     "doctor": (lambda s: s.doctor(), [("admin", None)]),
     "stats": (lambda s: s.stats(), [("read", None)]),
-    "announce": (_announce, [("write", None)]),
+    "drop_branch": (_dropped, [("admin", None)]),
+    "cleanup": (lambda s: s.cleanup("s", days=0), [("write", M)]),
 }
 LINES = [
     '{"format":"distributed_state/1","scope":"session","id":"x","version":1,"messages":0,"changes":1}',
@@ -374,9 +372,10 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(
         ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
     )
-    | dict.fromkeys(("hook", "tiers", "tiers_in_use", "aio", "blocking"), LOCAL)
-    | {"time": "the server's clock is nobody's state"},
-    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL) | {"items": HANDLE},
+    | dict.fromkeys(("aio", "blocking"), LOCAL)
+    | {"time": "the server's clock is nobody's state", "admin": HANDLE},
+    "ADMIN": {},
+    "SESSION": dict.fromkeys(("id", "ref", "ephemeral"), LOCAL) | {"items": HANDLE},
     "ITEMS": {"collection": LOCAL},
     "TYPED": {},
     "VIEW": {"version": OPENING},
@@ -414,6 +413,7 @@ UNASKED: dict[str, dict[str, str]] = {
 }
 TABLE: dict[str, tuple[tuple[type, ...], dict[str, Case]]] = {
     "STORE": ((AsyncStateStore, StateStore), STORE),
+    "ADMIN": ((AsyncAdmin, Admin), ADMIN),
     "SESSION": ((AsyncSession, Session, AsyncRecord, Record), SESSION),
     "TYPED": ((AsyncTypedSession, TypedSession, AsyncTypedRecord, TypedRecord), TYPED),
     "ITEMS": ((AsyncItems, Items), ITEMS),
@@ -480,7 +480,7 @@ async def guarded(opener: Any) -> tuple[Any, Rules]:
     store = await opener(access=rules, **STILL)
     session = store.session("s", user="u", actor="a")
     await session.write(set={"a": 1}, append=[{"role": "user", "content": "x"}], phase="p")
-    await store.archive()
+    await store.admin.archive()
     rules.asked.clear()
     return store, rules
 
@@ -567,7 +567,7 @@ async def test_a_denial_costs_no_round_trip(opener: Any) -> None:
     assert [each for each in seen.sent if ":r:session:" in each], "this is how it would look"
 
 
-@pytest.mark.parametrize("name", STORE)
+@pytest.mark.parametrize("name", [*STORE, *(f"admin.{name}" for name in ADMIN)])
 async def test_the_store_asks_for_what_it_does(opener: Any, name: str) -> None:
     from distributed_state import Encryption, KeyRing
 
@@ -575,18 +575,19 @@ async def test_the_store_asks_for_what_it_does(opener: Any, name: str) -> None:
     encryption = Encryption(KeyRing({"k": bytes(32)}), accept_plaintext=True)
     store = await opener(access=rules, encryption=encryption, **STILL)
     await store.session("s", user="u").set("a", 1)
-    await store.archive()
-    call, expected = STORE[name]
+    await store.admin.archive()
+    of_admin, name = name.startswith("admin."), name.removeprefix("admin.")
+    call, expected = (ADMIN if of_admin else STORE)[name]
     for action, field in dict.fromkeys(expected):
         rules.allow = lambda request, denied=(action, field): (request.action, request.field) != denied
         with pytest.raises(AccessDenied):
-            await call(store)
+            await call(store.admin if of_admin else store)
     rules.allow = lambda request: True
     assert await store.session("s").version(fresh=True) == 1
     assert not await store.session("t").exists(fresh=True)
     assert not await store.session("copy").exists(fresh=True)
     rules.asked.clear()
-    await call(store)
+    await call(store.admin if of_admin else store)
     # A run is turns, which ask on for what its steps read and write.
     assert (rules.told()[: len(expected)] if name == "run" else rules.told()) == expected
     whole = rules.asked[0]
@@ -702,20 +703,20 @@ async def test_a_branch_is_read_like_the_record_that_it_is_of(opener: Any) -> No
 
 async def test_an_import_names_whose_record_it_will_be(opener: Any) -> None:
     store, rules = await guarded(opener)
-    lines = await store.export("s")
-    await store.purge(older_than=-0.0)
+    lines = await store.admin.export("s")
+    await store.admin.purge(older_than=-0.0)
     rules.asked.clear()
-    await store.import_(lines, id="copy")
+    await store.admin.import_(lines, id="copy")
     assert [(each.action, each.id, each.user) for each in rules.asked] == [("admin", "copy", "u")]
     rules.allow = lambda request: request.user != "u"
     for file in lines, await _exported(store, rules):
         with pytest.raises(AccessDenied):
-            await store.import_(file, id="other")
+            await store.admin.import_(file, id="other")
 
 
 async def _exported(store: Any, rules: Rules) -> list[str]:
     kept, rules.allow = rules.allow, lambda request: True
-    lines: list[str] = await store.export("s")
+    lines: list[str] = await store.admin.export("s")
     rules.allow = kept
     return lines
 
@@ -785,7 +786,7 @@ async def test_a_rule_for_one_field_holds_wherever_the_field_is_read(opener: Any
     session = store.session("s")
     await session.set("ssn", "123")
     await session.set("a", 2)
-    await store.archive()
+    await store.admin.archive()
     rules.allow = lambda request: request.field != "ssn"
     for call in (
         lambda: session.get("ssn"),

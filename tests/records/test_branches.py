@@ -45,23 +45,23 @@ async def trip(store: Any, id: str = "s", *, user: str | None = "u") -> tuple[An
     found = await lose(store, id, lost)
     await session.write(set={"city": "Narvik"}, append=[said("new four")])
     await session.set("n", 3)
-    await store.archive()
+    await store.admin.archive()
     return session, found
 
 
 async def test_what_diverged_is_listed_and_read(opener: Any) -> None:
     store = await opener(recent_messages=2, **QUIET)
     session, lost = await trip(store)
-    assert await session.branches() == []
+    assert await store.admin.branches(session.id) == []
     kept = await keep(store, lost)
     assert [(each.record, each.branch, each.first, each.commits) for each in kept] == [("session:s", lost.epoch, 3, 3)]
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     assert (branch.id, branch.epoch, branch.base, branch.version, branch.commits) == (lost.epoch, lost.epoch, 2, 5, 3)
     assert (branch.scope, branch.record_id, branch.cause, branch.actors) == ("session", "s", CAUSE, ("ada",))
     assert branch.complete
     assert time.time() - 60 < branch.first_time <= branch.last_time < time.time() + 60
-    assert await store.branches() == [branch]
-    assert await store.branches(after=branch.cursor) == []
+    assert await store.admin.branches() == [branch]
+    assert await store.admin.branches(after=branch.cursor) == []
 
     there = await session.at(branch=branch.id)
     assert (there.version, there.fields) == (5, {"city": "Bergen", "hotel": MARK})
@@ -105,7 +105,7 @@ async def test_a_branch_is_forked_with_its_messages(opener: Any) -> None:
         assert await early.get_all(fresh=True) == {"city": "Bergen", "n": 2}
         assert texts(await early.messages()) == ["one", "two", "three", "lost four", "lost five"]
         # And again as it comes back from SQL.
-        await store.archive()
+        await store.admin.archive()
         tiers(store).hot.clear()
         evict(store, "whole", "early")
     await whole.append(said("seven"))
@@ -117,7 +117,7 @@ async def test_a_branch_is_forked_with_its_messages(opener: Any) -> None:
         await session.fork("whole", branch=lost.epoch)
     # What was shared is by reference, and stays when the record goes; the branch goes with it.
     assert [info.user for info in await store.sessions() if info.id == "whole"] == ["u"]
-    assert await session.erase()
+    assert await store.erase(session.id)
     tiers(store).hot.clear()
     assert texts(await early.messages()) == ["one", "two", "three", "lost four", "lost five"]
     assert texts(await whole.messages()) == texts(shown.messages)
@@ -154,9 +154,9 @@ async def test_a_branch_is_forked_with_its_items(opener: Any, last: int) -> None
     lost = await lose(store, "s", work)
     await items.put("a", 3)
     await keep(store, lost, lost.only(*range(2, last + 1)))
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     await session.fork("f", branch=branch.id)
-    await session.erase()
+    await store.erase(session.id)
     assert await items_of(store, "f") == shown[last]
 
 
@@ -173,11 +173,11 @@ async def test_a_branch_of_more_items_than_a_commit_may_put_is_forked(opener: An
     lost = await lose(store, "s", work)
     await session.set("n", 2)
     await keep(store, lost, lost.only(*range(2, 7)))
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     await session.fork("f", branch=branch.id)
     fork = store.session("f").items("x")
     assert (await fork.get("k0000"), await fork.get("k2499"), await fork.get("k2500")) == (0, 2499, None)
-    await store.archive()
+    await store.admin.archive()
     evict(store, "f")
     seen, after = 0, ""
     while after is not None:
@@ -201,7 +201,7 @@ async def test_what_a_branch_brought_back_is_in_its_fork(opener: Any) -> None:
     lost = await lose(store, "s", work)
     await items.delete("b")
     await keep(store, lost)
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     await session.fork("f", branch=branch.id)
     assert await items_of(store, "f") == {"a": 1, "b": 1, "c": 4}
     assert await items_of(store, "s") == {"a": 2}
@@ -229,7 +229,7 @@ async def test_messages_that_were_taken_back_on_a_branch_stay_so_in_its_fork(ope
         await session.fork(fork.id, branch=found.epoch, version=version)
         await fork.append(said("and on"))
         assert texts(await fork.messages(fresh=True)) == [*shown, "and on"]
-        await store.archive()
+        await store.admin.archive()
         tiers(store).hot.clear()
         evict(store, fork.id)
         assert texts(await fork.messages(fresh=True)) == [*shown, "and on"]
@@ -240,12 +240,12 @@ async def test_keeping_the_same_twice_changes_nothing(opener: Any) -> None:
     session, lost = await trip(store)
     # Piece by piece, in any order, from several who remember.
     assert [each.commits for each in await keep(store, lost, lost.only(5, 3))] == [2]
-    (partly,) = await session.branches()
+    (partly,) = await store.admin.branches(session.id)
     assert partly.missing == ((4, 4),)
     assert [each.commits for each in await keep(store, lost)] == [1]
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     assert await keep(store, lost) == []
-    assert await session.branches() == [branch]
+    assert await store.admin.branches(session.id) == [branch]
     assert (branch.id, branch.commits, branch.complete) == (partly.id, 3, True)
     # What is in the archive did not diverge.
     archived = tiers(store).cold.history("session:s")
@@ -268,7 +268,7 @@ async def test_what_is_missing_is_said_and_nothing_is_invented(opener: Any) -> N
     store = await opener(**QUIET)
     session, lost = await trip(store)
     await keep(store, lost, lost.only(3, 5))
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     assert (branch.complete, branch.missing, branch.commits, branch.version) == (False, ((4, 4),), 2, 5)
     there = await session.at(branch=branch.id)
     assert (there.version, there.fields) == (3, {"city": "Bergen", "n": 2})
@@ -279,7 +279,7 @@ async def test_what_is_missing_is_said_and_nothing_is_invented(opener: Any) -> N
     assert texts(await store.session("f").messages()) == ["one", "two", "three", "lost four", "lost five"]
     other, lost = await trip(store, "t")
     await keep(store, lost, lost.only(5))
-    (branch,) = await other.branches()
+    (branch,) = await store.admin.branches(other.id)
     assert (branch.base, branch.missing) == (2, ((3, 4),))
     with pytest.raises(NotFound, match="of which 3 to 4 are lost"):
         await other.at(branch=branch.id)
@@ -300,13 +300,13 @@ async def test_two_lines_of_one_epoch_are_two_branches(opener: Any) -> None:
         return replace(entry, event=f"0ther.{entry.offset}.1", offset=entry.offset + 10, data=data)
 
     await keep(store, lost, [twin(fifth), twin(third), twin(fourth)])
-    first, second = await session.branches()
+    first, second = await store.admin.branches(session.id)
     assert (first.id, second.id) == (lost.epoch, f"{lost.epoch}.2")
     assert (await session.at(branch=first.id)).fields["city"] == "Bergen"
     assert (await session.at(branch=second.id)).fields["city"] == "Tromso"
     assert (first.complete, second.complete, second.commits) == (True, True, 3)
-    assert await session.drop_branch(first.id) == 3
-    assert await session.branches() == [second]
+    assert await store.admin.drop_branch(session.id, first.id) == 3
+    assert await store.admin.branches(session.id) == [second]
 
 
 async def test_a_record_that_is_in_a_branch_alone_is_found(opener: Any) -> None:
@@ -320,16 +320,16 @@ async def test_a_record_that_is_in_a_branch_alone_is_found(opener: Any) -> None:
     found = await lose(store, "only", lost)
     await keep(store, found)
     assert not await session.exists(fresh=True)
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     assert (branch.base, branch.commits, branch.complete) == (0, 1, True)
     assert await session.fork("again", branch=branch.id) == 1
     assert await store.session("again").get_all() == {"a": MARK}
     assert texts(await store.session("again").messages()) == ["hi"]
-    lines = await store.export("only")
+    lines = await store.admin.export("only")
     assert json.loads(lines[-1])["branch"] == branch.id
-    await store.archive()
+    await store.admin.archive()
     assert await store.forget(MARK) == 2
-    assert await store.branches() == []
+    assert await store.admin.branches() == []
     assert await keep(store, found) == [], "and it does not come back"
 
 
@@ -340,13 +340,13 @@ async def test_an_erased_record_has_no_branches_and_gets_none(opener: Any) -> No
     store = await opener(**QUIET)
     session, lost = await trip(store)
     await keep(store, lost, lost.only(3, 4))
-    assert await session.erase()
-    assert await store.branches() == []
+    assert await store.erase(session.id)
+    assert await store.admin.branches() == []
     assert await keep(store, lost) == [], "whoever remembers it comes too late"
-    assert await session.branches() == []
+    assert await store.admin.branches(session.id) == []
     # Begun again, it is another record; what was erased stays so.
     assert await session.create({"a": 1}) > 5
-    await store.archive()
+    await store.admin.archive()
     assert await keep(store, lost) == []
     if core(store).settings.archive != "memory":
         rows = everything_in_sql(core(store).settings.archive, core(store).settings.namespace)
@@ -359,7 +359,7 @@ async def test_without_the_look_at_what_was_erased_it_would_come_back(
     """Negative control of the test above."""
     store = await opener(**QUIET)
     session, lost = await trip(store)
-    await session.erase()
+    await store.erase(session.id)
     monkeypatch.setattr(aside, "_living", lambda rows, namespace, record, epoch, entries: entries)
     assert [each.commits for each in await keep(store, lost)] == [3]
 
@@ -406,7 +406,7 @@ async def test_nothing_of_an_erased_record_comes_back_that_only_a_lost_server_an
     assert not await store.erase("c1")
     if again:
         await store.session("c1").set("b", 1)
-        await store.archive()
+        await store.admin.archive()
     assert len(await keep(store, lost)) == (not noted)
 
 
@@ -414,7 +414,7 @@ async def test_what_diverges_after_a_record_began_again_is_kept(opener: Any) -> 
     store = await opener(**QUIET)
     session = store.session("s")
     await session.set("a", 1)
-    await session.erase()
+    await store.erase(session.id)
     version = await session.create({"a": 2})
 
     async def lost() -> None:
@@ -432,7 +432,7 @@ async def test_what_is_to_be_erased_gets_no_branch(opener: Any) -> None:
     session, lost = await trip(store)
     tiers(store).cold.request("session:s")
     assert await keep(store, lost) == []
-    assert await session.erase()
+    assert await store.erase(session.id)
 
 
 async def test_a_deleted_record_keeps_its_branches(opener: Any) -> None:
@@ -456,16 +456,16 @@ async def test_a_purge_removes_old_branches_and_keeps_what_young_ones_continue(o
     await keep(store, others, young)
     begun = time.time()
     await until(lambda: time.time() > begun + 0.005)
-    assert (await store.purge(older_than=0))["changes"] >= 3 + 4
-    assert [branch.record_id for branch in await store.branches()] == ["t"]
+    assert (await store.admin.purge(older_than=0))["changes"] >= 3 + 4
+    assert [branch.record_id for branch in await store.admin.branches()] == ["t"]
     there = await other.at(branch=others.epoch)
     assert texts(there.messages) == ["one", "two", "three", "lost four", "lost five", "lost six"]
     assert there.fields == {"city": "Bergen", "hotel": MARK}
     with pytest.raises(NotFound):
         await session.at(version=2)
     assert (await other.at(version=2)).fields == {"city": "Oslo", "n": 2}
-    assert await other.drop_branch(others.epoch) == 3
-    await store.purge(older_than=0)
+    assert await store.admin.drop_branch(other.id, others.epoch) == 3
+    await store.admin.purge(older_than=0)
     with pytest.raises(NotFound):
         await other.at(version=2)
     assert await other.get_all() == {"city": "Narvik", "n": 3}
@@ -486,9 +486,9 @@ async def test_a_branch_is_encrypted_anew_and_forked_under_its_own_name(opener: 
     changing = Encryption(KeyRing({"old": old, "new": new}, current="new"))
     tiers(store).hot.clear()
     rekeyed(store, changing)
-    done = await store.reencrypt()
+    done = await store.admin.reencrypt()
     assert done.failed == 0
-    assert (await store.reencrypt()).values == 0
+    assert (await store.admin.reencrypt()).values == 0
     rekeyed(store, Encryption(KeyRing({"new": new})))
     assert await session.at(branch=lost.epoch) == shown
     await session.fork("f", branch=lost.epoch)
@@ -508,22 +508,22 @@ def rekeyed(store: Any, encryption: Encryption) -> None:
 async def test_an_export_holds_branches_and_an_import_leaves_them_out(opener: Any) -> None:
     store = await opener(**QUIET)
     session, lost = await trip(store)
-    before = await store.export("s")
+    before = await store.admin.export("s")
     await keep(store, lost)
-    lines = await store.export("s")
+    lines = await store.admin.export("s")
     assert lines[: len(before)] == before
     rows = [json.loads(line) for line in lines[len(before) :]]
     assert [(row["branch"], row["base"], row["version"], row["cause"]) for row in rows] == [
         (lost.epoch, 2, version, CAUSE) for version in (3, 4, 5)
     ]
     assert ["s", "hotel", f'"{MARK}"'] in rows[1]["ops"]
-    assert await store.import_(lines, id="copy") == "copy"
-    assert await store.session("copy").branches() == []
+    assert await store.admin.import_(lines, id="copy") == "copy"
+    assert await store.admin.branches("copy") == []
     assert await store.session("copy").get_all() == await session.get_all()
 
 
 async def diverged_events(store: Any) -> list[Any]:
-    found: list[Any] = await store.audit(type="conversation.diverged")
+    found: list[Any] = await store.admin.audit(type="conversation.diverged")
     return found
 
 
@@ -600,7 +600,7 @@ async def test_the_doctor_counts_records_with_branches(opener: Any) -> None:
     store = await opener(**QUIET)
 
     async def finding() -> Any:
-        (found,) = [each for each in await store.doctor() if each.name == "branches"]
+        (found,) = [each for each in await store.admin.doctor() if each.name == "branches"]
         return found
 
     assert (await finding()).ok
@@ -610,7 +610,7 @@ async def test_the_doctor_counts_records_with_branches(opener: Any) -> None:
     assert not found.ok
     assert found.found == "1 records have branches"
     assert "distributed-state branches" in found.advice
-    await session.drop_branch(lost.epoch)
+    await store.admin.drop_branch(session.id, lost.epoch)
     assert (await finding()).ok
 
 
@@ -621,4 +621,4 @@ async def test_what_no_database_could_hold_is_set_aside_alone(opener: Any) -> No
     assert [each.commits for each in await keep(store, lost, [third, replace(fourth, data=b"s1:"), fifth])] == [2]
     (aside,) = tiers(store).cold.quarantined()
     assert (aside.record, aside.version, aside.data) == ("session:s", 4, b"s1:")
-    assert [branch.missing for branch in await session.branches()] == [((4, 4),)]
+    assert [branch.missing for branch in await store.admin.branches(session.id)] == [((4, 4),)]

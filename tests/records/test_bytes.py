@@ -28,7 +28,7 @@ class Trip(BaseModel):
 
 async def cold(store: Any, *ids: str) -> None:
     """Leave these sessions in SQL alone."""
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         for id in ids:
             client.delete(names(store, id).record)
@@ -83,7 +83,7 @@ async def test_bytes_take_their_own_length_in_redis_and_in_sql(opener: Any, seal
         stored = client.hget(names(store, "s").record, "a")
     assert len(stored) - len(data) == (1 + 1 + 1 + 3 + 12 + 16 if sealed else 1)
     assert (stored == b"\x02" + data) is not sealed
-    await store.archive()
+    await store.admin.archive()
     (entry,) = tiers(store).cold.history("session:s")
     assert stored in entry.data
     assert len(entry.data) < len(data) + 200
@@ -134,10 +134,10 @@ async def test_encrypted_bytes_are_found_nowhere_and_open_under_the_next_key(ope
     await old.session("s").set("a", b"hunter2" + PICTURE)
     with redis_of(old) as client:
         assert b"hunter2" not in everything_in_redis(client, core(old).settings.namespace)
-    await old.archive()
+    await old.admin.archive()
     assert b"hunter2" not in tiers(old).cold.history("session:s")[0].data
     new = await opener(encryption=Encryption(KEYS[1]), partitions=1)
-    await new.reencrypt()
+    await new.admin.reencrypt()
     await cold(new, "s")
     assert await new.session("s").get("a") == b"hunter2" + PICTURE
     with redis_of(new) as client:
@@ -149,19 +149,19 @@ async def test_an_exported_record_has_its_bytes_in_base64_where_no_value_of_a_us
     session = store.session("s")
     forged = {"base64": base64.b64encode(PICTURE).decode()}
     await session.write(set={"a": PICTURE, "forged": forged, "text": json.dumps(forged), "plain": b"as text"})
-    lines = await store.export("s")
+    lines = await store.admin.export("s")
     ops = {name: value for _, name, value in json.loads(lines[1])["ops"]}
     assert base64.b64decode(ops["a"]["base64"]) == b"\x02" + PICTURE
     assert isinstance(ops["forged"], str)
     assert isinstance(ops["text"], str)
-    assert await store.import_(lines, id="copy") == "copy"
+    assert await store.admin.import_(lines, id="copy") == "copy"
     expected = {"a": PICTURE, "forged": forged, "text": json.dumps(forged), "plain": b"as text"}
     assert await store.session("copy").get_all() == expected
     # A file as it was written before there was base64 in any.
     row = json.loads(lines[1])
     row["ops"] = [[k, n, v if isinstance(v, str) else (b"\x02" + PICTURE).decode("utf-8", "surrogateescape")]
                   for k, n, v in row["ops"]]  # fmt: skip
-    await store.import_([lines[0], json.dumps(row), *lines[2:]], id="older")
+    await store.admin.import_([lines[0], json.dumps(row), *lines[2:]], id="older")
     assert await store.session("older").get_all() == expected
 
 
@@ -170,11 +170,11 @@ async def test_an_exported_record_has_its_bytes_in_base64_where_no_value_of_a_us
 )
 async def test_a_file_with_another_form_of_bytes_is_refused(store: Any, bad: Any) -> None:
     await store.session("s").set("a", b"\xff")
-    lines = await store.export("s")
+    lines = await store.admin.export("s")
     row = json.loads(lines[1])
     row["ops"][0][2] = bad
     with pytest.raises(InvalidValue, match="line 2"):
-        await store.import_([lines[0], json.dumps(row)], id="copy")
+        await store.admin.import_([lines[0], json.dumps(row)], id="copy")
     assert not await store.session("copy").exists()
 
 

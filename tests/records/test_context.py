@@ -85,9 +85,9 @@ async def test_a_context_is_one_round_trip_or_none(opener: Any) -> None:
         session, beside = reader.session("s"), [reader.user("u1"), reader.task("t1"), reader.app("shop")]
 
         async def all_hot() -> bool:
-            before = (await reader.stats())["hot_hits"]
+            before = (await reader.admin.stats())["hot_hits"]
             await session.context(last=5, beside=beside)
-            return bool((await reader.stats())["hot_hits"] - before == 4)
+            return bool((await reader.admin.stats())["hot_hits"] - before == 4)
 
         await until(all_hot)
         await opener.close()

@@ -163,7 +163,7 @@ async def goes_on(opener: Any) -> None:
     store, other = await opener(**QUIET), await opener(**QUIET)
     await started(store)
     await store.session("s").set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     gone(store, "s")
     assert await other.session("s").set("b", 2) == 2
     assert await other.session("s").get_all(fresh=True) == {"a": 1, "b": 2}
@@ -181,7 +181,7 @@ async def test_a_generated_id_is_noted_too(opener: Any) -> None:
     session = store.session()
     await started(store, session.id)
     await session.set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     gone(store, session.id)
     assert await other.session(session.id).set("b", 2) == 2
 
@@ -194,7 +194,7 @@ async def test_a_new_epoch_knows_what_sql_has(opener: Any) -> None:
 async def known_anew(opener: Any, *, id: str = "s", listed: bool = True) -> None:
     store, other = await opener(**QUIET), await opener(**QUIET)
     await store.session(id).set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     emptied(store)
     await started(store, id)
     with statements(other) as sent:
@@ -258,7 +258,7 @@ async def imported(opener: Any) -> None:
     await started(store)
     await store.session("origin").write(set={"a": 1})
     await store.session("origin").set("a", 2)
-    await store.import_(await store.export("origin"), id="s")
+    await store.admin.import_(await store.admin.export("origin"), id="s")
     assert await other.session("s").set("b", 2) == 3
     assert await other.session("s").get_all(fresh=True) == {"a": 2, "b": 2}
 
@@ -275,7 +275,7 @@ async def test_an_import_across_the_beginning_of_an_epoch_is_refused(opener: Any
     store = await opener(**QUIET)
     await started(store)
     await store.session("origin").set("a", 1)
-    lines = await store.export("origin")
+    lines = await store.admin.export("origin")
     adopt = cold(store).adopt
 
     def late(record: str, **given: Any) -> None:
@@ -284,7 +284,7 @@ async def test_an_import_across_the_beginning_of_an_epoch_is_refused(opener: Any
 
     monkeypatch.setattr(cold(store), "adopt", late)
     with pytest.raises(ColdUnavailable, match="began epoch"):
-        await store.import_(lines, id="s")
+        await store.admin.import_(lines, id="s")
     assert cold(store).load("session:s", window=1) is None
 
 
@@ -298,7 +298,7 @@ async def test_an_import_under_an_epoch_that_is_over_in_redis_is_refused(opener:
 async def test_what_lies_in_quarantine_is_a_name_too(store: Any) -> None:
     """Redis may have it, and its next commit brings it to SQL."""
     await started(store)
-    await store.archive()
+    await store.admin.archive()
     keys = names(store, "s")
     row = {
         "namespace": cold(store).namespace, "partition": keys.partition, "epoch": "1-a", "offset": 1, "event": "e",
@@ -340,7 +340,7 @@ def at_random(server: RedisServer, archive: str, seed: int) -> dict[str, list[in
                 over.set()
                 for each in (evicting, *writing):
                     each.result()
-            stores[0].archive()
+            stores[0].admin.archive()
             client.flushall()
     return given
 
@@ -407,7 +407,7 @@ async def test_a_request_that_comes_twice_is_applied_once(opener: Any) -> None:
     op.creation = "+"
     first = await tiers(store).warm.commit(names(store, "s"), draft, op)
     assert isinstance(first, Committed)
-    await store.archive()
+    await store.admin.archive()
     gone(store, "s")
     op.doubted = True
     assert isinstance(await tiers(store).warm.commit(names(store, "s"), draft, op), Cold)
@@ -447,7 +447,7 @@ async def test_where_there_is_no_room_sql_is_asked(opener: Any) -> None:
         ids = [f"s{n}" for n in range(60_000) if names(store, f"s{n}").partition == names(store, "s").partition][:60]
         for id in ids:
             await store.session(id).set("a", 1)
-        await store.archive()
+        await store.admin.archive()
         gone(store, *ids)
         for id in ids:
             assert await store.session(id).set("b", 2) == 2

@@ -74,7 +74,7 @@ async def test_forks_that_are_made_while_a_person_is_forgotten_are_forgotten_too
     """Forks of forks included, whether they were committed before `forget` returned or after."""
     store = await opener(archive_every=0.02, partitions=2, sweep=0.05)
     await store.session("chat-0", user=MARK).write(set={"secret": MARK}, append=[said(MARK)])
-    await store.archive()
+    await store.admin.archive()
     made, refused, stop = ["chat-0"], 0, asyncio.Event()
 
     async def forker(who: int) -> None:
@@ -98,7 +98,7 @@ async def test_forks_that_are_made_while_a_person_is_forgotten_are_forgotten_too
     finally:
         stop.set()
         await asyncio.gather(*forkers)
-    await store.archive()
+    await store.admin.archive()
     await until(lambda: traces(store, opener) == [])
     for name in made:
         assert not await store.session(name).exists(fresh=True)
@@ -147,7 +147,7 @@ async def test_what_is_erased_during_a_fork_is_gone_with_the_fork(
     opener: Any, erase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it returns, and not when somebody has swept."""
-    call = {"forget": lambda store: store.forget(MARK), "erase": lambda store: store.session("chat").erase()}[erase]
+    call = {"forget": lambda store: store.forget(MARK), "erase": lambda store: store.erase("chat")}[erase]
     assert await forgotten_during_a_fork(opener, Held(monkeypatch), call) == (True, [])
 
 
@@ -315,7 +315,7 @@ async def test_the_doctor_tells_what_is_half_erased(opener: Any) -> None:
     await a_person(store, MARK)
 
     async def finding() -> Any:
-        return next(each for each in await store.doctor() if each.name == "sql erasures")
+        return next(each for each in await store.admin.doctor() if each.name == "sql erasures")
 
     assert (await finding()).ok
     await run(store, tiers(store).archiver.drain())
@@ -359,15 +359,15 @@ async def test_an_erased_record_is_nowhere_and_what_was_beside_it_stays(opener: 
     await other.write(set={"a": 1}, append=[said("other")])
     version = await session.version()
     assert traces(store, opener) != []
-    assert await session.erase() is True
+    assert await store.erase(session.id) is True
     assert traces(store, opener) == []
     assert tiers(store).hot.entries.get("session:chat") is None
     assert not await session.exists(fresh=True)
-    assert await session.erase() is False
+    assert await store.erase(session.id) is False
     assert await store.erase("never") is False
     assert await texts(other) == ["other"]
     assert [row.id for row in await store.sessions(user="bob")] == ["other"]
-    assert [event.type for event in await store.audit(subject=session)] == []
+    assert [event.type for event in await store.admin.audit(subject=session)] == []
     with pytest.raises(Deleted):
         await session.set("a", 1)
     with pytest.raises(NotFound):
@@ -376,7 +376,7 @@ async def test_an_erased_record_is_nowhere_and_what_was_beside_it_stays(opener: 
     assert await session.get_all(fresh=True) == {"a": 2}
     assert await texts(session) == []
     assert await store.erase("chat") is True
-    assert await store.user("bob").erase() is False
+    assert await store.erase("bob", scope="user") is False
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -390,11 +390,11 @@ async def test_forks_of_an_erased_record_keep_what_they_share(opener: Any, seale
     await store.session("b").append(said("three"))
     await store.session("b").fork("c")
     await store.session("c").append(said("four"))
-    assert await session.erase()
+    assert await store.erase(session.id)
     assert await texts(store.session("b"), fresh=True) == ["one", "two", "three"]
     await store.session("b").fork("d")
     assert await texts(store.session("d"), fresh=True) == ["one", "two", "three"]
-    assert await store.session("b").erase()
+    assert await store.erase("b")
     # Another one under the old name is somebody else.
     await session.create()
     await session.append(said("new"))
@@ -405,7 +405,7 @@ async def test_forks_of_an_erased_record_keep_what_they_share(opener: Any, seale
         "e": ["one", "two", "three", "four"],
     }.items():
         copy = store.session(id)
-        await store.archive()
+        await store.admin.archive()
         with redis_of(store) as client:
             client.delete(names(store, id).record)
         tiers(store).hot.forget(f"session:{id}")
@@ -419,7 +419,7 @@ async def test_who_reads_while_it_is_erased_finds_nothing(opener: Any, monkeypat
     store = await opener(recent_messages=1)
     session = store.session("s")
     await session.append(*(said(number) for number in range(9)))
-    await store.archive()
+    await store.admin.archive()
     read = read_path.read
     before = await run(store, read(tiers(store), names(store, "s"), fresh=True))
     before.messages.clear()
@@ -431,7 +431,7 @@ async def test_who_reads_while_it_is_erased_finds_nothing(opener: Any, monkeypat
     async def whole(tiers: Any, names: Any, entry: Any) -> Any:
         return entry
 
-    assert await session.erase()
+    assert await store.erase(session.id)
     monkeypatch.setattr(read_path, "read", reading)
     monkeypatch.setattr(read_path, "load_whole", whole)
     assert await texts(session) == []
@@ -444,17 +444,17 @@ async def test_a_fork_shows_nothing_of_who_has_the_name_of_what_was_erased(opene
     session = store.session("a")
     await session.append(said("one"), said("two"))
     await session.fork("b")
-    await store.archive()
-    assert await session.erase()
+    await store.admin.archive()
+    assert await store.erase(session.id)
     await session.create()
     await session.append(*(said(f"of another {number}") for number in range(5)))
-    await store.archive()
+    await store.admin.archive()
     await store.session("b").fork("c")
     tiers(store).hot.forget("session:c")
     assert await texts(store.session("c"), fresh=True) == ["one", "two"]
     await store.session("c").fork("d")
     assert await texts(store.session("d"), fresh=True) == ["one", "two"]
-    assert await store.session("b").erase()
+    assert await store.erase("b")
     assert await texts(store.session("d"), fresh=True) == await texts(store.session("c"), fresh=True) == ["one", "two"]
 
 
@@ -475,7 +475,7 @@ async def test_a_rollback_that_was_on_its_way_brings_nothing_back(opener: Any, m
         await clean(tiers, done)
 
     monkeypatch.setattr(lifecycle, "_clean", clean_behind)
-    assert await session.erase()
+    assert await store.erase(session.id)
     assert not late
     assert traces(store, opener) == []
     assert not await session.exists(fresh=True)
@@ -495,7 +495,7 @@ async def test_a_record_that_is_held_is_erased_when_it_is_free(opener: Any) -> N
     holder = asyncio.create_task(hold())
     await held.wait()
     with pytest.raises(Locked):
-        await session.erase()
+        await store.erase(session.id)
     assert await session.get("a", fresh=True) == MARK
     leave.set()
     await holder
@@ -516,7 +516,7 @@ async def test_another_replica_does_not_go_on_showing_what_is_erased(opener: Any
         return "session:chat" in tiers(other).hot.entries
 
     await until(is_hot)
-    await store.session("chat").erase()
+    await store.erase("chat")
     await until(lambda: "session:chat" not in tiers(other).hot.entries)
     assert await other.session("chat").get_all() == {}
 

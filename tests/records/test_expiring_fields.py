@@ -299,7 +299,7 @@ async def test_the_next_commit_removes_what_is_over(opener: Any) -> None:
         stored = client.hgetall(names(store, "s").record)
     assert {name for name in stored if name[:1] != b"#"} == {b"c"}
     assert await session.get_all() == await session.get_all(fresh=True) == {"c": 4}
-    await store.archive()
+    await store.admin.archive()
     assert set((await session.history())[-1].deleted) == {"a", "b"}
 
 
@@ -354,13 +354,13 @@ async def test_a_deadline_survives_cold_storage_rollback_and_fork(store: Any) ->
     await session.set("otp", "other")
     await session.rollback(version=1)
     await session.fork("f")
-    await store.import_(await store.export("s"), id="i")
-    await store.archive()
+    await store.admin.import_(await store.admin.export("s"), id="i")
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record, names(store, "f").record)
     copies = (session, store.session("f"), store.session("i"))
     for each in copies:
-        each.invalidate()
+        store.invalidate()
         assert await each.get_all(fresh=True) == {"otp": 1}
     later(store, 61)
     for each in copies:
@@ -429,7 +429,7 @@ async def test_encrypted_and_typed_fields_have_deadlines_too(opener: Any) -> Non
     async with session.transaction() as tx:
         tx["items"].append(3)
     await session.fork("f")
-    await store.import_(await store.export("s"), id="i")
+    await store.admin.import_(await store.admin.export("s"), id="i")
     with redis_of(store) as client:
         stored = client.hget(names(store, "s").record, "otp")
     assert field_ttl.marked(stored)

@@ -258,7 +258,7 @@ async def test_a_session_that_left_redis_expires(opener: Any) -> None:
     sweeps = Sweeps(store)
     for id in ("s", "kept"):
         await store.session(id, idle=0.1 if id == "s" else 60).set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     for id in ("s", "kept"):
         with redis_of(store) as client:
             assert client.delete(names(store, id).record) == 1

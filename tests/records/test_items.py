@@ -92,7 +92,7 @@ async def test_a_list_is_in_the_order_of_bytes(opener: Any, where: str) -> None:
     await items.put_many({key: key for key in reversed(KEYS)})
     await store.user("u").items("w").put("a", "of another collection")
     if where != "redis":
-        await store.archive()
+        await store.admin.archive()
         evict(store, record=where == "sql")
     assert [item.key for item in (await items.list()).items] == KEYS
     assert [item.key for item in (await items.list(reverse=True)).items] == KEYS[::-1]
@@ -111,7 +111,7 @@ async def test_what_is_put_anew_lies_over_what_sql_has(opener: Any) -> None:
     items = store.user("u").items("x")
     with sabotage("settle", "local window_items = 64", "local window_items = 2"):
         await items.put_many({f"k{number}": 1 for number in range(9)})
-        await store.archive()
+        await store.admin.archive()
     await items.put("k3", 2)
     await items.delete("k4")
     await items.put("k9", 2)
@@ -127,7 +127,7 @@ async def test_a_page_has_about_a_megabyte(store: Any) -> None:
     items = store.user("u").items("x")
     for number in range(6):
         await items.put(f"k{number}", b"x" * 700_000)
-    await store.archive()
+    await store.admin.archive()
     evict(store)
     page = await items.list()
     assert [item.key for item in page.items] == ["k0"]
@@ -158,11 +158,11 @@ async def test_a_precondition_that_does_not_hold_writes_nothing(opener: Any) -> 
             with pytest.raises(Conflict):
                 await call()
         assert await user.version(fresh=True) == 1, where
-        await store.archive()
+        await store.admin.archive()
         evict(store)
     assert await items.put("k", 2, if_present=True) == 2
     assert await items.put("k", 3, equals=2.0) == 3, "numbers by their value, as in `expect`"
-    await store.archive()
+    await store.admin.archive()
     evict(store)
     item = await items.find("k")
     assert await items.put("k", 4, equals=item) == 4
@@ -188,7 +188,7 @@ async def test_of_two_who_saw_that_there_is_none_one_puts_it(opener: Any, where:
     items = user.items("x")
     await items.put("other", 1)
     if where == "sql":
-        await store.archive()
+        await store.admin.archive()
         evict(store)
     seen = [await items.find("k"), await items.find("k")]
     assert await items.put("k", "one", equals=seen[0]) == 2
@@ -261,12 +261,12 @@ async def test_a_commit_of_as_many_items_as_there_may_be_is_carried_out(opener: 
     user = store.user("u")
     many = [PutItem(collection=f"c{number}", key="k", value=1, if_absent=True) for number in range(1000)]
     await user.items("x").put("a", 1)
-    await store.archive()
+    await store.admin.archive()
     evict(store)
     assert (await user.write(items=many)).version == 2
     with pytest.raises(Conflict):
         await user.write(items=many)
-    await store.archive()
+    await store.admin.archive()
     evict(store)
     with pytest.raises(Conflict):
         await user.write(items=many)
@@ -279,7 +279,7 @@ async def test_what_is_there_stays_where_only_missing_ones_are_put(opener: Any) 
     items = store.user("u").items("x")
     await items.put("a", 1)
     assert await items.put_missing({"a": 2, "b": 2}) == {"b"}
-    await store.archive()
+    await store.admin.archive()
     evict(store)
     assert await items.put_missing({"a": 3, "b": 3, "c": 3}) == {"c"}
     assert await all_of(items) == {"a": 1, "b": 2, "c": 3}
@@ -400,12 +400,12 @@ async def test_a_rollback_takes_items_along(opener: Any) -> None:
     await items.put("d", 3)
     assert await items.put("b", 4, equals=1)
     assert await all_of(items) == {"a": 1, "b": 4, "d": 3}
-    await store.archive()
+    await store.admin.archive()
     evict(store)
     assert await all_of(items) == {"a": 1, "b": 4, "d": 3}
     await user.rollback(version=5)
     assert await all_of(items) == {"a": 2, "c": 2}
-    await store.purge(older_than=0.0)
+    await store.admin.purge(older_than=0.0)
     assert await all_of(items) == {"a": 2, "c": 2}
 
 
@@ -433,7 +433,7 @@ async def test_what_was_cleared_or_deleted_is_gone_and_comes_back_by_a_rollback(
     assert await all_of(items) == {}
     assert await items.get("k") is None
     assert await items.put("k", 2, if_absent=True) == 4
-    await store.archive()
+    await store.admin.archive()
     evict(store, "s", "session")
     assert await all_of(items) == {"k": 2}
     await session.rollback(version=1)
@@ -462,10 +462,10 @@ async def test_a_fork_shows_the_items_of_its_source_and_keeps_its_own(opener: An
     assert await all_of(items) == {"a": 2, "b": 1}
     await fork.rollback(version=1)
     await fork.fork("g")
-    await user.erase()
+    await store.erase(user.id, scope="user")
     assert await all_of(theirs) == {"a": 1, "b": 1}
     assert await all_of(store.user("g").items("x")) == {"a": 1, "b": 1}
-    await store.purge(older_than=0.0)
+    await store.admin.purge(older_than=0.0)
     assert await all_of(store.user("g").items("x")) == {"a": 1, "b": 1}
 
 
@@ -473,7 +473,7 @@ async def test_an_erased_record_leaves_no_item(opener: Any) -> None:
     store = await opener(**QUIET)
     user = store.user("u")
     await user.items("x").put("a", "secret")
-    await user.erase()
+    await store.erase(user.id, scope="user")
     with redis_of(store) as client:
         assert not client.exists(names(store, "u", "user").items)
     assert await all_of(user.items("x")) == {}
@@ -495,13 +495,13 @@ async def test_only_the_newest_items_stay_in_redis(opener: Any) -> None:
         window = names(store, "u", "user").items
         assert sum(field.startswith(b":") for field in client.hkeys(window)) == 100
         assert client.pttl(window) == -1
-        await store.archive()
+        await store.admin.archive()
         kept = [field for field in client.hkeys(window) if field.startswith(b":")]
         assert len(kept) == 64
         assert b":x\0k099" in kept
         assert client.pttl(window) > 0
         await items.put("large", b"x" * 300_000)
-        await store.archive()
+        await store.admin.archive()
         assert client.hkeys(window).count(b":x\0k099") == 0
     assert len(await all_of(items)) == 101
 
@@ -521,7 +521,7 @@ async def test_what_settling_walks_is_bounded(opener: Any) -> None:
         for key in "bcd":
             await items.put(key, 1)
         for begins in (11, 21, 27):
-            await store.archive()
+            await store.admin.archive()
             assert int(client.hget(window, "#d")) == begins
             await items.put("d", 1)
         assert sorted(each for each in client.hkeys(window) if each.startswith(b":")) == [b":x\0c", b":x\0d"]
@@ -535,7 +535,7 @@ async def test_of_many_collections_redis_forgets_what_left(opener: Any) -> None:
     for start in range(0, 4200, 700):
         some = range(start, start + 700)
         await user.write(items=[PutItem(collection=f"c{number}", key="k", value=number) for number in some])
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         window = names(store, "u", "user").items
         kept = client.hkeys(window)
@@ -558,7 +558,7 @@ async def test_a_list_behind_the_greatest_key_that_left_needs_no_sql(
     items = store.user("u").items("x")
     with sabotage("settle", "local window_items = 64", "local window_items = 4"):
         await items.put_many({f"k{number}": number for number in range(9)})
-        await store.archive()  # k5 to k8 stay
+        await store.admin.archive()  # k5 to k8 stay
     await items.put("l0", 9)
     await items.delete("k8")
 
@@ -588,7 +588,7 @@ async def test_redis_may_take_the_window_and_nothing_is_missing(opener: Any) -> 
     store = await opener(**QUIET)
     items = store.user("u").items("x")
     await items.put_many({"a": 1, "b": 2})
-    await store.archive()
+    await store.admin.archive()
     evict(store, record=False)
     assert await all_of(items) == {"a": 1, "b": 2}
     await items.put("c", 3)
@@ -604,7 +604,7 @@ async def test_a_field_written_later_does_not_let_redis_take_what_is_not_archive
     window = names(store, "u", "user").items
     with redis_of(store) as client:
         await user.items("x").put("a", 1)
-        await store.archive()
+        await store.admin.archive()
         assert client.pttl(window) > 0
         await user.set("f", 1)
         assert client.pttl(window) > 0, "no item changed"
@@ -618,7 +618,7 @@ async def test_while_sql_is_away_no_list_is_shorter(opener: Any, monkeypatch: py
     await items.put("a", 1)
     assert await all_of(items) == {"a": 1}
     with sabotage("settle", "local window_items = 64", "local window_items = 0"):
-        await store.archive()
+        await store.admin.archive()
     await items.put("b", 2)
 
     def away(*_: Any, **__: Any) -> Any:
@@ -640,7 +640,7 @@ async def test_a_ghost_of_the_window_is_not_read(opener: Any) -> None:
     user = store.user("u")
     mine = names(store, "u", "user")
     await user.items("x").put("a", 1)
-    await store.archive()
+    await store.admin.archive()
     evict(store, window=False)
     with redis_of(store) as client:
         client.hset(mine.items, b":x\0ghost", b"9 9 1")
@@ -682,7 +682,7 @@ async def test_a_put_is_one_script_and_a_cold_worker_reads_what_it_asks_for(open
     items = user.items("x")
     for start in range(0, 3000, 500):
         await items.put_many({f"k{number:05}": "x" * 100 for number in range(start, start + 500)})
-    await store.archive()
+    await store.admin.archive()
     await items.put("k90000", 1)
     await items.get("k90000")  # the server knows both scripts
     with asked(store) as seen:
@@ -693,7 +693,7 @@ async def test_a_put_is_one_script_and_a_cold_worker_reads_what_it_asks_for(open
         assert await items.exists("k02999")
     assert len([each for each in seen.sent if each.startswith("EVAL")]) == 5, seen.sent
     evict_needs = names(store, "u", "user")
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(evict_needs.record, evict_needs.items)
     tiers(store).hot.forget("user:u")
@@ -743,7 +743,7 @@ async def test_items_are_encrypted_each_in_its_place(opener: Any) -> None:
     await items.put("b", b"secret two")
     await user.fork("f")
     assert await all_of(store.user("f").items("x")) == {"a": "secret one", "b": b"secret two"}
-    await store.archive()
+    await store.admin.archive()
     evict(store)
     assert await all_of(items) == {"a": "secret one", "b": b"secret two"}
 
@@ -753,11 +753,11 @@ async def test_what_redis_has_under_an_old_key_is_read_under_the_new_one(opener:
     old, new = b"1" * 32, b"2" * 32
     store = await opener(**QUIET, encryption=Encryption(KeyRing({"k1": old})))
     await store.user("u").items("x").put("a", "secret")
-    await store.archive()
+    await store.admin.archive()
     await store.close()
     both = Encryption(KeyRing({"k1": old, "k2": new}, current="k2"))
     store = await opener(**QUIET, encryption=both)
-    await store.reencrypt()
+    await store.admin.reencrypt()
     await store.close()
     store = await opener(**QUIET, encryption=Encryption(KeyRing({"k2": new})))
     assert await all_of(store.user("u").items("x")) == {"a": "secret"}
@@ -777,12 +777,12 @@ async def test_an_exported_record_brings_its_items(opener: Any, purged: bool) ->
     await fork.set("f", 1)
     await items.put("d", 4)
     if purged:
-        await store.archive()
-        await store.purge(keep_changes=1)
+        await store.admin.archive()
+        await store.admin.purge(keep_changes=1)
     if not purged:
         await fork.rollback(version=3)
     expected = await all_of(items)
-    await store.import_(await store.export("f", scope="user"), id="copy")
+    await store.admin.import_(await store.admin.export("f", scope="user"), id="copy")
     copy = store.user("copy").items("x")
     assert await all_of(copy) == expected
     for change in await fork.history():
@@ -799,8 +799,8 @@ async def test_items_of_records_that_begin_so_are_counted_as_far_as_it_matters(o
         await record.items("c").delete("1")
     gone = store.task("acme:t")
     await gone.write(items=[PutItem(collection="c", key="a", value=1)])
-    await gone.erase()
-    await store.archive()
+    await store.erase(gone.id)
+    await store.admin.archive()
     count = tiers(store).cold.count_items
     assert [count(prefix, 100) for prefix in ("acme%3A", "acme%3Aeu%3A", "other%3A", "no%3A")] == [8, 4, 4, 0]
     assert count("acme%3A", 6) == 6

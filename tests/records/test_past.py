@@ -94,7 +94,7 @@ async def test_who_acted_stands_with_each_kind_of_write(opener: Any, by_handle: 
             return await commit_many(writes, *rest, **options)
 
         tiers(store).warm.commit_many = noted
-        await store.session("e", **actor).erase()
+        await store.erase("e")
     for id in ("s", "f"):
         assert {change.actor for change in await store.session(id).history()} == {"ann"}
     assert erased == ["ann"]
@@ -248,13 +248,13 @@ async def test_no_step_leads_past_what_is_not_there(store: Any) -> None:
     assert await session.rollback(steps=1) == 9
     begun = time.time()
     await until(lambda: time.time() > begun + 0.005)
-    await store.purge(older_than=0)
+    await store.admin.purge(older_than=0)
     with pytest.raises(NotFound, match="1 steps back"):
         await session.rollback(steps=1)
     await session.set("n", 10)
     assert await session.rollback(steps=1) == 11
     assert await session.get("n") == 7
-    await store.import_(await store.export("s"), id="copy")
+    await store.admin.import_(await store.admin.export("s"), id="copy")
     copy = store.session("copy")
     with pytest.raises(NotFound):
         await copy.rollback(steps=1)
@@ -418,7 +418,7 @@ async def test_a_fork_of_a_fork(opener: Any) -> None:
         await session.fork(f"g{generation}")
         session = store.session(f"g{generation}")
         assert await texts(session) == expected
-    await store.archive()
+    await store.admin.archive()
     await evict(store, *(f"g{n}" for n in range(6)))
     assert await texts(session) == expected
     assert await texts(session, last=4) == expected[-4:]
@@ -436,7 +436,7 @@ async def test_a_fork_never_lands_on_an_id_that_was_used(store: Any) -> None:
         await source.fork("target")
     await target.create()
     await target.append(said("again"))
-    await store.archive()
+    await store.admin.archive()
     await evict(store, "target")
     assert await texts(target) == ["again"]
     assert core(store)._lifecycle.cold.quarantined() == []
@@ -457,7 +457,7 @@ async def test_forks_stay_whole_when_their_parent_is_purged_or_deleted(opener: A
     await parent.append(said("after"))
     for step in ("purge", "delete", "purge", "create", "purge"):
         if step == "purge":
-            await store.purge(older_than=0)
+            await store.admin.purge(older_than=0)
         elif step == "delete":
             await store.delete("parent")
         else:
@@ -482,12 +482,12 @@ async def test_a_purge_keeps_the_present_and_what_is_newer(store: Any) -> None:
     for number in range(5):
         await session.write(set={"n": number}, append=[said(number)])
     await session.checkpoint("kept")
-    removed = await store.purge(older_than=3600)
+    removed = await store.admin.purge(older_than=3600)
     assert removed["changes"] == 0
     assert len(await session.history()) == 6
     begun = time.time()
     await until(lambda: time.time() > begun + 0.005)
-    removed = await store.purge(older_than=0)
+    removed = await store.admin.purge(older_than=0)
     assert removed["changes"] == 6
     assert await now(session) == ({"n": 4}, list("01234"), None)
     await evict(store, "s")
@@ -504,7 +504,7 @@ async def test_a_purge_keeps_the_present_and_what_is_newer(store: Any) -> None:
     assert await texts(session) == list("01234")
     for wrong in (-1, True, "1", float("nan"), None):
         with pytest.raises(InvalidValue):
-            await store.purge(older_than=wrong)
+            await store.admin.purge(older_than=wrong)
 
 
 # Export and import
@@ -545,18 +545,18 @@ async def everything(session: Any) -> list[Any]:
 
 async def test_an_imported_record_is_the_exported_one(store: Any) -> None:
     session = await rich(store)
-    lines = await store.export("rich")
+    lines = await store.admin.export("rich")
     assert all(isinstance(json.loads(line), dict) for line in lines)
     assert all("\n" not in line and line.isascii() for line in lines)
-    assert await store.import_(iter([f"{line}\n" for line in lines]), id="copy") == "copy"
+    assert await store.admin.import_(iter([f"{line}\n" for line in lines]), id="copy") == "copy"
     copy = store.session("copy")
     assert await everything(copy) == await everything(session)
     named = [line.replace('"id":"rich"', '"id":"copy"').replace("session:rich", "session:copy") for line in lines]
-    assert await store.export("copy") == named
+    assert await store.admin.export("copy") == named
     with pytest.raises(Conflict):
-        await store.import_(lines)
+        await store.admin.import_(lines)
     with pytest.raises(Conflict):
-        await store.import_(lines, id="copy")
+        await store.admin.import_(lines, id="copy")
     # Two records from here on.
     version = await copy.version()
     assert await copy.append(said("more")) == version + 1
@@ -564,7 +564,7 @@ async def test_an_imported_record_is_the_exported_one(store: Any) -> None:
     assert (await texts(session))[-1] != "more"
     assert [info.user for info in await store.sessions() if info.id == "copy"] == ["u\x00:ser"]
     with pytest.raises(NotFound):
-        await store.export("never")
+        await store.admin.export("never")
 
 
 async def test_an_import_brings_a_purged_or_forked_record_whole(store: Any) -> None:
@@ -572,15 +572,15 @@ async def test_an_import_brings_a_purged_or_forked_record_whole(store: Any) -> N
     await session.fork("child")
     child = store.session("child")
     await child.append(said("child"))
-    await store.import_(await store.export("child"), id="child-copy")
+    await store.admin.import_(await store.admin.export("child"), id="child-copy")
     assert await everything(store.session("child-copy")) == await everything(child)
-    await store.purge(older_than=0)
+    await store.admin.purge(older_than=0)
     await child.append(said("later"))
     await session.append(said("later"))
     for id in ("rich", "child"):
-        lines = await store.export(id)
+        lines = await store.admin.export(id)
         assert '"base"' in lines[1]
-        await store.import_(lines, id=f"{id}-purged")
+        await store.admin.import_(lines, id=f"{id}-purged")
         copy, original = store.session(f"{id}-purged"), store.session(id)
         assert await everything(copy) == await everything(original)
         await evict(store, f"{id}-purged")
@@ -590,7 +590,7 @@ async def test_an_import_brings_a_purged_or_forked_record_whole(store: Any) -> N
 async def refused(store: Any, lines: list[str], id: str) -> str:
     """The message with which an import is refused, having changed nothing."""
     with pytest.raises((InvalidValue, Conflict)) as error:
-        await store.import_(lines, id=id)
+        await store.admin.import_(lines, id=id)
     assert not await store.session(id).exists(fresh=True)
     assert core(store)._lifecycle.cold.version(f"session:{id}") is None
     return str(error.value)
@@ -600,17 +600,17 @@ async def refused(store: Any, lines: list[str], id: str) -> str:
 async def test_a_file_that_is_cut_off_is_refused_wherever_it_is_cut(store: Any, purged: bool) -> None:
     session = await rich(store)
     await session.fork("child")
-    await store.archive()
+    await store.admin.archive()
     if purged:
-        await store.purge(older_than=0)
-    lines = await store.export("child")
+        await store.admin.purge(older_than=0)
+    lines = await store.admin.export("child")
     assert len(lines) > 3 if purged else len(lines) > 1
     for cut in range(len(lines)):
         message = await refused(store, lines[:cut], "new")
         assert "cut off" in message or "missing" in message or "no change" in message, (cut, message)
         message = await refused(store, [*lines[:cut], lines[cut][: len(lines[cut]) // 2]], "new")
         assert f"line {cut + 1}" in message
-    await store.import_(lines, id="new")
+    await store.admin.import_(lines, id="new")
 
 
 def changed(line: str, **fields: Any) -> str:
@@ -622,10 +622,10 @@ async def test_a_file_that_was_tampered_with_is_refused(store: Any) -> None:
     session = store.session("s")
     await session.write(set={"a": 1}, append=[said("hi")])
     await session.set("a", 2)
-    lines = await store.export("s")
+    lines = await store.admin.export("s")
     head, first, second = lines
-    await store.purge(older_than=0)
-    purged = await store.export("s")
+    await store.admin.purge(older_than=0)
+    purged = await store.admin.export("s")
     base = next(at for at, line in enumerate(purged) if '"base"' in line)
 
     def with_field(name: str, value: str) -> list[str]:
@@ -659,12 +659,12 @@ async def test_a_file_that_was_tampered_with_is_refused(store: Any) -> None:
     taken = []
     for name, file in tampered.items():
         try:
-            await store.import_(file, id=f"new {name}")
+            await store.admin.import_(file, id=f"new {name}")
             taken.append(name)
         except (InvalidValue, Conflict):
             assert not await store.session(f"new {name}").exists(fresh=True)
     assert taken == []
-    await store.import_(lines, id="new")
+    await store.admin.import_(lines, id="new")
 
 
 # Listings
@@ -675,7 +675,7 @@ async def test_sessions_are_listed_by_the_last_change_page_by_page(store: Any) -
         await store.session(f"s:{number}", user="u" if number % 2 else "v\x00:").set("n", number)
     await store.delete("s:5")
     await store.user("u").set("x", 1)
-    await store.archive()
+    await store.admin.archive()
     found: list[str] = []
     after = None
     while page := await store.sessions(limit=5, after=after):
@@ -751,7 +751,7 @@ async def test_a_forgotten_person_is_nowhere(opener: Any) -> None:
     store = await opener()
     await person(store)
     await store.session("other", user="bob").write(set={"a": 1}, append=[said("bob")])
-    await store.archive()
+    await store.admin.archive()
     assert traces(store, opener)
     assert await store.forget(MARK) == 5
     assert traces(store, opener) == []
@@ -820,13 +820,13 @@ async def test_forgetting_ends_under_load(opener: Any) -> None:
     writers = [asyncio.create_task(write(f"busy{n}")) for n in range(4)]
     try:
         assert await asyncio.wait_for(store.forget(MARK), 20) == 5
-        await asyncio.wait_for(store.purge(older_than=3600), 20)
+        await asyncio.wait_for(store.admin.purge(older_than=3600), 20)
     finally:
         stop.set()
         counts = await asyncio.gather(*writers)
     for number, count in enumerate(counts):
         assert await store.session(f"busy{number}").version(fresh=True) == count
-    await store.archive()
+    await store.admin.archive()
     assert traces(store, opener) == []
 
 
@@ -835,9 +835,9 @@ async def test_errors_of_the_past_are_state_errors(store: Any) -> None:
         lambda: store.session("never").rollback(steps=1),
         lambda: store.session("never").rollback(version=1),
         lambda: store.session("never").rollback(label="x"),
-        lambda: store.export("never"),
-        lambda: store.import_([]),
-        lambda: store.import_(["{}"]),
+        lambda: store.admin.export("never"),
+        lambda: store.admin.import_([]),
+        lambda: store.admin.import_(["{}"]),
     ):
         with pytest.raises(StateError):
             await call()
@@ -872,7 +872,7 @@ async def readings(store: Any, *ids: str) -> list[Any]:
         found.append(history)
         found += [shown(await session.at(version=change.version)) for change in history]
         found.append(await session.checkpoints())
-        found.append(json.loads(json.dumps(await store.export(id))))
+        found.append(json.loads(json.dumps(await store.admin.export(id))))
     return found
 
 
@@ -888,11 +888,11 @@ async def test_packed_history_is_read_rolled_back_forked_and_written_on(store: A
     await session.fork("f", version=9)
     await store.session("f").append(said("own"))
     before = await readings(store, "s", "f")
-    assert (await store.compact())["records"] == 0, "all of it is new"
+    assert (await store.admin.compact())["records"] == 0, "all of it is new"
     shift(store, 2 * 86_400)
-    assert await store.compact() == {"records": 1, "changes": 20, "messages": 20}
+    assert await store.admin.compact() == {"records": 1, "changes": 20, "messages": 20}
     assert await readings(store, "s", "f") == before
-    assert (await store.compact())["changes"] == 0
+    assert (await store.admin.compact())["changes"] == 0
     shift(store, -2 * 86_400)
     assert await session.rollback(label="half way") == 23
     assert await session.get("n") == 11
@@ -919,7 +919,7 @@ async def test_large_history_is_read_and_exported_a_page_of_bytes_at_a_time(
         await session.items("c").put("k", str(number) * size)
     await session.fork("f")
     await store.session("f").append(said("own"))
-    whole = {id: await store.export(id) for id in "sf"}
+    whole = {id: await store.admin.export(id) for id in "sf"}
 
     def paged(read: Any) -> list[Any]:
         found: list[Any] = []
@@ -942,7 +942,7 @@ async def test_large_history_is_read_and_exported_a_page_of_bytes_at_a_time(
     monkeypatch.setattr(export, "PAGE", page)
     await check()
     shift(store, 2 * 86_400)
-    assert (await store.compact())["messages"] == 8
+    assert (await store.admin.compact())["messages"] == 8
     await check()
 
 
@@ -988,7 +988,7 @@ async def test_nothing_is_packed_that_a_retry_may_look_for(store: Any) -> None:
     """A write whose answer was lost is looked for by its event for as long as `op_window`."""
     for age in (core(store).settings.op_window - 1, -1, True, "1d", float("nan")):
         with pytest.raises(InvalidValue, match="op_window"):
-            await store.compact(older_than=age)
+            await store.admin.compact(older_than=age)
 
 
 # Retention
@@ -1000,25 +1000,25 @@ async def test_a_purge_leaves_the_newest_messages_and_what_a_fork_shows(store: A
     for number in range(10):
         await session.write(set={"n": number}, append=[said(number)])
     await session.fork("f")
-    done = await store.purge(keep_messages=4)
+    done = await store.admin.purge(keep_messages=4)
     assert (done["left_out"], done["messages"], done["changes"]) == (12, 0, 0)
     assert await texts(session) == await texts(store.session("f")) == ["6", "7", "8", "9"]
     assert [message.number for message in await session.messages()] == [6, 7, 8, 9]
     assert await texts(session, fresh=True) == ["6", "7", "8", "9"]
     assert [change.kind for change in await session.history()][-1] == "retention"
     assert [message.content for message in (await session.at(version=10)).messages] == [*map(str, range(10))]
-    assert (await store.purge(keep_messages=4))["left_out"] == 0
+    assert (await store.admin.purge(keep_messages=4))["left_out"] == 0
     await session.append(said("new"))
     await evict(store, "s", "f")
     assert await texts(session) == ["6", "7", "8", "9", "new"]
     assert await session.rollback(steps=1) == 13
     assert await texts(session) == ["6", "7", "8", "9"]
-    done = await store.purge(keep_changes=1)
+    done = await store.admin.purge(keep_changes=1)
     assert (done["messages"], done["left_out"]) == (6, 0)
     await evict(store, "s", "f")
     assert await texts(session) == await texts(store.session("f")) == ["6", "7", "8", "9"]
-    exported = list(await store.export("s"))
-    assert await store.import_(exported, id="copy") == "copy"
+    exported = list(await store.admin.export("s"))
+    assert await store.admin.import_(exported, id="copy") == "copy"
     assert await texts(store.session("copy")) == ["6", "7", "8", "9"]
     with pytest.raises(NotFound):
         await session.at(version=10)
@@ -1029,14 +1029,14 @@ async def test_a_purge_leaves_the_newest_messages_and_what_a_fork_shows(store: A
 async def test_a_purge_leaves_out_messages_by_age(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session = store.session("s")
     await session.append(said("old"))
-    await store.archive()
+    await store.admin.archive()
     begun = time.time()
     await until(lambda: time.time() > begun + 0.01)
     await session.append(said("young"))
     old, young = (message.timestamp for message in await session.messages())
     monkeypatch.setattr(tiers(store).clock, "now", lambda: young + 3600)
-    assert (await store.purge(messages_older_than=3601))["left_out"] == 0
-    assert (await store.purge(messages_older_than=3600 + (young - old) / 2))["left_out"] == 1
+    assert (await store.admin.purge(messages_older_than=3601))["left_out"] == 0
+    assert (await store.admin.purge(messages_older_than=3600 + (young - old) / 2))["left_out"] == 1
     assert await texts(session) == ["young"]
     await evict(store, "s")
     assert await texts(session) == ["young"]
@@ -1056,7 +1056,7 @@ async def test_messages_that_a_summary_does_not_stand_for_stay(store: Any) -> No
     assert window.summary is not None
     stop = window.summary.stop
     assert 1 < stop < 11
-    done = await store.purge(keep_messages=1)
+    done = await store.admin.purge(keep_messages=1)
     assert done["left_out"] == stop - 1
     assert [message.number for message in await session.messages()] == [*range(stop - 1, 12)]
     again = await session.window(**options)
@@ -1070,7 +1070,7 @@ async def test_a_purge_leaves_so_many_changes_of_each_record(store: Any) -> None
             await store.session(id).set("n", number)
     await store.session("deleted").set("n", 1)
     await store.delete("deleted")
-    assert (await store.purge(keep_changes=5))["changes"] == 25
+    assert (await store.admin.purge(keep_changes=5))["changes"] == 25
     assert [change.version for change in await store.session("long").history()] == [26, 27, 28, 29, 30]
     assert [change.version for change in await store.session("short").history()] == [1, 2, 3]
     assert (await store.session("long").at(version=25)).fields == {"n": 24}
@@ -1081,18 +1081,18 @@ async def test_a_purge_leaves_so_many_changes_of_each_record(store: Any) -> None
 async def test_events_have_an_age_of_their_own(store: Any) -> None:
     await store.emit("order.placed", {"n": 1})
     await store.session("s").set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     begun = time.time()
     await until(lambda: time.time() > begun + 0.05)
-    done = await store.purge(older_than=3600, events_older_than=0.01)
+    done = await store.admin.purge(older_than=3600, events_older_than=0.01)
     assert (done["changes"], done["events"] > 0) == (0, True)
-    assert await store.audit(type="order.placed") == []
+    assert await store.admin.audit(type="order.placed") == []
     await store.emit("order.placed", {"n": 2})
-    await store.archive()
-    assert (await store.purge(older_than=0, events_older_than=3600))["events"] == 0
+    await store.admin.archive()
+    assert (await store.admin.purge(older_than=0, events_older_than=3600))["events"] == 0
 
 
 async def test_a_purge_without_sense_is_refused(store: Any) -> None:
     for wrong in ({}, {"keep_messages": 0}, {"keep_changes": True}, {"older_than": -1}, {"events_older_than": "1d"}):
         with pytest.raises(InvalidValue, match=r"purge takes|is an int|is a number"):
-            await store.purge(**wrong)
+            await store.admin.purge(**wrong)

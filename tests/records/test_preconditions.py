@@ -180,7 +180,7 @@ async def test_a_record_is_expected_to_be_there_or_not(opener: Any) -> None:
     await session.write(set={"a": 1}, expect_exists=False, expect={"a": ABSENT})
     with pytest.raises(Conflict, match="expected none, found a record"):
         await session.write(set={"a": 2}, expect_exists=False)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record)
     tiers(store).hot.forget("session:s")

@@ -48,7 +48,7 @@ async def test_tags_are_set_and_removed_with_anything_else(store: Any) -> None:
         else ([("run", "r3")], (("run", "r1"), ("run", "never"))),
     ]  # fmt: skip
     assert (await session.at(version=1)).tags == want
-    await store.archive()
+    await store.admin.archive()
     assert await ids(store, tags={"run": "r3"}) == ["s"]
     assert await ids(store, tags={"run": "r1"}) == await ids(store, tags={"a:b%": "ü:\x00\ud800"}) == []
 
@@ -90,7 +90,7 @@ async def test_a_record_has_so_many_tags_at_most(store: Any) -> None:
     assert await session.get("a") is None
     await session.write(tag={"run": "one more"}, untag={"run": "r0"})
     # It holds also where the record came back from SQL.
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record)
     tiers(store).hot.clear()
@@ -111,13 +111,13 @@ async def test_deleting_removes_tags_and_clearing_keeps_them(store: Any) -> None
     assert await session.tags() == {"k": ("v",)}
     await store.delete("s")
     assert await session.tags() == {}
-    await store.archive()
+    await store.admin.archive()
     assert await ids(store, tags={"k": "v"}) == []
     await session.write(set={"b": 1}, revive=True)
     assert await session.tags() == await session.tags(fresh=True) == {}
     await session.rollback(version=1)
     assert await session.tags() == {"k": ("v",)}
-    await store.archive()
+    await store.admin.archive()
     assert await ids(store, tags={"k": "v"}) == ["s"]
     await store.erase("s")
     assert await ids(store, tags={"k": "v"}) == []
@@ -129,10 +129,10 @@ async def test_forks_and_copies_have_the_tags_of_what_they_are_made_from(store: 
     await session.write(untag={"k": "w"})
     await session.fork("f")
     await session.fork("g", version=1)
-    await store.import_(await store.export("s"), id="copy")
+    await store.admin.import_(await store.admin.export("s"), id="copy")
     assert await store.session("f").tags() == await store.session("copy").tags() == {"k": ("v",)}
     assert await store.session("g").tags() == {"k": ("v", "w")}
-    await store.archive()
+    await store.admin.archive()
     assert await ids(store, tags={"k": "v"}) == ["copy", "f", "g", "s"]
     assert await ids(store, tags={"k": ["w", "v"]}) == ["g"]
 
@@ -140,11 +140,11 @@ async def test_forks_and_copies_have_the_tags_of_what_they_are_made_from(store: 
 @pytest.mark.parametrize("of", ["##", "##a", "##a:", "##:b", "##a:b:c", "##a:\x00", "##%61:b", "##a:" + "b" * 257])
 async def test_a_forged_tag_is_not_imported(store: Any, of: str) -> None:
     await store.session("s").write(tag={"a": "b"})
-    lines = await store.export("s")
+    lines = await store.admin.export("s")
     forged = [line.replace("##a:b", of.replace("\x00", "\\u0000")) for line in lines]
     assert forged != lines
     with pytest.raises(InvalidValue):
-        await store.import_(forged, id="t")
+        await store.admin.import_(forged, id="t")
 
 
 async def test_a_listing_by_prefix_takes_every_letter_for_itself(store: Any) -> None:
@@ -153,7 +153,7 @@ async def test_a_listing_by_prefix_takes_every_letter_for_itself(store: Any) -> 
         for each in every:
             batch.on(store.session(each)).set("n", 1)
         batch.on(store.user("ab")).set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     for prefix in ("", "a", "a%", "a_", "a:", "a\x00", "a\U0010ffff", "a\ud800", "á", "c", "a:b", "a:bc"):
         want = {each for each in every if each.startswith(prefix)}
         found = await ids(store, prefix=prefix)
@@ -172,7 +172,7 @@ async def test_prefix_tag_owner_and_page_go_together(store: Any) -> None:
         session = store.session(f"app{number % 2}:{number:02}", user=f"u{number % 3}")
         await session.write(set={"n": 1}, tag={"run": [f"r{number % 4}", "all"]})
     await store.delete("app0:04")
-    await store.archive()
+    await store.admin.archive()
     assert await ids(store, tags={"run": "r0"}) == ["app0:00", "app0:08"]
     assert await ids(store, prefix="app1:", tags={"run": "all"}) == [f"app1:{number:02}" for number in range(1, 12, 2)]
     assert await ids(store, prefix="app0:", user="u2") == ["app0:02", "app0:08"]
@@ -193,7 +193,7 @@ async def test_tags_are_plain_where_values_are_encrypted(opener: Any) -> None:
         fields = client.hgetall(names(store, "s").record)
     assert b"##run:r1" in fields
     assert b"secret" not in fields[b"a"]
-    await store.archive()
+    await store.admin.archive()
     assert await ids(store, tags={"run": "r1"}) == ["s"]
 
 

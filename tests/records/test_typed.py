@@ -710,25 +710,25 @@ async def test_all_records_of_a_scope_are_brought_up_and_the_bad_ones_named(stor
     await store.delete("gone")
     await store.task("t").set("n", 1)
     seen: list[Any] = []
-    dry = await store.upcast(NEW, dry_run=True, progress=seen.append)
+    dry = await store.admin.upcast(NEW, dry_run=True, progress=seen.append)
     assert (dry.upcast, dry.unchanged, dry.failed) == (7, 1, 2)
     assert seen[-1] == dry
     assert await stamp(store, "s1") is None
-    assert (await store.upcast(NEW, user="u")).upcast == 2
-    assert (await store.upcast(NEW, limit=2)).upcast == 2
-    done = await store.upcast(NEW)
+    assert (await store.admin.upcast(NEW, user="u")).upcast == 2
+    assert (await store.admin.upcast(NEW, limit=2)).upcast == 2
+    done = await store.admin.upcast(NEW)
     assert (done.upcast, done.unchanged, done.failed) == (3, 5, 2)
     assert sorted(said.split(":")[1] for said in done.failures) == ["bad", "newer"]
-    again = await store.upcast(NEW)
+    again = await store.admin.upcast(NEW)
     assert (again.upcast, again.unchanged, again.failed) == (0, 8, 2)
     assert [(await store.session(f"s{n}", schema=NEW).load()).total for n in range(7)] == [1000 + n for n in range(7)]
     assert await store.task("t").get("n") == 1
-    assert (await store.upcast(NEW, scope="task")).upcast == 1
+    assert (await store.admin.upcast(NEW, scope="task")).upcast == 1
     for wrong in ({"limit": 0}, {"scope": "galaxy"}, {"user": ""}):
         with pytest.raises(InvalidValue):
-            await store.upcast(NEW, **wrong)
+            await store.admin.upcast(NEW, **wrong)
     with pytest.raises(InvalidValue, match="pydantic model"):
-        await store.upcast(dict)
+        await store.admin.upcast(dict)
 
 
 async def test_bringing_up_all_may_end_anywhere_and_go_on(store: Any) -> None:
@@ -740,8 +740,8 @@ async def test_bringing_up_all_may_end_anywhere_and_go_on(store: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        await store.upcast(NEW, progress=stop)
-    rest = await store.upcast(NEW)
+        await store.admin.upcast(NEW, progress=stop)
+    rest = await store.admin.upcast(NEW)
     assert (rest.upcast, rest.unchanged) == (4, 2)
 
 

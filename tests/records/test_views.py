@@ -100,11 +100,11 @@ async def test_a_write_begins_a_deleted_record_again(store: Any) -> None:
     assert await session.get_all(fresh=True) == {"b": 2}
     assert [message.content for message in await session.messages()] == ["y"]
     assert (await session.write(set={"c": 3}, revive=True)).version == 4
-    await store.archive()
+    await store.admin.archive()
     assert [row.id for row in await store.sessions(user="u")] == ["s"]
     assert (await session.at(version=2)).deleted
     assert not (await session.at(version=3)).deleted
-    begun = [each for each in await store.audit(type="conversation.created") if each.subject == "session:s"]
+    begun = [each for each in await store.admin.audit(type="conversation.created") if each.subject == "session:s"]
     assert [each.version for each in begun] == [1, 3]
 
 

@@ -437,7 +437,7 @@ async def test_an_option_that_is_not_there_says_what_to_use() -> None:
     for work in (
         session.apply(dict, merge={}),
         session.items("x").put("a", 1, equals=2),
-        store.compact(progress=print),
+        store.admin.compact(progress=print),
     ):
         with pytest.raises(ConfigurationError):
             await work

@@ -33,7 +33,7 @@ def claims(opener: Any) -> set[str]:
 
 
 async def finding(store: Any) -> Any:
-    return next((each for each in await store.doctor() if each.name == "index"), None)
+    return next((each for each in await store.admin.doctor() if each.name == "index"), None)
 
 
 @files
@@ -44,7 +44,7 @@ async def test_whoever_waits_for_the_index_does_not_wait_for_what_is_written_mea
     store = await searching(opener, archiver=False)
     for number in range(3):
         await store.session(f"c{number}").append(said(MARK))
-    await store.archive()
+    await store.admin.archive()
     write, rounds = search_index.write, 0
 
     def overtaken(connection: Any, *arguments: Any) -> Any:
@@ -56,7 +56,7 @@ async def test_whoever_waits_for_the_index_does_not_wait_for_what_is_written_mea
         return done
 
     monkeypatch.setattr(search_index, "write", overtaken)
-    assert (await store.update_index()).behind == 0
+    assert (await store.admin.update_index()).behind == 0
     assert len(await places(store, MARK)) == 3
     assert rounds < 10
 
@@ -67,7 +67,7 @@ async def test_what_was_read_before_it_was_encrypted_is_not_written_after_that(o
     """Without the trigger's note of it, the control, it would stand there as plain text."""
     store = await searching(opener, archiver=False)
     await store.session("c1").write(set={"secret": MARK, "open": "zagreb"})
-    await store.archive()
+    await store.admin.archive()
     await store.close()
     encryption = Encryption(KeyRing({"k1": b"1" * 32}), fields=("secret*",), accept_plaintext=True)
     sealed = await searching(opener, encryption=encryption, archiver=False)
@@ -78,7 +78,7 @@ async def test_what_was_read_before_it_was_encrypted_is_not_written_after_that(o
         search_index.Stored(("field", b"", name), 1, None, b"d", value, b'"%b"' % value.encode())
         for name, value in ((b"secret", MARK), (b"open", "zagreb"))
     ]
-    await sealed.reencrypt()
+    await sealed.admin.reencrypt()
     if not noted:
         run_sql(opener, "DELETE FROM search_heads")
     write = search_index.Write(one, put=stored, done=(one.epoch, one.version))
@@ -100,7 +100,7 @@ async def test_what_is_indexed_and_encrypted_later_is_indexed_again(opener: Any)
     for key in (b"1", b"2"):
         keys = KeyRing({f"k{key.decode()}": key * 32, "k1": b"1" * 32}, current=f"k{key.decode()}")
         sealed = await searching(opener, encryption=Encryption(keys, fields=("secret*",), accept_plaintext=True))
-        await sealed.reencrypt()
+        await sealed.admin.reencrypt()
         assert await places(sealed, "zagreb") == [("c1", "open")]
         assert await places(sealed, MARK) == []
         await sealed.close()
@@ -111,7 +111,7 @@ async def test_a_claim_is_given_back_whatever_became_of_the_round(opener: Any, m
     """Else whoever comes next would wait for a minute."""
     store = await searching(opener, archiver=False)
     await store.session("c1").append(said(MARK))
-    await store.archive()
+    await store.admin.archive()
     write, held = search_index.write, []
 
     def broken(*arguments: Any) -> Any:
@@ -120,11 +120,11 @@ async def test_a_claim_is_given_back_whatever_became_of_the_round(opener: Any, m
 
     monkeypatch.setattr(search_index, "write", broken)
     with pytest.raises(ColdUnavailable):
-        await store.update_index()
+        await store.admin.update_index()
     assert held
     assert claims(opener) == {""}
     monkeypatch.setattr(search_index, "write", write)
-    await store.update_index()
+    await store.admin.update_index()
     assert claims(opener) == {""}
 
 
@@ -133,7 +133,7 @@ async def test_a_claim_is_given_back_whatever_became_of_the_round(opener: Any, m
 async def test_an_index_that_was_not_filled_is_none_until_it_is(opener: Any, monkeypatch: Any) -> None:
     plain = await opener(partitions=4, search=False)
     await plain.session("c1").append(said(MARK))
-    await plain.archive()
+    await plain.admin.archive()
     fill = search_store._fill
 
     def broken(sql: Any) -> None:
@@ -155,12 +155,12 @@ async def test_all_that_is_noted_of_a_record_goes_at_once(opener: Any) -> None:
     for number in range(150):
         await store.session("much").set("n", number)
         if number % 30 == 0:
-            await store.archive()
+            await store.admin.archive()
     await store.session("little").set("n", MARK)
-    await store.archive()
+    await store.admin.archive()
     noted, _ = tiers(store).cold.search.next_due(range(4), 5)
     assert sum(len(each.rows) for each in noted) >= 6
-    await store.update_index()
+    await store.admin.update_index()
     assert rows_of(opener, "search_due") == []
     assert set(await places(store, f"{MARK} 149", match="any")) == {("much", "n"), ("little", "n")}
 
@@ -171,9 +171,9 @@ async def test_a_record_of_which_only_its_last_state_was_imported_is_found(opene
     session = store.session("c1")
     await session.write(set={"place": MARK}, append=[said(MARK)])
     await places(store)
-    await store.archive()
-    await store.purge(older_than=0)
-    await store.import_(await store.export("c1"), id="c2")
+    await store.admin.archive()
+    await store.admin.purge(older_than=0)
+    await store.admin.import_(await store.admin.export("c1"), id="c2")
     assert set(await places(store, MARK)) == {("c1", "place"), ("c1", 0), ("c2", "place"), ("c2", 0)}
 
 
@@ -190,7 +190,7 @@ async def test_a_worker_notices_that_its_index_was_removed_and_what_it_was_repla
     assert await places(worker, MARK) == [("c1", 0)]
     await first.close()
     other = await opener(partitions=4, search=False)
-    assert await other.remove_index()
+    assert await other.admin.remove_index()
     with pytest.raises(ConfigurationError, match="is off in this namespace"):
         await worker.search(MARK)
     fields = await searching(opener, search=Search(kinds=("field",)))
@@ -213,7 +213,7 @@ async def test_an_index_that_was_removed_is_no_failure_of_who_followed_it(opener
     await places(worker, MARK)
     await first.close()
     other = await opener(partitions=4, search=False)
-    assert await other.remove_index()
+    assert await other.admin.remove_index()
     await worker.session("c1").set("n", 1, durability="archived")
     follower = follower_of(tiers(worker))
     await until(lambda: follower.behind is None and not follower.failure)
@@ -226,7 +226,7 @@ async def test_who_removes_the_index_waits_for_an_erasure_before_it_holds_what_t
     """Each held what the other one wanted, and PostgreSQL ended one of them."""
     store = await searching(opener, archiver=False)
     await store.session("c1").append(said(MARK))
-    await store.update_index()
+    await store.admin.update_index()
     engine = create_engine(opener.archive)
     waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'records'::regclass")
 
@@ -236,7 +236,7 @@ async def test_who_removes_the_index_waits_for_an_erasure_before_it_holds_what_t
 
     with engine.begin() as erasure:
         erasure.execute(text("LOCK TABLE records IN ROW EXCLUSIVE MODE"))
-        removing = asyncio.create_task(store.remove_index())
+        removing = asyncio.create_task(store.admin.remove_index())
         await until(waits)
         erasure.execute(text("SELECT 1 FROM search_partitions FOR UPDATE NOWAIT"))
     assert await removing

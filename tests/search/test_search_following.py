@@ -61,8 +61,8 @@ async def test_what_is_erased_is_in_no_index_when_that_returns(opener: Any, way:
     assert set(await places(store, MARK)) == {("c1", "place"), ("c1", 0), ("f1", "place"), ("f1", 0)}
     if way == "erase":
         await store.delete("f1")
-        await store.session("f1").erase()
-        await session.erase()
+        await store.erase("f1")
+        await store.erase(session.id)
     else:
         await store.forget("u1")
     assert await store.search(MARK) == []
@@ -104,7 +104,7 @@ async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, patience: fl
     go_on.set()
     await forgetting
     monkeypatch.undo()
-    await store.update_index()
+    await store.admin.update_index()
     return waited
 
 
@@ -127,7 +127,7 @@ async def test_an_erasure_that_did_not_wait_would_leave_it_there(opener: Any, mo
 async def test_what_was_read_before_an_erasure_is_not_written_after_it(opener: Any, monkeypatch: Any) -> None:
     store = await searching(opener, archiver=False)
     await store.session("c1", user="u1").append(said(f"to {MARK}"))
-    await store.archive()
+    await store.admin.archive()
     cold = tiers(store).cold
     write, writes = search_index.write, 0
 
@@ -141,8 +141,8 @@ async def test_what_was_read_before_an_erasure_is_not_written_after_it(opener: A
         return write(*arguments)
 
     monkeypatch.setattr(search_index, "write", late)
-    await store.update_index()
-    await store.update_index()  # of the erasure, which was noted while that one was at work
+    await store.admin.update_index()
+    await store.admin.update_index()  # of the erasure, which was noted while that one was at work
     assert writes
     assert (cold.search.records(), cold.search.lacking()) == (0, 0)
     assert not [place for place in standing(opener) if "search_" in place]
@@ -161,7 +161,7 @@ async def test_what_is_encrypted_is_in_no_index_unless_it_was_asked_for(opener: 
     assert standing(opener) == []
     await store.close()  # first: as long as it is open, it makes an index that it wants
     plain = await opener(partitions=4, encryption=encryption)
-    assert await plain.remove_index()
+    assert await plain.admin.remove_index()
     await plain.close()
     again = await opener(search=Search(encrypted=True), partitions=4, encryption=encryption)
     assert set(await places(again, MARK)) == {("c1", "secret"), ("c1", 0)}
@@ -176,7 +176,7 @@ async def test_what_is_encrypted_later_leaves_the_index_with_that(opener: Any) -
     await store.close()
     encryption = Encryption(KeyRing({"k1": b"1" * 32}), accept_plaintext=True)
     sealed = await searching(opener, encryption=encryption)
-    await sealed.reencrypt()
+    await sealed.admin.reencrypt()
     assert not [place for place in standing(opener) if "search_" in place]
     assert await places(sealed, MARK) == []
 
@@ -254,12 +254,12 @@ async def test_an_index_that_is_switched_on_later_has_what_was_there_before(open
         pytest.skip("searched by default")
     for number in range(30):
         await plain.session(f"c{number}").write(set={"n": number}, append=[said(f"{MARK} {number}")])
-    await plain.archive()
+    await plain.admin.archive()
     with pytest.raises(ConfigurationError, match="is off in this namespace"):
         await plain.search(MARK)
     store = await searching(opener)
     seen: list[int] = []
-    done = await store.update_index(progress=lambda so_far: seen.append(so_far.behind))
+    done = await store.admin.update_index(progress=lambda so_far: seen.append(so_far.behind))
     assert (done.records, done.behind) == (30, 0)
     assert len(await places(store, MARK)) == 30
     await plain.session("c3").append(said(f"{MARK} once more"))
@@ -326,7 +326,7 @@ async def test_who_lost_its_claim_writes_nothing_any_more(opener: Any, monkeypat
     store = await searching(opener, archiver=False)
     session = store.session("c1")
     await session.set("place", "old")
-    await store.archive()
+    await store.admin.archive()
     search = tiers(store).cold.search
     now_ms, settings = 10**15, search.settings()
     assert search.claim(range(4), "first", now_ms, 60.0, settings)
@@ -363,11 +363,11 @@ async def test_what_the_index_lacks_is_counted(opener: Any) -> None:
     store = await searching(opener, archiver=False)
     for number in range(3):
         await store.session(f"c{number}").set("n", MARK)
-    await store.archive()
-    findings = {finding.name: finding for finding in await store.doctor()}
+    await store.admin.archive()
+    findings = {finding.name: finding for finding in await store.admin.doctor()}
     assert findings["index"].found.startswith("3 of 3 records")
-    await store.update_index()
-    findings = {finding.name: finding for finding in await store.doctor()}
+    await store.admin.update_index()
+    findings = {finding.name: finding for finding in await store.admin.doctor()}
     assert findings["index"].ok
 
 
@@ -378,7 +378,7 @@ async def test_what_the_index_lacks_is_counted(opener: Any) -> None:
 async def test_items_are_found_in_their_collection_and_by_their_values(opener: Any) -> None:
     """A fork finds those that it shows of its source, until it says otherwise itself."""
     store = await searching(opener, archiver=False)
-    await store.update_index()
+    await store.admin.update_index()
     cold = tiers(store).cold
     journal = Journal(cold)
     put, gone = (b"p", b"notes\0a", b'{"text":"a red hat","size":3}'), (b"q", b"notes\0a", b"")
@@ -526,15 +526,15 @@ async def test_what_makes_no_sense_is_refused_at_once(opener: Any, search: Any, 
 async def test_an_index_made_otherwise_is_not_taken_for_another(opener: Any) -> None:
     store = await searching(opener)
     await store.session("c1").set("place", MARK)
-    await store.update_index()
+    await store.admin.update_index()
     if opener.cold == "memory":
         return
     await store.close()
     with pytest.raises(ConfigurationError, match="open the store as then"):
         await opener(search=Search(kinds=("field",)), partitions=4)
     again = await opener(partitions=4)  # one that does not want it: else its follower makes it again
-    assert await again.remove_index()
-    assert not await again.remove_index()
+    assert await again.admin.remove_index()
+    assert not await again.admin.remove_index()
     await again.close()
     assert await places(await opener(search=Search(kinds=("message",)), partitions=4), MARK) == []
 

@@ -99,8 +99,8 @@ async def test_what_is_no_vector_stops_the_index_and_nobody_else(meaning: Any) -
     await store.session("c1").append(said("a cat"))
     for error in (Unavailable, *[ConfigurationError] * 6):
         with pytest.raises(error, match="embed"):
-            await store.update_index()
-    assert (await store.update_index()).behind == 0
+            await store.admin.update_index()
+    assert (await store.admin.update_index()).behind == 0
     assert await places(store, "kitten") == [("c1", 0)]
 
 
@@ -116,7 +116,7 @@ async def test_a_bad_answer_ends_no_follower(meaning: Any) -> None:
     await store.session("c1").append(said("a cat"))
 
     async def finding() -> Any:
-        return next(each for each in await store.doctor() if each.name == "index")
+        return next(each for each in await store.admin.doctor() if each.name == "index")
 
     async def named() -> bool:
         return "no list of vectors" in (await finding()).found
@@ -141,14 +141,14 @@ async def test_a_text_that_is_refused_is_left_out_and_named_and_holds_up_no_othe
     store = await meaning(search=Search(embed=choosy, dimensions=5), partitions=4, archiver=False)
     for number in range(20):
         await store.session(f"c{number}").append(said(f"a cat {number}" if number != 7 else "poison"))
-    assert (await store.update_index()).behind == 0
+    assert (await store.admin.update_index()).behind == 0
     assert {id for id, _ in await places(store, "kitten")} == {f"c{number}" for number in range(20) if number != 7}
-    found = next(each for each in await store.doctor() if each.name == "index")
+    found = next(each for each in await store.admin.doctor() if each.name == "index")
     assert not found.ok
     assert "refuses session:c7 message 0" in found.found
     await store.erase("c7")
-    await store.update_index()
-    found = next(each for each in await store.doctor() if each.name == "index")
+    await store.admin.update_index()
+    found = next(each for each in await store.admin.doctor() if each.name == "index")
     assert found.ok
 
 
@@ -157,7 +157,7 @@ async def test_a_text_that_is_refused_is_left_out_and_named_and_holds_up_no_othe
 async def test_who_has_no_function_is_told_and_does_not_follow(meaning: Any) -> None:
     store = await meaning(search=Search(embed=embed, dimensions=5), partitions=4)
     await store.session("c1").append(said("a cat"))
-    await store.update_index()
+    await store.admin.update_index()
     for options in ({}, {"search": True}):
         with pytest.raises(ConfigurationError, match=r"its index has vectors|as then"):
             await (await meaning(partitions=4, **options)).search("kitten")

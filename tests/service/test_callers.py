@@ -174,7 +174,7 @@ async def test_conversations_are_counted_within_the_time_of_their_request(monkey
     async with opened() as store:
         served = Served(store, Access(tokens=True), limits=Limits(tenant_conversations=1, request=0.05))
         token, over = await served.token("acme:", "write"), threading.Event()
-        monkeypatch.setattr(type(store.tiers().cold), "count", lambda *_: over.wait(20))
+        monkeypatch.setattr(type(store._lifecycle.tiers().cold), "count", lambda *_: over.wait(20))
         async with asyncio.timeout(5):
             assert (await served.ask("POST", "/v1/conversations", token, json={})).status_code == 503
         over.set()
@@ -425,7 +425,7 @@ async def test_guesses_ask_sql_together_and_push_no_known_token_out() -> None:
 
 def counted(store: AsyncStateStore) -> list[Any]:
     """What is asked of SQL about tokens from now on."""
-    tokens = store.tiers().cold.access_tokens
+    tokens = store._lifecycle.tiers().cold.access_tokens
     find, asked = tokens.find, []
     tokens.find = lambda ids: (asked.append(ids), find(ids))[1]  # type: ignore[method-assign]
     return asked

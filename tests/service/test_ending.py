@@ -116,14 +116,14 @@ async def test_a_worker_that_has_archived_everything_ends_without_asking_sql(
 ) -> None:
     store = await AsyncStateStore.open(redis_url, archive=f"sqlite:///{tmp_path}/a.db", namespace=namespace)
     assert await store.session("s").set("n", 1) == 1
-    assert await store.archive() >= 0
+    assert await store.admin.archive() >= 0
 
     def away(_: object) -> None:
         raise ColdUnavailable("SQL is away")
 
-    monkeypatch.setattr(type(store.tiers().cold), "cursors", away)
+    monkeypatch.setattr(type(store._lifecycle.tiers().cold), "cursors", away)
     with pytest.raises(ColdUnavailable):
-        await store.archive()  # the control: most partitions were never used, and only SQL knows that
+        await store.admin.archive()  # the control: most partitions were never used, and only SQL knows that
     assert await running._close(store, Limits())
     assert "not everything is archived" not in caplog.text
 

@@ -149,7 +149,7 @@ def written_and_read(store: RemoteStore, id: str, key: str, collection: str, ite
         assert record.at(version=record.version()).fields == {key: 3}
         assert record.history()[-1].items[collection, f"{item}2"] is not None
         with pytest.raises(NotFound):
-            record.drop_branch("none/such")
+            store.admin.drop_branch(record.id, "none/such")
     session.append(HI)
     assert session.messages()[0].content == "hi"
     assert id in [each.id for each in store.sessions(user=id, fresh=True)]
@@ -347,7 +347,7 @@ async def test_the_inspector_opens_and_steers_what_it_lists() -> None:
             session = store.session(id, user=id)
             await session.create({"city": "Oslo"})
             await session.set("city", "Bergen")
-            await store.archive()
+            await store.admin.archive()
             (page,) = set(re.findall(rf'<td><a href="({PATH}/[^"]+)"', await get(f"{PATH}/")))
             shown = await get(page)
             assert "Bergen" in shown

@@ -116,7 +116,7 @@ async def test_tasks_users_and_items_count_towards_the_quota_of_a_tenant(kind: s
             assert await put("d", inner) == 429, "what lies within counts as well"
         assert await put("d", root) == 200
         # As the archive has it.
-        await store.archive()
+        await store.admin.archive()
         served = Served(store, Access(tokens=True), limits=limits)
         assert [await put(name) for name in ("a", "e")] == [200, 429]
 
@@ -300,7 +300,7 @@ async def test_what_a_stolen_token_made_is_revoked_with_it() -> None:
     """Its thief made himself another one first, and stayed."""
     async with opened() as store:
         served, beside = [Served(store, Access(tokens=True)) for _ in range(2)]
-        tokens = store.tiers().cold.access_tokens
+        tokens = store._lifecycle.tiers().cold.access_tokens
         stolen, mine = await served.token("acme:", *RIGHTS), await served.token("acme:", *RIGHTS)
 
         async def make(token: str, where: Served = served) -> httpx.Response:
@@ -308,7 +308,7 @@ async def test_what_a_stolen_token_made_is_revoked_with_it() -> None:
 
         async def left(*texts: str) -> list[float | None]:
             ids = [access_tokens.id_of(each) or "" for each in texts]
-            found = await store.tiers().port.sql(tokens.find, ids)
+            found = await store._lifecycle.tiers().port.sql(tokens.find, ids)
             return [found[each].left for each in ids]
 
         child, own = [(await make(each)).json()["token"] for each in (stolen, mine)]
@@ -322,10 +322,10 @@ async def test_what_a_stolen_token_made_is_revoked_with_it() -> None:
         assert 0 not in await left(own, mine), "what others made stays"
         assert (await beside.ask("GET", "/v1/caller", stolen)).status_code == 200, "known there for a moment more"
         assert (await make(stolen, beside)).status_code == 401, "in which it makes nothing that would stay"
-        await store.tiers().port.sql(tokens.revoke_alone, access_tokens.id_of(mine))
+        await store._lifecycle.tiers().port.sql(tokens.revoke_alone, access_tokens.id_of(mine))
         assert [each == 0 for each in await left(mine, own)] == [True, False]
         with pytest.raises(NotFound):
-            await store.tiers().port.sql(tokens.revoke_alone, "0" * 16)
+            await store._lifecycle.tiers().port.sql(tokens.revoke_alone, "0" * 16)
 
 
 async def test_a_stream_that_only_its_head_is_asked_of_has_an_end() -> None:

@@ -473,7 +473,7 @@ def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], numbe
         assert worker.process.stderr is not None
         assert worker.process.stderr.read() == ""
         assert [each.to_dict() for each in store.session("c").messages(fresh=True)] == [HI]
-        assert [each.id for each in store.replicas()] == [store.replica], "it said that it leaves"
+        assert [each.id for each in store.admin.replicas()] == [store.replica], "it said that it leaves"
 
 
 @pytest.mark.wide
@@ -498,7 +498,7 @@ def test_what_is_acknowledged_is_archived_at_the_end_and_no_request_is_logged_un
         assert worker.process.returncode == 0
         assert "conversations" not in "".join(said)
     with StateStore.open(options[1], archive=options[3], namespace=options[5], archiver=False) as store:
-        assert store.stats()["unarchived"] == 0
+        assert store.admin.stats()["unarchived"] == 0
 
 
 @pytest.mark.wide
@@ -595,7 +595,7 @@ def test_without_redis_it_says_so_and_comes_back(tmp_path: Path) -> None:
     with redis_server() as server, Worker(*_options(server.url, f"sqlite:///{tmp_path}/a.db", "n")).ready() as worker:
         worker.post("/v1/conversations", id="c")
         with store_of(_options(server.url, f"sqlite:///{tmp_path}/a.db", "n")) as store:
-            store.archive()
+            store.admin.archive()
         server.kill()
         refused = worker.post("/v1/conversations/c/turns", messages=[HI])
         assert said(refused) == (503, "WarmUnavailable")

@@ -281,7 +281,7 @@ async def read(
     whole = await _came_whole(session, changes, may_lack=id in named)
     main = fold(State({}, source.messages, source.items), changes, 0, id, writers, None, whole)
     branches, aside = [], set[str]()
-    for branch in await session.branches():
+    for branch in await store.admin.branches(session.id):
         changes = await session.history(branch=branch.id)
         start = main.state(branch.base)
         if branch.complete and start is not None:
@@ -580,7 +580,7 @@ async def judge_short(store: AsyncStateStore, outcomes: Sequence[Outcome], befel
         session = store.session(id)
         changes = await session.history()
         actors = {change.actor for change in changes}
-        branches = await session.branches()
+        branches = await store.admin.branches(session.id)
         for each in writes:
             lost = short(each.operation) == id and each.state == ACKNOWLEDGED and each.writer not in actors
             if lost and not any(each.writer in branch.actors for branch in branches):
@@ -597,7 +597,7 @@ async def judge_short(store: AsyncStateStore, outcomes: Sequence[Outcome], befel
 async def judge_purged(store: AsyncStateStore, found: Found) -> None:
     """A purge leaves the rest of a record unchanged. Raises Broken."""
     session = store.session(found.id)
-    await store.purge(keep_changes=_KEPT)
+    await store.admin.purge(keep_changes=_KEPT)
     changes = await session.history()
     if changes != found.main.changes[-len(changes) :] or (
         not found.main.lacks(0) and len(changes) < min(_KEPT, len(found.main.changes))

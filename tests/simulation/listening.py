@@ -225,10 +225,10 @@ class Listening:
         self._asked = min(each.wall() for each in self._clocks())
         self._wrong = max(abs(each.ahead) for each in self._clocks())
         found: list[Event] = []
-        page = await store.audit(after="oldest", limit=1000)
+        page = await store.admin.audit(after="oldest", limit=1000)
         while page:
             found += page
-            page = await store.audit(after=page[-1].cursor, limit=1000)
+            page = await store.admin.audit(after=page[-1].cursor, limit=1000)
         self.events = {each.id: each for each in sorted(found, key=_place)}
         self.places = {id: _place(each) for id, each in self.events.items()}
         if len(self.events) != len(found):

@@ -367,11 +367,11 @@ class Run:
     async def _read(self, store: AsyncStateStore) -> list[checks.Found]:
         named: set[str] = set()
         if self.fleet.sql.is_older:
-            named.update(each.id for each in (await store.repair()).lost)
+            named.update(each.id for each in (await store.admin.repair()).lost)
         await self._await_ends(store)
-        await store.archive()
+        await store.admin.archive()
         if self.plan.seed % 2:
-            await store.compact(older_than=store.settings.op_window)
+            await store.admin.compact(older_than=store.settings.op_window)
         writers = {each.writer: each for each in self.outcomes}
         found = [await checks.read(store, f"s{at}", writers, named=named) for at in range(self.shape.records)]
         for each in self.outcomes:

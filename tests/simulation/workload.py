@@ -301,7 +301,7 @@ class Caller:
         self.outcome.version = await session.set("a", self.value)
 
     async def _compact(self) -> None:
-        await self.store.compact(older_than=self.store.settings.op_window)
+        await self.store.admin.compact(older_than=self.store.settings.op_window)
 
     async def _emit(self) -> None:
         type = self.chance.choice(("app.a", "app.b", "app.c"))

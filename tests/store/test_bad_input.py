@@ -67,7 +67,7 @@ async def test_hostile_ids_are_just_ids(store: Any) -> None:
         async with store.batch() as batch:
             for number, id in enumerate(some):
                 batch.on(getattr(store, kind)(id)).set("n", number)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         for kind, some in ids.items():
             for id in some:
@@ -113,7 +113,7 @@ async def test_a_phase_that_no_index_could_hold_is_refused_before_anything_is_wr
     for phase in (longest, "\0" * 200, "\ud800" * 200):
         await session.write(phase=phase)
         assert await session.phase(fresh=True) == phase
-        await store.archive()
+        await store.admin.archive()
         assert [row.id for row in await store.sessions(phase=phase)] == ["s"]
 
 
@@ -204,7 +204,7 @@ def test_what_is_accepted_comes_back_from_every_tier_as_it_was_and_is_never_take
             assert turn.outcome == fields
     except InvalidValue:
         assert not 0 < len(request.encode("utf-8", "surrogatepass")) <= 256 or request[0] == "#"
-    copy = store.import_(store.export(session.id), id=f"copy{uuid.uuid4().hex}")
+    copy = store.admin.import_(store.admin.export(session.id), id=f"copy{uuid.uuid4().hex}")
     with redis_of(Blocking(store)) as client:
         assert client.delete(names(Blocking(store), session.id).record) == 1
     for each in (session, store.session(copy)):
@@ -218,7 +218,7 @@ def test_what_is_accepted_comes_back_from_every_tier_as_it_was_and_is_never_take
         assert each.lifetime().ends is None
     [row] = [row for row in store.sessions(user=user, limit=1000) if row.id == session.id]
     assert row.user == user
-    told = store.audit(conversation=session.id)
+    told = store.admin.audit(conversation=session.id)
     assert [(each.conversation_id, each.actor) for each in told] == [(session.id, actor)] * len(told)
     assert {each.type for each in told} <= {"conversation.created", "session.phase", "session.checkpoint"}
 
@@ -238,7 +238,7 @@ async def test_an_id_that_is_none_is_refused_at_once(store: Any) -> None:
         for call in (
             lambda id=id: store.delete(id),
             lambda id=id: store.forget(id),
-            lambda id=id: store.export(id),
+            lambda id=id: store.admin.export(id),
             lambda id=id: store.sessions(user=id),
             lambda id=id: store.session("s").fork(id),
         ):
@@ -258,8 +258,8 @@ async def test_a_number_that_no_database_counts_is_refused_and_no_record_has_suc
     assert [each.label for each in await session.checkpoints(before=2**63 - 1)] == ["here"]
     for age in (2**63, 10**400, 1e308, math.inf):
         for name in ("older_than", "messages_older_than", "events_older_than", "branches_older_than"):
-            assert not any((await store.purge(**{name: age})).values())
-        assert not any((await store.compact(older_than=age)).values())
+            assert not any((await store.admin.purge(**{name: age})).values())
+        assert not any((await store.admin.compact(older_than=age)).values())
 
 
 async def test_an_unknown_scope_is_refused(store: Any) -> None:
@@ -354,8 +354,8 @@ async def test_arguments_of_a_wrong_kind_are_refused(store: Any) -> None:
         lambda: store.sessions(limit=0),
         lambda: store.sessions(limit=10_000),
         lambda: store.sessions(after="nonsense"),
-        lambda: store.purge(older_than=-1),
-        lambda: store.purge(older_than="1"),
+        lambda: store.admin.purge(older_than=-1),
+        lambda: store.admin.purge(older_than="1"),
     ):
         with pytest.raises(InvalidValue):
             await call()
@@ -370,7 +370,7 @@ async def exported(store: Any) -> list[str]:
     await session.write(set={"a": 1}, append=[message("hi")])
     for number in range(5):
         await session.write(set={"n": number}, append=[message(str(number))])
-    lines: list[str] = await store.export("s")
+    lines: list[str] = await store.admin.export("s")
     return lines
 
 
@@ -379,12 +379,12 @@ async def test_a_truncated_export_is_refused_wherever_it_was_cut(store: Any) -> 
     text = "\n".join(lines)
     for cut in [*range(1, len(text), max(1, len(text) // 60)), len(text) - 1]:
         with pytest.raises(InvalidValue, match=r"line \d+|cut off|no change|header"):
-            await store.import_(text[:cut].split("\n"), id="copy")
+            await store.admin.import_(text[:cut].split("\n"), id="copy")
     for count in range(len(lines)):
         with pytest.raises(InvalidValue, match=r"line 1: the header is missing|the file is cut off"):
-            await store.import_(lines[:count], id="copy")
+            await store.admin.import_(lines[:count], id="copy")
     assert not await store.session("copy").exists(fresh=True)
-    assert await store.import_(lines, id="copy") == "copy"
+    assert await store.admin.import_(lines, id="copy") == "copy"
     assert await store.session("copy").get_all() == {"a": 1, "n": 4}
 
 
@@ -412,16 +412,16 @@ async def test_a_damaged_export_names_its_line(store: Any) -> None:
         lines[0],
     ):
         with pytest.raises(InvalidValue, match="line 4"):
-            await store.import_([*lines[:3], damaged, *lines[4:]], id="copy")
+            await store.admin.import_([*lines[:3], damaged, *lines[4:]], id="copy")
         assert not await store.session("copy").exists(fresh=True)
     for head in ("{}", '{"format": "other/1"}', json.dumps(json.loads(lines[0]) | {"scope": "chat"}), "garbage"):
         with pytest.raises(InvalidValue, match="line 1"):
-            await store.import_([head, *lines[1:]], id="copy")
+            await store.admin.import_([head, *lines[1:]], id="copy")
     for nothing in ([], [""], ["", "\n"]):
         with pytest.raises(InvalidValue):
-            await store.import_(nothing, id="copy")
+            await store.admin.import_(nothing, id="copy")
     with pytest.raises(Conflict, match="exists already"):
-        await store.import_(lines)
+        await store.admin.import_(lines)
 
 
 # What is opened

@@ -65,11 +65,11 @@ async def test_a_close_that_is_cancelled_goes_on_to_its_end(
     await again
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert core(store).tiers_in_use is None
+    assert core(store)._lifecycle.tiers_in_use is None
     assert port.closed
     await until(lambda: not working() - before)
     async with AsyncStateStore.open(opener.url, archive=opener.archive, namespace=opener.namespace) as other:
-        assert replica not in [each.id for each in await other.replicas()]
+        assert replica not in [each.id for each in await other.admin.replicas()]
 
 
 @asynchronous
@@ -161,7 +161,7 @@ async def test_a_store_that_two_loops_enter_at_once_is_opened_once(opener: Any) 
     try:
         found = await asyncio.gather(*(asyncio.to_thread(enter, me) for me in range(4)))
         assert set(found) == {store.replica}
-        assert [each.id for each in await store.replicas()] == [store.replica]
+        assert [each.id for each in await store.admin.replicas()] == [store.replica]
     finally:
         await store.close()
 
@@ -205,7 +205,7 @@ async def test_a_thread_that_closes_waits_for_the_one_that_is_at_it(opener: Any,
     go_on.set()
     for each in (first, second):
         await asyncio.to_thread(each.join)
-    assert core(store).tiers_in_use is None
+    assert core(store)._lifecycle.tiers_in_use is None
 
 
 # What is driven
@@ -302,7 +302,7 @@ async def test_what_a_store_wrote_is_archived_when_it_is_closed(opener: Any, mem
     await write_some(writer)
     await writer.close()
     other = await opener(archiver=False)
-    assert (await other.stats())["unarchived"] == 0
+    assert (await other.admin.stats())["unarchived"] == 0
     assert len(await other.sessions()) == 20
 
 
@@ -393,7 +393,7 @@ async def test_a_store_whose_archiver_hangs_in_sql_leaves_its_redis_in_order(
         closing = asyncio.create_task(store.close())
 
         async def listed() -> list[str]:
-            return [each.id for each in await other.replicas()]
+            return [each.id for each in await other.admin.replicas()]
 
         while replica in await listed():
             assert not closing.done()

@@ -28,7 +28,7 @@ FULL = "the disk of SQL is full"
 
 
 async def found(store: Any) -> dict[str, Finding]:
-    return {each.name: each for each in await store.doctor()}
+    return {each.name: each for each in await store.admin.doctor()}
 
 
 @fleet
@@ -66,7 +66,7 @@ async def test_an_archiver_that_makes_no_progress_is_named_with_its_reason(
             return FULL in (await found(other)).get(f"archiver {archiver.replica}", Finding("", True, "")).found
 
         await until(named, 30, every=0.1)
-        (told,) = [each for each in await other.replicas() if each.id == archiver.replica]
+        (told,) = [each for each in await other.admin.replicas() if each.id == archiver.replica]
         assert told.archiving == FULL
 
     async def well_again() -> bool:
@@ -103,7 +103,7 @@ async def test_a_damaged_archive_is_told_and_archiving_goes_on_when_it_is_repair
         await until(lambda number=number: "malformed" in archiver.failure or cold.version("session:c") == number)
 
     async def told() -> bool:
-        return any(not each.ok and "malformed" in each.found for each in await store.doctor())
+        return any(not each.ok and "malformed" in each.found for each in await store.admin.doctor())
 
     await until(told)
     put(lambda at: whole[at : at + size])
@@ -140,7 +140,7 @@ async def test_commits_that_wait_too_long_are_told_by_partition(opener: Any, mon
     lag = (await found(store))["archive lag"]
     assert not lag.ok
     assert f"partitions {tiers(store).keys.of(session.ref).partition}" in lag.found
-    await store.archive()
+    await store.admin.archive()
     assert (await found(store))["archive lag"].ok
 
 
@@ -191,7 +191,7 @@ async def test_what_an_archiver_alone_knows_it_says_with_its_beats(opener: Any) 
         return "newer release" in (await partition_rows(other))[partition]["diverged"]
 
     await until(told, 15)
-    (row,) = [each for each in await other.replicas() if each.id == archiver.replica]
+    (row,) = [each for each in await other.admin.replicas() if each.id == archiver.replica]
     assert row.diverged == {str(partition): "a step that only a newer release knows"}
     del working.diverged[partition]
 
@@ -208,7 +208,7 @@ async def test_a_fleet_that_archives_while_it_is_looked_at_is_not_taken_for_dive
     """What is archived between the look at the one server and the one at the other is not missing in SQL."""
     store = await opener(archiver=False)
     await store.session("c").set("n", 0)
-    await store.archive()
+    await store.admin.archive()
     await store.session("c").set("n", 1)
     home = tiers(store)
     partitions, states = home.warm.partitions, home.warm.partitions.states
@@ -278,7 +278,7 @@ def test_a_server_that_is_away_hides_nothing_of_the_other(
     archive = f"sqlite:///{tmp_path}/a.db"
     with StateStore.open(server.url, archive=archive) as store:
         store.session("c").set("n", 1)
-        store.archive()
+        store.admin.archive()
     away = f"postgresql://127.0.0.1:{server.port + 1 if server.port < 65535 else 1}/nowhere"
     code, without_sql = asked(server, away, monkeypatch)
     assert code == 1

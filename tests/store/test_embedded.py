@@ -54,7 +54,7 @@ async def test_a_start_is_no_loss(face: str, tmp_path: Path, caplog: pytest.LogC
     for _ in range(2):
         async with opened(face, tmp_path / "state.db") as store:
             await store.session("s").set("n", 1)
-            assert all(each.ok for each in await store.doctor())
+            assert all(each.ok for each in await store.admin.doctor())
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
@@ -66,7 +66,7 @@ async def test_what_is_not_archived_yet_is_archived_when_the_store_is_closed(fac
         async with store.batch() as batch:
             for number in range(100):
                 batch.on(store.session(f"s{number}")).set("n", number)
-        assert (await store.stats())["unarchived"] == 100
+        assert (await store.admin.stats())["unarchived"] == 100
     async with opened(face, path) as store:
         assert [await store.session(f"s{number}").get("n") for number in range(100)] == list(range(100))
 
@@ -76,7 +76,7 @@ async def test_a_commit_is_archived_before_it_returns(face: str, tmp_path: Path)
     async with opened(face, tmp_path / "state.db") as store:
         for number in range(10):
             await store.session(f"s{number}").set("n", 1)
-            assert (await store.stats())["unarchived"] == 0
+            assert (await store.admin.stats())["unarchived"] == 0
         with redis_of(store) as client:
             client.flushall()  # as the end of the process would
         for number in range(10):

@@ -76,8 +76,8 @@ async def tell_secrets(store: Any) -> None:
     await store.session("new").create({"password": "hunter2"})
     await store.emit("note.made", {"of": "hunter2"}, subject=session)
     await store.emit("mail.sent", {"to": "tok-5ecret"}, subject="nobody's")
-    await store.reload_config({"api_key": "4111-1111"})
-    await store.archive()
+    await store.admin.reload_config({"api_key": "4111-1111"})
+    await store.admin.archive()
 
 
 def found(store: Any, archive: str) -> set[str]:
@@ -101,7 +101,7 @@ async def test_nothing_readable_lies_in_any_tier(opener: Any) -> None:
     store = await opener(encryption=Encryption(NEW))
     await tell_secrets(store)
     assert found(store, opener.archive) == set()
-    exported = "".join(await store.export("s")) + "".join(await store.export("f"))
+    exported = "".join(await store.admin.export("s")) + "".join(await store.admin.export("f"))
     assert not any(secret in exported for secret in SECRETS)
     session = store.session("s")
     assert await session.get("password") == "hunter2"
@@ -128,7 +128,7 @@ async def test_only_what_is_chosen_is_encrypted(opener: Any) -> None:
     session = store.session("s")
     await session.set_many({"password": "hunter2", "card": "4111-1111", "other": "moved-se"})
     await session.append({"role": "user", "content": "tok-5ecret"})
-    await store.archive()
+    await store.admin.archive()
     assert found(store, opener.archive) == {"moved-se", "tok-5ecret"}
     assert await session.get_all(fresh=True) == {"password": "hunter2", "card": "4111-1111", "other": "moved-se"}
 
@@ -197,7 +197,7 @@ async def test_all_that_a_record_can_do_works_encrypted(opener: Any) -> None:
     assert await session.messages() == []
     assert (await store.get_many([session, fork]))[1]["n"] == 3.5
     # From SQL again.
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "f").record)
     tiers(store).hot.clear()
@@ -318,7 +318,6 @@ async def test_a_missing_or_wrong_key_is_named_and_nothing_else(opener: Any) -> 
             lambda: store.session("s").get("password", fresh=True),
             lambda: store.session("s").get_all(fresh=True),
             lambda: contents(store.session("s")),
-            lambda: store.session("s").message(0, fresh=True),
             lambda: store.session("s").raw_messages(fresh=True),
             lambda: store.session("s").history(),
             lambda: store.session("s").at(version=2),
@@ -344,7 +343,7 @@ def _with(store: Any, keys: KeyRing | None, **options: Any) -> Any:
     namespace = inner.settings.namespace
     root = Codec(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
     inner._context.codec_of = root.of
-    home = inner.tiers()
+    home = inner._lifecycle.tiers()
     home.codec_of = home.warm.codec_of = root.of
     home.hot.clear()
     return store
@@ -360,7 +359,6 @@ async def test_plain_text_is_refused_until_it_is_accepted(opener: Any) -> None:
     for call in (
         lambda: session.get("password", fresh=True),
         lambda: contents(session),
-        lambda: session.message(0, fresh=True),
         lambda: session.raw_messages(fresh=True),
         lambda: session.increment("n"),
         lambda: session.rollback(version=1),
@@ -378,7 +376,7 @@ async def test_plain_text_is_refused_until_it_is_accepted(opener: Any) -> None:
 
 async def rotate(store: Any, keys: KeyRing, **options: Any) -> Any:
     _with(store, keys, **options)
-    return await store.reencrypt()
+    return await store.admin.reencrypt()
 
 
 async def everything(store: Any) -> Any:
@@ -400,13 +398,13 @@ async def test_a_key_can_be_replaced_and_thrown_away(opener: Any) -> None:
     before = await everything(store)
     _with(store, NEW)
     assert await everything(store) == before
-    planned = await store.reencrypt(dry_run=True)
+    planned = await store.admin.reencrypt(dry_run=True)
     assert planned.records == 6
     assert planned.values > 20
-    assert await store.reencrypt(dry_run=True) == planned, "a dry run changes nothing"
-    done = await store.reencrypt()
+    assert await store.admin.reencrypt(dry_run=True) == planned, "a dry run changes nothing"
+    done = await store.admin.reencrypt()
     assert (done.records, done.values, done.failed) == (6, planned.values, 0)
-    again = await store.reencrypt()
+    again = await store.admin.reencrypt()
     assert (again.records, again.values, again.copies, again.failed) == (6, 0, 0, 0)
     _with(store, ONLY_NEW)
     assert await everything(store) == before
@@ -450,8 +448,8 @@ async def test_messages_of_a_purged_parent_are_encrypted_anew(opener: Any) -> No
     await store.session("p").fork("c")
     await store.session("c").append({"role": "user", "content": "own"})
     await store.delete("p")
-    await store.archive()
-    await store.purge(older_than=0)
+    await store.admin.archive()
+    await store.admin.purge(older_than=0)
     await rotate(store, NEW)
     _with(store, ONLY_NEW)
     tiers(store).hot.clear()
@@ -463,7 +461,7 @@ async def test_re_encryption_goes_on_where_it_was_broken_off(opener: Any) -> Non
     store = await opener(encryption=Encryption(OLD))
     for number in range(5):
         await store.session(f"s{number}").set("a", number)
-    await store.archive()
+    await store.admin.archive()
     _with(store, NEW)
     cold, rewrite, calls = tiers(store).cold, tiers(store).cold.rewrite, []
 
@@ -475,10 +473,10 @@ async def test_re_encryption_goes_on_where_it_was_broken_off(opener: Any) -> Non
 
     cold.rewrite = stops  # type: ignore[method-assign]
     with pytest.raises(ColdUnavailable):
-        await store.reencrypt()
+        await store.admin.reencrypt()
     del cold.rewrite
-    assert (await store.reencrypt(dry_run=True)).values == 3 + 5, "and an event each"
-    done = await store.reencrypt()
+    assert (await store.admin.reencrypt(dry_run=True)).values == 3 + 5, "and an event each"
+    done = await store.admin.reencrypt()
     assert (done.values, done.records) == (3 + 5, 5)
     _with(store, ONLY_NEW)
     assert [await store.session(f"s{n}").get("a", fresh=True) for n in range(5)] == list(range(5))
@@ -491,7 +489,7 @@ async def test_one_record_that_cannot_be_read_does_not_hold_up_the_others(opener
     await store.session("b").set("x", 2)
     told: list[Any] = []
     _with(store, NEW)
-    done = await store.reencrypt(progress=told.append)
+    done = await store.admin.reencrypt(progress=told.append)
     assert (done.records, done.failed, done.values) == (2, 1, 2)
     assert told
     assert told[-1] == done
@@ -503,7 +501,7 @@ async def test_one_record_that_cannot_be_read_does_not_hold_up_the_others(opener
 
 async def test_re_encryption_without_keys_is_a_configuration_error(store: Any) -> None:
     with pytest.raises(ConfigurationError, match="no keys"):
-        await store.reencrypt()
+        await store.admin.reencrypt()
 
 
 @pytest.mark.wide
@@ -526,10 +524,10 @@ async def test_writers_do_not_stop_for_re_encryption(opener: Any) -> None:
     writers = [asyncio.create_task(write(number)) for number in range(4)]
     await until(lambda: store.session("s3").get("n"))
     for _ in range(3):
-        assert (await store.reencrypt()).failed == 0
+        assert (await store.admin.reencrypt()).failed == 0
     over.set()
     counts = await asyncio.gather(*writers)
-    await store.reencrypt()
+    await store.admin.reencrypt()
     _with(store, ONLY_NEW)
     for number, count in enumerate(counts):
         session = store.session(f"s{number}")
@@ -546,7 +544,7 @@ DATA = {"of": "hunter2", "lines": "a\nb", "list": [1, {}]}
 
 async def read_again(store: Any, count: int) -> list[Any]:
     """What the audit trail says, then what Redis keeps."""
-    found = [event.data for event in await store.audit(type="note.*")]
+    found = [event.data for event in await store.admin.audit(type="note.*")]
     async with store.events("note.*", "resync", since="oldest") as events:
         for _ in range(count):
             found.append((await events.next(timeout=10)).data)
@@ -574,7 +572,7 @@ async def test_what_events_tell_is_read_by_whoever_has_the_keys(opener: Any) -> 
     assert await read_again(store, 1) == [DATA, DATA]
     _with(store, OLD)
     with pytest.raises(DecryptionFailed, match=r"an event of type note\.made is encrypted with key 'new'"):
-        await store.audit()
+        await store.admin.audit()
     _with(store, None)
     async with store.events("note.*", since="oldest") as events:
         with pytest.raises(DecryptionFailed, match="no keys"):
@@ -594,7 +592,7 @@ async def test_what_an_event_tells_does_not_open_in_another_event(opener: Any) -
     store = await opener(encryption=Encryption(NEW))
     for type, subject in (("note.made", "s"), ("note.made", "s"), ("note.kept", "s"), ("note.made", "t")):
         await store.emit(type, DATA, subject=subject)
-    await store.archive()
+    await store.admin.archive()
     wanted = sought(None, "note.*", None, None, 9, None)
     first, *others = await tiers(store).port.sql(tiers(store).cold.audit, wanted)
     assert len(others) == 3
@@ -613,14 +611,14 @@ async def test_events_are_encrypted_anew_and_who_has_yet_to_read_them_is_told(op
     for subject in ("s", "", "session:x"):
         await store.emit("note.made", DATA, subject=subject)
     _with(store, NEW)
-    planned = await store.reencrypt(dry_run=True)
+    planned = await store.admin.reencrypt(dry_run=True)
     assert (planned.values, planned.copies, planned.failed) == (3, 3, 0)
     assert await read_again(store, 3) == [DATA] * 6
-    assert await store.reencrypt() == planned
-    assert (await store.reencrypt()).values == 0
+    assert await store.admin.reencrypt() == planned
+    assert (await store.admin.reencrypt()).values == 0
     _with(store, ONLY_NEW)
     await store.emit("note.last", {"n": 1}, subject="s")
-    assert [event.data for event in await store.audit(type="note.*")] == [*[DATA] * 3, {"n": 1}]
+    assert [event.data for event in await store.admin.audit(type="note.*")] == [*[DATA] * 3, {"n": 1}]
     async with store.events("note.*", since=behind) as events:
         assert {(await events.next(timeout=10)).type for _ in range(2)} == {"resync", "note.last"}
 
@@ -639,13 +637,13 @@ async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: 
     )
     await store.session("parent").fork("busy-too")
     inherited = store.session("busy-too")
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "busy-too").record)
     tiers(store).hot.clear()
     assert len(await inherited.messages()) == 2
     await inherited.append({"role": "user", "content": "own"})
-    assert await store.session("parent").cleanup(days=0) == 2, "hidden, and still in Redis"
+    assert await store.admin.cleanup("parent", days=0) == 2, "hidden, and still in Redis"
     archiver, written = tiers(store).archiver, 0
     drain, reach = archiver.drain, archiver.reach
 
@@ -667,7 +665,7 @@ async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: 
 
     _with(store, NEW)
     archiver.drain, archiver.reach = drained, reached
-    done = await asyncio.wait_for(store.reencrypt(), 20)
+    done = await asyncio.wait_for(store.admin.reencrypt(), 20)
     del archiver.drain, archiver.reach
     assert (done.records, done.failed, done.copies) == (3, 0, 6), "three records, and the event of each one's creation"
     with redis_of(store) as client:
@@ -682,8 +680,8 @@ async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: 
     assert await busy.update("o", {"a": 1}) == written + 3
     await store.session("parent").rollback(version=1)
     assert [m.content for m in await store.session("parent").messages()] == ["shared", "taken back"]
-    await store.archive()
-    assert (await store.reencrypt(dry_run=True)).values == 0
+    await store.admin.archive()
+    assert (await store.admin.reencrypt(dry_run=True)).values == 0
     assert len(await busy.history()) == written + 3
 
 
@@ -700,7 +698,7 @@ async def exported(store: Any) -> list[str]:
     await fork.set("more", [1])
     await fork.clear()
     await fork.rollback(steps=1)
-    lines: list[str] = await store.export("f")
+    lines: list[str] = await store.admin.export("f")
     return lines
 
 
@@ -711,7 +709,7 @@ async def test_an_export_is_ciphertext_and_comes_back_under_the_same_id(opener: 
     before = await store.session("f").history()
     await store.user("u").set("a", 1)
     await _erase(store, "f")
-    assert await store.import_(lines) == "f"
+    assert await store.admin.import_(lines) == "f"
     fork = store.session("f")
     assert await fork.get_all(fresh=True) == {"password": "hunter2", "more": [1]}
     assert [m.content for m in await fork.messages()] == ["one", "two"]
@@ -720,7 +718,7 @@ async def test_an_export_is_ciphertext_and_comes_back_under_the_same_id(opener: 
 
 async def _erase(store: Any, id: str) -> None:
     """Take a record out of all tiers as if it had never been there."""
-    await store.archive()
+    await store.admin.archive()
     text = names(store, id).ref.text
     await in_thread(lambda: tiers_of_sql(store, text))
     with redis_of(store) as client:
@@ -743,7 +741,7 @@ def tiers_of_sql(store: Any, text: str) -> None:
 async def test_under_another_id_it_is_encrypted_anew(opener: Any) -> None:
     store = await opener(encryption=Encryption(NEW))
     lines = await exported(store)
-    assert await store.import_(lines, id="copy") == "copy"
+    assert await store.admin.import_(lines, id="copy") == "copy"
     copy = store.session("copy")
     assert await copy.get_all(fresh=True) == {"password": "hunter2", "more": [1]}
     assert [m.content for m in await copy.messages()] == ["one", "two"]
@@ -752,9 +750,9 @@ async def test_under_another_id_it_is_encrypted_anew(opener: Any) -> None:
     # It needs neither what it was copied from, nor the old key.
     for id in "sf":
         await store.delete(id)
-    await store.purge(older_than=0)
+    await store.admin.purge(older_than=0)
     _with(store, KeyRing({"new": b"n" * 32, "newest": b"N" * 32}))
-    await store.reencrypt()
+    await store.admin.reencrypt()
     _with(store, KeyRing({"newest": b"N" * 32}))
     assert [m.content for m in await copy.messages(fresh=True)] == ["one", "two"]
 
@@ -765,7 +763,7 @@ async def test_without_the_key_nothing_of_it_is_imported(opener: Any) -> None:
     for keys, id in (OLD, None), (OLD, "copy"), (None, "copy"):
         _with(store, keys)
         with pytest.raises(DecryptionFailed):
-            await store.import_(lines, id=id)
+            await store.admin.import_(lines, id=id)
     _with(store, NEW)
     assert not await store.session("copy").exists(fresh=True)
     bad = json.loads(lines[1])
@@ -773,7 +771,7 @@ async def test_without_the_key_nothing_of_it_is_imported(opener: Any) -> None:
         {"password": "\u0001\u0003newxxx"} if "fields" in bad else "\u0001\u0003newx"
     )
     with pytest.raises((DecryptionFailed, InvalidValue)):
-        await store.import_([lines[0], json.dumps(bad), *lines[2:]], id="copy")
+        await store.admin.import_([lines[0], json.dumps(bad), *lines[2:]], id="copy")
     assert not await store.session("copy").exists(fresh=True)
 
 
@@ -782,9 +780,9 @@ async def test_a_plain_export_is_encrypted_on_its_way_in_if_that_is_accepted(ope
     lines = await exported(store)
     _with(store, NEW)
     with pytest.raises(DecryptionFailed, match="is not encrypted"):
-        await store.import_(lines, id="copy")
+        await store.admin.import_(lines, id="copy")
     _with(store, NEW, accept_plaintext=True)
-    await store.import_(lines, id="copy")
+    await store.admin.import_(lines, id="copy")
     _with(store, NEW)
     assert await store.session("copy").get_all(fresh=True) == {"password": "hunter2", "more": [1]}
     assert [m.content for m in await store.session("copy").messages()] == ["one", "two"]
@@ -795,8 +793,8 @@ async def test_an_export_goes_to_another_namespace(opener: Any) -> None:
     store = await opener(encryption=Encryption(NEW))
     other = await opener(encryption=Encryption(NEW), namespace=f"{opener.namespace}-b")
     lines = await exported(store)
-    await other.import_(lines)
+    await other.admin.import_(lines)
     assert await other.session("f").get_all() == {"password": "hunter2", "more": [1]}
     assert [m.content for m in await other.session("f").messages()] == ["one", "two"]
     with pytest.raises(NotFound):
-        await other.export("s")
+        await other.admin.export("s")

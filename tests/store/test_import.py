@@ -162,13 +162,17 @@ async def exports(store: Any) -> list[list[str]]:
     fork = store.session("f")
     await fork.append({"role": "user", "content": "four"})
     await store.user("bob").set("x", 1)
-    whole = [await store.export("s"), await store.export("f"), await store.export("bob", scope="user")]
-    await store.archive()
-    await store.purge(older_than=0)
+    whole = [
+        await store.admin.export("s"),
+        await store.admin.export("f"),
+        await store.admin.export("bob", scope="user"),
+    ]
+    await store.admin.archive()
+    await store.admin.purge(older_than=0)
     for each in (session, fork):
         await each.append({"role": "user", "content": "later"})
         await each.rollback(steps=1)
-    return [*whole, await store.export("s"), await store.export("f")]
+    return [*whole, await store.admin.export("s"), await store.admin.export("f")]
 
 
 async def read_whole(store: Any, handle: Any, id: str, scope: str) -> list[str]:
@@ -186,7 +190,7 @@ async def read_whole(store: Any, handle: Any, id: str, scope: str) -> list[str]:
         told += [await handle.messages(), await handle.phase(), await handle.messages(last=2, fresh=True)]
         told.append(await handle.window(max_tokens=100))
         told.append(await handle.export_state(messages=True))
-    lines: list[str] = await store.export(id, scope=scope)
+    lines: list[str] = await store.admin.export(id, scope=scope)
     assert VICTIM not in repr(told) + repr(lines)
     return lines
 
@@ -203,7 +207,7 @@ async def goes_on(store: Any, handle: Any, id: str, scope: str) -> None:
         assert told == [message.content for message in await handle.messages()]
         async with handle.turn(request_id="r") as turn:
             assert turn.messages is not None
-    await store.archive()
+    await store.admin.archive()
 
 
 @pytest.mark.timeout(120)
@@ -222,7 +226,7 @@ async def test_a_file_that_was_tampered_with_is_refused_or_reads_well(opener: An
         scope = "user" if file is files[2] else "session"
         what = f"seed {seed}, number {number}"
         try:
-            await store.import_(lines, id=id)
+            await store.admin.import_(lines, id=id)
         except (InvalidValue, DecryptionFailed):
             refused += 1
             for each in ("session", "user", "app", "task"):
@@ -234,8 +238,8 @@ async def test_a_file_that_was_tampered_with_is_refused_or_reads_well(opener: An
             continue  # as a record of another scope
         try:
             first = await read_whole(store, handle, id, scope)
-            await store.import_(first, id=f"{id}b")
-            again = await store.export(f"{id}b", scope=scope)
+            await store.admin.import_(first, id=f"{id}b")
+            again = await store.admin.export(f"{id}b", scope=scope)
             assert [line.replace(f'{id}b"', f'{id}"').replace(f'{id}b\\"', f'{id}\\"') for line in again] == first
             await goes_on(store, handle, id, scope)
         except Exception as error:
@@ -303,18 +307,18 @@ LARGE = {
 async def test_what_no_store_has_written_is_refused(opener: Any) -> None:
     store = await opener(max_field_bytes=2000, max_record_bytes=5000, max_message_bytes=2000)
     await store.session("victim").append({"role": "user", "content": VICTIM})
-    await store.archive()
+    await store.admin.archive()
     for kind, files in ((InvalidValue, REFUSED), (TooLarge, LARGE)):
         for what, lines in files.items():
             try:
-                await store.import_(lines)
+                await store.admin.import_(lines)
                 taken = True
             except kind:
                 taken = False
             assert not taken, what
             assert core(store)._lifecycle.cold.version("session:x") is None, what
-    await store.import_(changed(["s", "a", '"' + "x" * 1900 + '"']))
-    await store.import_(changed(["s", "#items", "1"], ["p", "x\0k", "1"]), id="items")
+    await store.admin.import_(changed(["s", "a", '"' + "x" * 1900 + '"']))
+    await store.admin.import_(changed(["s", "#items", "1"], ["p", "x\0k", "1"]), id="items")
     assert await store.session("items").items("x").get("k") == 1
 
 
@@ -326,7 +330,7 @@ async def test_an_import_takes_over_no_reference_to_another_record(opener: Any) 
     effect = {"user": "victim", "version": 1, "mark": "m", "fields": {"a": {"base": 1, "mine": 9}}}
     outcome = json.dumps([1, "done", "r", effect])
     fields = {"#segments": '[["session:victim",0,1]]', "#mn": "1", "#ms": "1", "#qr": outcome}
-    await store.import_(based(fields, 1))
+    await store.admin.import_(based(fields, 1))
     session = store.session("x")
     assert [message.content for message in await session.messages()] == ["said"]
     await session.fork("y")
@@ -341,11 +345,11 @@ async def test_a_record_of_many_messages_that_went_costs_what_is_left(opener: An
     store = await opener(partitions=1, recent_messages=2, timeout=2.0, retry_for=0)
     number = str(10**15 - 10)
     fields = {"#segments": '[["session:x",0,3]]', "#mn": number, "#ms": number}
-    await store.import_(based(fields, 3))
+    await store.admin.import_(based(fields, 3))
     session = store.session("x")
     for text in ("four", "five", "six"):
         await session.append({"role": "user", "content": text})
-    await store.archive()
+    await store.admin.archive()
     assert [message.content for message in await session.messages(fresh=True)][2:] == ["said", "four", "five", "six"]
     with redis_of(store) as client:
         kept = [name for name in client.hkeys(names(store, "x").record) if name[2:].isdigit() and name[:2] == b"#m"]

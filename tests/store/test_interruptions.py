@@ -285,7 +285,7 @@ async def test_one_that_was_interrupted_while_it_was_taken_by_hand_ends(
             raise Interrupted
 
         async def over() -> bool:
-            return not await store.leases(prefix=id)
+            return not await store.admin.leases(prefix=id)
 
         monkeypatch.setattr(AsyncHttp, "every", interrupted)
         with pytest.raises(Interrupted):
@@ -302,10 +302,10 @@ async def test_one_in_a_generator_lasts_as_long_as_that_is_kept(service: str, by
         next(generator)
         start = time.monotonic()
         await until(lambda: time.monotonic() > start + 1.5, every=0.1)
-        assert store.leases(prefix=id)
+        assert store.admin.leases(prefix=id)
         del generator
         gc.collect()
-        await until(lambda: not store.leases(prefix=id), every=0.05)
+        await until(lambda: not store.admin.leases(prefix=id), every=0.05)
 
 
 @pytest.mark.timeout(1800)

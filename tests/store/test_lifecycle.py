@@ -237,7 +237,7 @@ async def test_a_value_whose_time_is_over_is_not_restored(store: Any) -> None:
 
 async def age(store: Any, days: float, *, upto: int, record: str = "session:s") -> None:
     """Make the first commits of a record older than they are."""
-    await store.archive()
+    await store.admin.archive()
     cold = tiers(store).cold
     c = changes.c
     begun = (records.c.namespace == cold.namespace) & (records.c.record == record)
@@ -251,27 +251,27 @@ async def test_old_messages_are_hidden_and_kept_in_the_history(store: Any) -> No
     session = store.session("s")
     for number in range(6):
         await session.append(message(f"{number}a"), message(f"{number}b"))
-    assert await session.cleanup(days=30) == 0
+    assert await store.admin.cleanup(session.id, days=30) == 0
     await age(store, 40, upto=4)
-    assert await session.cleanup(days=50) == 0
+    assert await store.admin.cleanup(session.id, days=50) == 0
     assert await session.version(fresh=True) == 6, "nothing to hide, nothing committed"
-    assert await session.cleanup(days=30) == 8
+    assert await store.admin.cleanup(session.id, days=30) == 8
     for fresh in (False, True):
         assert await texts(session, fresh=fresh) == ["4a", "4b", "5a", "5b"]
         assert await texts(session, last=3, fresh=fresh) == ["4b", "5a", "5b"]
     await session.append(message("6"))
     assert await texts(session) == ["4a", "4b", "5a", "5b", "6"]
-    assert await session.cleanup(days=30) == 0
+    assert await store.admin.cleanup(session.id, days=30) == 0
     before = await session.at(version=6)
     assert len(before.messages) == 12
     await session.rollback(version=6)
     assert len(await session.messages()) == 12
-    assert await session.cleanup(days=30) == 8
+    assert await store.admin.cleanup(session.id, days=30) == 8
     assert await texts(session) == ["4a", "4b", "5a", "5b"]
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record)
-    session.invalidate()
+    store.invalidate()
     assert await texts(session) == ["4a", "4b", "5a", "5b"]
 
 
@@ -279,13 +279,13 @@ async def test_everything_may_be_old(store: Any) -> None:
     session = store.session("s")
     await session.append(message("1"), message("2"))
     await age(store, 40, upto=1)
-    assert await session.cleanup(days=1) == 2
+    assert await store.admin.cleanup(session.id, days=1) == 2
     assert await texts(session) == []
     await session.append(message("3"))
     assert await texts(session, fresh=True) == ["3"]
-    assert await store.session("never").cleanup(days=1) == 0
+    assert await store.admin.cleanup("never", days=1) == 0
     await store.delete("s")
-    assert await session.cleanup(days=0) == 0
+    assert await store.admin.cleanup(session.id, days=0) == 0
 
 
 async def test_a_fork_hides_what_it_shares_by_its_age(store: Any) -> None:
@@ -296,7 +296,7 @@ async def test_a_fork_hides_what_it_shares_by_its_age(store: Any) -> None:
     fork = store.session("f")
     await fork.append(message("own"))
     await age(store, 40, upto=2)
-    assert await fork.cleanup(days=30) == 2
+    assert await store.admin.cleanup(fork.id, days=30) == 2
     assert await texts(fork) == ["2", "3", "own"]
     assert await texts(session) == ["0", "1", "2", "3"]
 
@@ -307,9 +307,9 @@ async def test_after_a_purge_only_what_is_known_to_be_old_is_hidden(store: Any) 
         await session.append(message(str(number)))
     await age(store, 40, upto=4)
     await age(store, 40, upto=2)  # 80 days
-    await store.purge(older_than=60 * 86400)
-    assert await session.cleanup(days=50) == 0, "what is left begins 40 days ago"
-    assert await session.cleanup(days=30) == 4
+    await store.admin.purge(older_than=60 * 86400)
+    assert await store.admin.cleanup(session.id, days=50) == 0, "what is left begins 40 days ago"
+    assert await store.admin.cleanup(session.id, days=30) == 4
     assert await texts(session, fresh=True) == ["4", "5"]
 
 
@@ -320,8 +320,8 @@ async def test_its_cost_does_not_grow_with_the_messages(opener: Any) -> None:
         await session.append(*(message(str(n)) for n in range(count)))
         await age(store, 40, upto=1, record=f"session:{name}")
         await session.append(message("new"))
-        assert await session.cleanup(days=30) == count
-        await store.archive()
+        assert await store.admin.cleanup(session.id, days=30) == count
+        await store.admin.archive()
         rows = tiers(store).cold.history(f"session:{name}", after=2)
         sizes.append(len(rows[0].data))
         assert await texts(session) == ["new"]
@@ -346,14 +346,14 @@ async def test_a_message_that_comes_meanwhile_is_not_hidden(opener: Any, monkeyp
         return found
 
     monkeypatch.setattr(messages, "plan_cleanup", slow)
-    assert await here.session("s").cleanup(days=30) == 1
+    assert await here.admin.cleanup("s", days=30) == 1
     assert await texts(here.session("s"), fresh=True) == ["late"]
 
 
 async def test_days_are_a_number(store: Any) -> None:
     for nonsense in (-1, True, "30", float("nan"), None, float("inf")):
         with pytest.raises(InvalidValue, match="days"):
-            await store.session("s").cleanup(days=nonsense)
+            await store.admin.cleanup("s", days=nonsense)
 
 
 # Staleness and copies
@@ -401,15 +401,13 @@ async def test_an_invalidated_copy_is_read_again(opener: Any) -> None:
     for session in (one, other):
         await session.set("n", 1)
         await is_hot(store, session)
-    for invalidate in (one.invalidate, lambda: one.invalidate("n"), store.invalidate):
-        invalidate()
+    for _ in range(2):
+        store.invalidate()
         with asked(store) as seen:
             assert await one.get("n") == 1
         assert len(seen.sent) == 1
         await is_hot(store, one)
         await is_hot(store, other)
-    with pytest.raises(InvalidValue):
-        one.invalidate(7)
 
 
 @pytest.mark.only(face="asyncio")
@@ -417,7 +415,7 @@ async def test_a_read_after_invalidation_does_not_join_one_that_began_before(sto
     hot: Hot = tiers(store).hot
     before, _ = hot.take_off("session:s", freshness=Freshness(0), alone=False)
     assert hot.take_off("session:s", freshness=Freshness(0), alone=False) == (before, False)
-    core(store).session("s").invalidate()
+    core(store).invalidate()
     after, ours = hot.take_off("session:s", freshness=Freshness(0), alone=False)
     assert ours
     for flight in (before, after):
@@ -438,7 +436,7 @@ async def test_ephemeral_values_are_shared_by_handles_and_sent_nowhere(opener: A
     await session.set("n", 1)
     assert await session.get_all(fresh=True) == {"n": 1}
     assert "secret" not in await session.export_state()
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         assert b"do-not-store" not in repr(client.hgetall(names(store, "s").record)).encode()
     another = store.session()
@@ -486,7 +484,7 @@ def test_a_store_that_fails_in_a_forked_child_keeps_no_other_from_letting_go(
     with StateStore.open(archive=f"sqlite:///{tmp_path}/a.db") as a, StateStore.open(archive="memory") as b:
         for store in (a, b):
             store.session("s").ephemeral["x"] = 1
-            monkeypatch.setattr(twin_of(store).tiers().port, "abandon", fail)
+            monkeypatch.setattr(twin_of(store)._lifecycle.tiers().port, "abandon", fail)
         child = os.fork()
         if child == 0:
             os._exit(sum(bool(store.session("s").ephemeral) for store in (a, b)))

@@ -72,7 +72,7 @@ async def test_a_fresh_listing_shows_what_it_will_show_when_all_is_archived(open
         assert len({id for id, _, _ in fresh}) == len(fresh) > 0
         before = await store.sessions(limit=1000, **wanted)
         assert [(row.id, row.version, row.user) for row in before] != fresh  # the control: SQL alone shows less
-        await store.archive()
+        await store.admin.archive()
         after = await store.sessions(limit=1000, **wanted)
         rows = [(row.id, row.version, row.user) for row in after]
         if "prefix" in wanted or "tags" in wanted:
@@ -93,7 +93,7 @@ async def test_a_page_of_ids_goes_on_behind_its_last_row_whatever_is_archived_me
         while page := await store.sessions(limit=3, after=after, fresh=True, **wanted):
             found += [row.id for row in page]
             after = page[-1].cursor
-            await store.archive()
+            await store.admin.archive()
             await store.session(f"s{len(found) - 1:02}").set("n", 2)
         assert found == every
 
@@ -182,7 +182,7 @@ async def test_what_is_erased_is_in_no_fresh_listing(opener: Any) -> None:
 async def test_redis_that_was_emptied_takes_nothing_out_of_a_fresh_listing(opener: Any) -> None:
     store = await opener(**UNARCHIVED)
     await store.session("s").set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         for key in client.scan_iter(match=f"{store.settings.namespace}*"):
             client.delete(key)

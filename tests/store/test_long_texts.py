@@ -92,7 +92,7 @@ def _call(parameters: Any, long: inspect.Parameter, value: Any) -> Call:
 
 async def require_bounded(store: Any) -> None:
     """All of it is in SQL, within the bounds of the indexes, and no key of Redis is longer than an id explains."""
-    await store.archive()
+    await store.admin.archive()
     cold = core(store)._lifecycle.cold
     assert [row.reason for row in cold.quarantined()] == []
     with cold.database.read() as connection:

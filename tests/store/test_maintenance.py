@@ -15,20 +15,20 @@ async def test_what_never_was_cannot_be_deleted(store: Any) -> None:
     with pytest.raises(NotFound):
         await store.session("nobody").fork("other")
     with pytest.raises(NotFound):
-        await store.export("nobody")
+        await store.admin.export("nobody")
 
 
 async def test_a_record_that_starts_anew_belongs_to_who_starts_it(store: Any) -> None:
     await store.session("s", user="a").set("n", 1)
     await store.delete("s")
     await store.session("s", user="b").create({"n": 2})
-    await store.archive()
+    await store.admin.archive()
     assert [row.user for row in await store.sessions()] == ["b"]
     assert await store.forget("a") == 0
     assert await store.session("s").get("n", fresh=True) == 2
     await store.delete("s")
     await store.session("s").create()
-    await store.archive()
+    await store.admin.archive()
     assert [row.user for row in await store.sessions()] == [None]
 
 
@@ -46,7 +46,11 @@ def test_two_namespaces_share_servers_and_see_nothing_of_each_other(
     with one, two:
         one.session("s", user="u").set("a", 1)
         two.session("s", user="u").set("a", 2)
-        assert (one.archive() + two.archive(), one.stats()["unarchived"], two.stats()["unarchived"])[1:] == (0, 0)
+        assert (
+            one.admin.archive() + two.admin.archive(),
+            one.admin.stats()["unarchived"],
+            two.admin.stats()["unarchived"],
+        )[1:] == (0, 0)
         assert [change.set for change in one.session("s").history()] == [{"a": 1}]
         assert two.forget("u") == 1
         assert one.session("s").get("a", fresh=True) == 1

@@ -301,7 +301,7 @@ async def test_what_sql_set_aside_is_counted(opener: Any) -> None:
         ((identity, fields),) = client.xrange(journal)
         client.delete(journal)
         client.xadd(journal, fields | {b"d": fields[b"d"][:-1]}, id=identity)
-    await quiet.archive()
+    await quiet.admin.archive()
     scrape = Scrape(await opener(archive_every=0.01))
     await until(lambda: scrape("quarantined_entries") == 1)
 
@@ -405,7 +405,7 @@ async def test_a_lost_replica_is_counted(opener: Any) -> None:
 
 
 async def _count(store: Any, count: int) -> bool:
-    return len(await store.replicas()) == count
+    return len(await store.admin.replicas()) == count
 
 
 async def test_many_partitions_are_told_together(opener: Any) -> None:
@@ -464,7 +464,7 @@ async def test_what_leaves_the_process_is_a_span(opener: Any, spans: InMemorySpa
     async with session.lock():
         await session.set("a", 2)
     await store.emit("mail.sent", subject=session)
-    await store.archive()
+    await store.admin.archive()
     about = {"scope": "session", "partition": partition, "tier": "warm", "outcome": "ok"}
     assert of(spans, "commit") == [about | {"kind": "set"}] * 2
     assert of(spans, "read") == [about]

@@ -72,9 +72,9 @@ async def test_both_are_one_replica(store: Any) -> None:
     await aio.session("a").set("n", 1)
     await asyncio.to_thread(blocking.session("b").set, "n", 1)
     in_loop_of_its_own(lambda: aio.session("c").set("n", 1)).join()
-    assert [each.id for each in await aio.replicas()] == [aio.replica]
+    assert [each.id for each in await aio.admin.replicas()] == [aio.replica]
     assert aio.replica == blocking.replica
-    assert [each.id for each in blocking.replicas()] == [aio.replica]
+    assert [each.id for each in blocking.admin.replicas()] == [aio.replica]
 
 
 async def test_a_lock_is_its_tasks_on_both_faces_and_nobody_elses(store: Any) -> None:
@@ -439,7 +439,7 @@ async def test_either_face_closes_both_and_twice_is_harmless(opener: Any, closes
         blocking.close()
     else:
         await asyncio.gather(aio.close(), asyncio.to_thread(blocking.close), aio.close())
-    assert aio.tiers_in_use is None
+    assert aio._lifecycle.tiers_in_use is None
     assert aio._lifecycle.cold is None
     await aio.close()
     blocking.close()
@@ -453,4 +453,4 @@ async def test_a_blocking_store_may_be_entered_from_asyncio(opener: Any) -> None
     store = await opener()
     async with core(store).blocking.aio as aio:
         await aio.session("s").set("a", 1)
-    assert aio.tiers_in_use is None
+    assert aio._lifecycle.tiers_in_use is None

@@ -63,7 +63,7 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
     partition = names(store, "s").partition
     assert cold.version("session:s") is None
     assert cold.cursor(partition).offset == 0
-    assert await store.archive() == 2
+    assert await store.admin.archive() == 2
     cursor = cold.cursor(partition)
     rows = cold.history("session:s")
     assert cursor.offset == 2
@@ -77,7 +77,7 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
         assert [identity for identity, _ in client.xrange(keys.journal)] == [b"2-0"]
         _, offset, _, archived_offset, *_ = client.hget(keys.meta, "journal").split()
         assert (offset, archived_offset) == (b"2", b"2")
-    assert await store.archive() == 0
+    assert await store.admin.archive() == 0
 
 
 async def last_entry(store: Any, id: str) -> JournalEntry:
@@ -100,17 +100,17 @@ async def only_the_archived_have_a_ttl(store: Any) -> None:
     session = store.session("s")
     await session.set("a", 1)
     assert ttl(store, "s") == -1
-    await store.archive()
+    await store.admin.archive()
     assert 0 < ttl(store, "s") <= 3_600_000
     await session.set("a", 2)
     assert ttl(store, "s") == -1
     # Settled late, for a version that is not the current one any more.
-    await store.archive()
+    await store.admin.archive()
     last = await last_entry(store, "s")
     await session.set("a", 3)
     await settled(store, "s", last)
     assert ttl(store, "s") == -1
-    await store.archive()
+    await store.admin.archive()
     assert ttl(store, "s") > 0
 
 
@@ -138,7 +138,7 @@ async def test_without_these_guards_what_is_not_archived_expires(opener: Any, gu
 async def test_a_settle_that_comes_late_makes_no_ghost(opener: Any) -> None:
     store = await quiet(opener)
     await store.session("s").set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     keys, last = names(store, "s"), await last_entry(store, "s")
     with redis_of(store) as client:
         client.delete(keys.record)
@@ -161,20 +161,20 @@ async def test_an_archiver_that_died_after_sql_is_completed_by_the_next(opener: 
 
     archiver._settle = die  # type: ignore[method-assign]
     with pytest.raises(ColdUnavailable, match="killed here"):
-        await store.archive()
+        await store.admin.archive()
     assert ttl(store, "s") == -1
     keys = names(store, "s")
     with redis_of(store) as client:
         assert client.xlen(keys.journal) == 5
     archiver._settle = settle  # type: ignore[method-assign]
     archiver._cursors.clear()  # the next one knows nothing but what SQL says
-    assert await store.archive() == 0
+    assert await store.admin.archive() == 0
     assert ttl(store, "s") > 0
     with redis_of(store) as client:
         assert client.xlen(keys.journal) == 1
     assert [change.version for change in await session.history()] == [1, 2, 3, 4, 5]
     assert [message.content for message in await session.messages()] == list("01234")
-    assert [event.type for event in await store.audit()] == ["conversation.created"]
+    assert [event.type for event in await store.admin.audit()] == ["conversation.created"]
 
 
 async def test_an_archiver_that_was_overtaken_writes_nothing(opener: Any) -> None:
@@ -195,14 +195,14 @@ async def two_with_one_batch(store: Any) -> None:
         return archive(batches)
 
     cold.archive = slow
-    await store.archive()
+    await store.admin.archive()
     cold.archive = archive
     assert taken
     await session.checkpoint("c")
-    await store.archive()
+    await store.admin.archive()
     rows = cold.history("session:s")
     assert [row.version for row in rows] == [1, 2, 3]
-    told = await store.audit()
+    told = await store.admin.audit()
     assert [(event.sequence, event.version) for event in told] == [(1, 1), (2, 2), (3, 3)]
     assert cold.quarantined() == []
 
@@ -238,12 +238,12 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
         [journal] = await archiver._partitions.journals([(core(store).keys.partition(keys.partition), 0)], 100)
         await archiver._settle({keys.partition: (journal.epoch, journal.onward)})
     with suppress(ColdUnavailable):
-        await asyncio.wait_for(store.archive(), 5)
+        await asyncio.wait_for(store.admin.archive(), 5)
     cold.archive = archive
     with redis_of(store) as client:
         assert client.xlen(keys.journal) == 3
         assert client.pttl(keys.record) == -1
-    await store.archive()
+    await store.admin.archive()
     assert [row.version for row in cold.history("session:s")] == [1, 2, 3]
 
 
@@ -272,19 +272,19 @@ async def test_a_journal_that_does_not_continue_sql_is_no_part_of_it(opener: Any
     store = await quiet(opener, archive_batch=1)
     session = store.session("s")
     await session.set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     keys = names(store, "s")
     with redis_of(store) as client:
         rewrite(client, keys.journal, 1, head=lambda head: b"0000." + head)
     tiers(store).archiver._cursors.clear()
     await session.set("a", 2)
-    await store.archive()
+    await store.admin.archive()
     assert core(store)._lifecycle.cold.version("session:s") == 1
     assert "continue nothing that SQL has" in caplog.text
     assert await session.get("a", fresh=True) == 1
     assert await session.set("a", 3) == 2
     assert [change.set["a"] for change in await session.history()] == [1, 3]
-    assert await session.branches()
+    assert await store.admin.branches(session.id)
 
 
 @pytest.mark.parametrize("knows_the_cursor", [True, False])
@@ -293,21 +293,21 @@ async def test_redis_put_back_to_an_older_state_is_noticed(opener: Any, knows_th
     store = await quiet(opener, max_staleness=0)
     session = store.session("s")
     await session.set("a", 0)
-    await store.archive()
+    await store.admin.archive()
     keys = names(store, "s")
     with redis_of(store) as client:
         older = {name: client.dump(name) for name in (keys.journal, keys.meta, keys.record)}
         for number in range(1, 6):
             await session.set("a", number)
-        await store.archive()
+        await store.admin.archive()
         for name, dump in older.items():
             client.restore(name, 0, dump, replace=True)
     if not knows_the_cursor:
         tiers(store).archiver._cursors.clear()
     await session.set("a", "later")
-    await store.archive()
+    await store.admin.archive()
     assert await session.get("a", fresh=True) == 5
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     assert (branch.base, branch.commits) == (1, 1)
     assert await session.set("a", 6) == 7
 
@@ -376,7 +376,7 @@ async def goes_on(store: Any, number: int) -> None:
     names, keys = twin.keys.of(Ref("session", "s")), twin.keys
     other = next(id for id in map(str, count()) if keys.partition_of(f"session:{id}") == names.partition)
     await in_its_place(store, lambda: twin.session(other).set("n", number))
-    await in_its_place(store, lambda: twin.archive())
+    await in_its_place(store, lambda: twin.admin.archive())
 
 
 async def in_its_place(store: Any, call: Any) -> Any:
@@ -425,7 +425,7 @@ async def test_a_cursor_read_after_the_journal_would_be_a_false_alarm(opener: An
     """Negative control of the order of the two reads."""
     store, other = await quiet(opener), await quiet(opener)
     await store.session("s").set("n", 0)
-    await store.archive()
+    await store.admin.archive()
     await store.session("s").set("n", 1)
     archiver = tiers(store).archiver
     journals, place = archiver._partitions.journals, core(store).keys.partition(names(store, "s").partition)
@@ -453,7 +453,7 @@ async def test_a_gap_in_the_journal_is_an_error_and_not_a_wait(opener: Any, gone
     with redis_of(store) as client:
         assert client.xdel(keys.journal, *gone) == 2
     with pytest.raises(ColdUnavailable, match="is not archived"):
-        await asyncio.wait_for(store.archive(), 5)
+        await asyncio.wait_for(store.admin.archive(), 5)
     with pytest.raises(ColdUnavailable):
         await asyncio.wait_for(session.history(), 5)
     assert ttl(store, "s") == -1
@@ -466,7 +466,7 @@ async def test_a_journal_that_is_gone_is_an_error_and_not_a_wait(opener: Any) ->
     with redis_of(store) as client:
         client.delete(names(store, "s").journal)
     with pytest.raises(ColdUnavailable, match="is not archived"):
-        await asyncio.wait_for(store.archive(), 5)
+        await asyncio.wait_for(store.admin.archive(), 5)
     with pytest.raises(ColdUnavailable):
         await asyncio.wait_for(session.history(), 5)
 
@@ -481,7 +481,7 @@ async def test_an_entry_that_sql_refuses_goes_to_quarantine(opener: Any, caplog:
     await other.set("a", 1)
     with redis_of(store) as client:
         rewrite(client, names(store, "s").journal, 2, data=lambda data: data[:-1])
-    await store.archive()
+    await store.admin.archive()
     assert [row.version for row in cold.history("session:s")] == [1, 3]
     (kept,) = cold.quarantined()
     assert (kept.record, kept.version, kept.offset) == ("session:s", 2, 2)
@@ -511,9 +511,9 @@ async def test_a_commit_in_quarantine_is_not_called_archived(opener: Any, monkey
     with pytest.raises(DurabilityUnknown, match="quarantine"):
         await session.set("a", "poison", durability="archived")
     with pytest.raises(DurabilityUnknown):
-        await session.confirm("archived")
+        await session.version(durability="archived")
     assert await session.set("a", 2, durability="archived") == 4
-    assert await session.confirm("archived") == 4
+    assert await session.version(durability="archived") == 4
     with pytest.raises(DurabilityUnknown):
         async with session.turn(request_id="r", durability="archived") as turn:
             turn.outcome = "poison"
@@ -548,7 +548,7 @@ async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_
         rewrite(client, keys.journal, 2, data=lambda data: data + b"y0:5:layer")
         for _ in range(2):
             with pytest.raises(ColdUnavailable, match=r"entry 2 of partition \d+ has a step b'y'"):
-                await asyncio.wait_for(store.archive(), 5)
+                await asyncio.wait_for(store.admin.archive(), 5)
         # The last archived one stays, to be compared.
         assert [identity for identity, _ in client.xrange(keys.journal)] == [b"1-0", b"2-0", b"3-0"]
     assert (cold.version("session:s"), cold.version(f"session:{elsewhere}")) == (1, 1)
@@ -560,7 +560,7 @@ async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_
         await asyncio.wait_for(session.history(), 5)
     assert await session.set("a", 4) == 4
     monkeypatch.setattr("distributed_state.cold.record_index.KINDS", KINDS | {b"y"})
-    await store.archive()
+    await store.admin.archive()
     assert cold.version("session:s") == 4
     assert not archiver.diverged
 
@@ -573,7 +573,7 @@ async def test_items_of_a_journal_are_archived_with_their_commit(opener: Any) ->
     steps = pack([(b"p", b"notes\0k\0\xff", b'{"n":1}'), (b"q", b"notes\0gone", b"")])
     with redis_of(store) as client:
         rewrite(client, names(store, "s").journal, 1, data=lambda data: data + steps)
-    await store.archive()
+    await store.admin.archive()
     (entry,) = cold.history("session:s")
     assert entry.data.endswith(steps)
     kept = sorted(rows(cold, tables.items, record="session:s"))
@@ -625,7 +625,7 @@ async def test_writes_go_on_without_sql_until_the_journal_is_full(opener: Any) -
     with pytest.raises(ColdUnavailable):
         await session.history()
     cold.archive = archive
-    await store.archive()
+    await store.admin.archive()
     assert await session.set("n", 20) == 21
     assert [change.set["n"] for change in await session.history()] == list(range(21))
 
@@ -706,7 +706,7 @@ async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: Post
     session, cold = store.session("s"), store.session("cold")
     await cold.set("a", 1)
     await session.append(said("0"))
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, "cold").record)
     own_postgres.kill()
@@ -729,7 +729,7 @@ async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: Post
     assert [change.version for change in await session.history()] == list(range(1, 52))
     assert await cold.get("a") == 1
     assert (await session.at(version=30)).messages[-1].content == "29"
-    assert len(await store.audit(type="mail.sent")) == 1
+    assert len(await store.admin.audit(type="mail.sent")) == 1
     await opener.close()
 
 
@@ -748,7 +748,7 @@ async def test_postgres_stops_answering_and_goes_on(opener: Any, own_postgres: P
     store = await opener(archive=own_postgres.url, archive_every=0.02, durability="memory")
     session = store.session("s")
     await session.append(said("0"))
-    await store.archive()
+    await store.admin.archive()
     own_postgres.pause()
     try:
         begun = time.monotonic()
@@ -792,7 +792,7 @@ async def verified(store: Any, acknowledged: list[str]) -> None:
         assert all(numbers == sorted(numbers) for numbers in by_writer.values())
         assert [message.content for message in await store.session(id).messages()] == contents
         moves = [change.version for change in changes if change.phase is not None]
-        told = await store.audit(conversation=id, type="session.phase", limit=1000, after="oldest")
+        told = await store.admin.audit(conversation=id, type="session.phase", limit=1000, after="oldest")
         assert [event.version for event in told] == moves[:1000]
     assert cold.quarantined() == []
     await told_once(store)
@@ -802,12 +802,12 @@ async def told_once(store: Any) -> None:
     """The events of each partition are in SQL as they were counted: without a gap, and none twice."""
     places: dict[tuple[int, str], list[int]] = {}
     seen: list[str] = []
-    page = await store.audit(after="oldest", limit=1000)
+    page = await store.admin.audit(after="oldest", limit=1000)
     while page:
         for event in page:
             places.setdefault((event.partition, event.epoch), []).append(event.sequence)
             seen.append(event.id)
-        page = await store.audit(after=page[-1].cursor, limit=1000)
+        page = await store.admin.audit(after=page[-1].cursor, limit=1000)
     assert len(seen) == len(set(seen)) > 0
     for numbers in places.values():
         assert sorted(numbers) == list(range(1, len(numbers) + 1))
@@ -846,7 +846,7 @@ async def test_killed_archivers_and_writers_lose_and_double_nothing(opener: Any,
         for worker in (*writers, *archivers):
             worker.kill()
     assert len(acknowledged) > 100
-    await store.archive()
+    await store.admin.archive()
     await verified(store, acknowledged)
 
 
@@ -911,7 +911,7 @@ async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: 
                 for id in list(written)[total:]:
                     assert client.exists(names(store, id).record), id
             total += took
-            await store.archive()
+            await store.admin.archive()
         with redis_of(store) as client:
             assert client.info()["evicted_keys"] > 100
         assert total > 400
@@ -929,7 +929,7 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
         store = await opener(archiver=True, archive_every=0.02, **given)
         cold, archive = core(store)._lifecycle.cold, core(store)._lifecycle.cold.archive
         await store.session("cold").set("a", 1)
-        await store.archive()
+        await store.admin.archive()
         lease = store.session("s0").lock(ttl=60)
         await lease.acquire()
         with redis_of(store) as client:

@@ -626,7 +626,7 @@ async def applied_once(opener: Any, between: str) -> None:
             await until(loss.happened.is_set)
             await until(lambda: stored(other).get(b"#v") == b"%d" % (before + 1))
             if between != "nothing":
-                await other.archive()
+                await other.admin.archive()
                 with redis_of(other) as client:
                     assert client.pttl(names(other, "s").record) > 0
                     client.delete(names(other, "s").record)
@@ -704,7 +704,7 @@ async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, be
         with redis_of(other) as client:
             assert client.exists(names(other, session.id).record), "it was applied"
             if not stays:
-                await other.archive()
+                await other.admin.archive()
                 client.delete(names(other, session.id).record)
             client.config_set("maxmemory", "1mb")
             with pytest.raises(Backpressure, match="maxmemory"):
@@ -723,7 +723,7 @@ async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: 
         opener.url = server.url
         store, other = await opener(url=proxy.url, archiver=False), await opener(archiver=False)
         await store.session("s").set("n", 1)
-        await other.archive()
+        await other.admin.archive()
         request = proxy.hold(COMMIT.sha)
         task = asyncio.ensure_future(store.session("s").increment("n"))
         await until(request.arrived.is_set)
@@ -787,7 +787,7 @@ async def test_many_writes_whose_replies_were_lost_are_applied_once_though_redis
         losses = [proxy.lose(COMMIT.sha) for _ in range(1 if opener.face == "asyncio" else many)]
         tasks = [asyncio.ensure_future(store.session("s").increment("n")) for _ in range(many)]
         await until(lambda: stored(other).get(b"n") == b"%d" % many)
-        await other.archive()
+        await other.admin.archive()
         if emptied:
             with redis_of(other) as client:
                 client.flushall()
@@ -820,7 +820,7 @@ async def test_a_write_is_applied_once_however_much_came_after_it_and_whatever_t
         await until(lambda: stored(other).get(b"n") == b"1")
         for _ in range(100 if wrong == 0 else 3):
             await other.session("s").append(message("between"))
-        await other.archive()
+        await other.admin.archive()
         evicted(other)
         loss.go.set()
         assert await task == 1
@@ -838,7 +838,7 @@ async def applied_once_by_another_clock(opener: Any) -> None:
         loss = proxy.lose(COMMIT.sha)
         task = asyncio.ensure_future(store.session("s").increment("n"))
         await until(lambda: stored(other).get(b"n") == b"1")
-        await other.archive()
+        await other.admin.archive()
         evicted(other)
         now = "local now = redis.call('TIME')\n"
         behind = now + "now[1] = string.format('%d', now[1] - 1)\n"
@@ -884,7 +884,7 @@ async def test_a_batch_is_applied_once_though_its_records_left_redis_meanwhile(o
             async with other.batch() as batch:
                 for id in ids:
                     batch.on(other.session(id)).increment("m", 1)
-        await other.archive()
+        await other.admin.archive()
         evicted(other, *ids)
         await other.session("s1").get("n", fresh=True)
         loss.go.set()
@@ -906,7 +906,7 @@ async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(open
         assert delay.arrived.is_set()
         for _ in range(70):
             await other.session("s").append(message("between"))
-        await other.archive()
+        await other.admin.archive()
         evicted(other)
         assert await other.session("s").get("n", fresh=True) == 1
         delay.go.set()
@@ -949,7 +949,7 @@ async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(op
         delay = proxy.hold(COMMIT.sha)
         assert await session.append(message("once")) == 1
         assert delay.arrived.is_set()
-        await other.archive()
+        await other.admin.archive()
         evicted(other, id)
         delay.go.set()
         await until(delay.happened.is_set)
@@ -994,7 +994,7 @@ async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_
         loss = proxy.lose(COMMIT.sha)
         task = asyncio.ensure_future(store.session("s").increment("n"))
         await until(lambda: stored(other).get(b"n") == b"1")
-        await other.archive()
+        await other.admin.archive()
         evicted(other)
 
         def slow(*arguments: Any, **named: Any) -> Any:
@@ -1020,7 +1020,7 @@ async def test_while_sql_cannot_say_whether_it_was_applied_a_write_is_not_repeat
         loss = proxy.lose(COMMIT.sha)
         task = asyncio.ensure_future(store.session("s").increment("n"))
         await until(lambda: stored(other).get(b"n") == b"1")
-        await other.archive()
+        await other.admin.archive()
         evicted(other)
 
         def away(*_: Any) -> int:
@@ -1050,7 +1050,7 @@ async def test_a_worker_whose_machine_was_suspended_writes_on(store: Any) -> Non
 async def test_a_first_sending_costs_one_round_trip_though_the_record_was_brought_back(opener: Any) -> None:
     store, other = await opener(archiver=False), await opener(archiver=False)
     await store.session("s").set("n", 0)
-    await store.archive()
+    await store.admin.archive()
     evicted(store)
     await other.session("s").get("n", fresh=True)
     await asyncio.sleep(0.05)  # or the two are too close to be told apart by the server's clock
@@ -1080,7 +1080,7 @@ async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_i
         other = await opener(url=server.url, archiver=False, partitions=1)
         store = await opener(url=proxy.url, archiver=False, partitions=1)
         await store.session("warm up").set("a", 1)
-        await other.archive()
+        await other.admin.archive()
         session = store.session()
         id = core(session)._context.ref.id  # its `id` would give it away
         loss = proxy.lose(COMMIT.sha)
@@ -1088,7 +1088,7 @@ async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_i
         await until(loss.happened.is_set)
         await until(lambda: stored(other, id))
         await other.session(id).append(message("second"))
-        await other.archive()
+        await other.admin.archive()
         with redis_of(other) as client:
             client.flushall()
         loss.go.set()
@@ -1107,7 +1107,7 @@ async def test_a_generated_id_that_others_use_meanwhile_is_not_started_anew(open
         store = await opener(url=server.url, archiver=False)
         session = store.session()
         await store.session(session.id).set("a", 1)
-        await store.archive()
+        await store.admin.archive()
         with redis_of(store) as client:
             client.delete(names(store, session.id).record)  # as eviction would
         assert await session.set("b", 2) == 2
@@ -1119,7 +1119,7 @@ async def test_a_generated_id_that_a_batch_used_is_not_started_anew(store: Any) 
     session = store.session()
     async with store.batch() as batch:
         batch.on(session).set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         client.delete(names(store, session.id).record)
     assert await session.set("b", 2) == 2
@@ -1435,7 +1435,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
     """A slow reader may put a record back only if nothing was committed since its token was left."""
     warm, keys, cold = tiers(store).warm, names(store, "s"), tiers(store).cold
     await store.session("s").set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     draft = increment(store)
     op, (read_keys, arguments) = warm.ops.begin(draft.steps), warm.read_call(keys, "", None)
 
@@ -1450,7 +1450,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
         left = await warm.read(keys)
         loaded = cold.load(keys.ref.text, window=10)
         assert await store.session("s").set("n", 2) == 2
-        await store.archive()
+        await store.admin.archive()
         client.delete(keys.record)
     assert isinstance(await ask(), Cold), "its first answer was lost, say"
     assert not await warm.hydrate(keys, left, loaded)

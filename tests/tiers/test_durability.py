@@ -52,7 +52,7 @@ async def test_each_way_of_writing_takes_a_level(opener: Any) -> None:
         lambda: session.append({"role": "user", "content": "hello"}, **level),
         lambda: session.delete("b", **level),
         lambda: session.clear(**level),
-        lambda: session.confirm("archived"),
+        lambda: session.version(durability="archived"),
     ):
         before = await session.set("between", 1)
         assert archived(store) < before, "the setting is another one"
@@ -126,7 +126,7 @@ async def test_what_is_no_level_is_refused_before_anything_is_written(opener: An
         for use in (
             lambda given=wrong: session.set("a", 1, durability=given),
             lambda given=wrong: session.update("a", {}, durability=given),
-            lambda given=wrong: session.confirm(given),
+            lambda given=wrong: session.version(durability=given),
         ):
             with pytest.raises(InvalidValue, match=r"durability is 'memory', 'replicated'"):
                 await use()
@@ -134,7 +134,9 @@ async def test_what_is_no_level_is_refused_before_anything_is_written(opener: An
             with pytest.raises(InvalidValue, match="durability"):
                 begin(wrong)
     assert not await session.exists(fresh=True)
-    assert await session.confirm("archived") == 0, "of a record that was never written there is nothing to keep"
+    assert await session.version(durability="archived") == 0, (
+        "of a record that was never written there is nothing to keep"
+    )
 
 
 def test_settings_and_levels_know_the_same_words() -> None:
@@ -231,7 +233,7 @@ async def test_with_appendfsync_always_a_write_is_kept_and_a_change_of_the_serve
         server.kill()
         server.start()
         assert await session.get("a", fresh=True) == 2
-        assert core(store).tiers().confirming.missed == {"fsynced": 1}
+        assert core(store)._lifecycle.tiers().confirming.missed == {"fsynced": 1}
 
 
 async def noticed(session: Any, server: Any) -> None:
@@ -240,7 +242,7 @@ async def noticed(session: Any, server: Any) -> None:
         await session.set("a", 2)
     assert report.value.version == await session.version(fresh=True) == 2
     server.ask("CONFIG", "SET", "appendfsync", "always")
-    assert await session.confirm() == 2
+    assert await session.version(durability="fsynced") == 2
 
 
 @single
@@ -284,14 +286,14 @@ async def test_waitaof_is_waited_for_where_it_is_believed(opener: Any, monkeypat
 async def test_the_doctor_says_whether_the_level_can_be_kept_now(opener: Any) -> None:
     with own_server(opener) as server:
         store = await quiet(opener, url=server.url)
-        found = await store.doctor()
+        found = await store.admin.doctor()
         assert finding(found, "durability").found == "memory"
         assert not finding(found, "persistence").ok
         await store.close()
         store = await quiet(opener, url=server.url, durability="archived")
-        assert finding(await store.doctor(), "persistence").ok, "what SQL has needs no file of Redis"
+        assert finding(await store.admin.doctor(), "persistence").ok, "what SQL has needs no file of Redis"
         await store.close()
         store = await quiet(opener, url=server.url, durability="replicated")
-        told = finding(await store.doctor(), "durability")
+        told = finding(await store.admin.doctor(), "durability")
         assert not told.ok
         assert "0 of 1 replicas" in told.found

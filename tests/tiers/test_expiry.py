@@ -69,7 +69,7 @@ async def test_a_ttl_begins_when_a_record_is_archived_and_ends_with_the_next_wri
             assert client.pttl(record) == -1
             assert await session.get("a") == number
             assert client.pttl(record) == -1, "a read sets no TTL"
-            await store.archive()
+            await store.admin.archive()
             assert 90_000 < client.pttl(record) <= 100_000
 
 
@@ -77,7 +77,7 @@ async def test_reads_of_an_archived_record_extend_its_ttl(opener: Any) -> None:
     store = await quiet(opener, warm_ttl=100)
     session = store.session("s")
     await session.set("a", 1)
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         record = names(store, "s").record
         reads = (session.get, lambda key: store.get_many([session]), lambda key: session.get(key, fresh=True))
@@ -91,7 +91,7 @@ async def test_an_idle_record_expires_and_comes_back_whole(opener: Any) -> None:
     store = await quiet(opener, warm_ttl=0.1)
     session = store.session("s", user="u")
     await session.write(set={"a": [1, {"b": None}], "c": "\x00\ud800"}, append=[said(n) for n in range(50)], phase="x")
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         await until(lambda: not client.exists(names(store, "s").record), 5)
     assert await session.get_all() == {"a": [1, {"b": None}], "c": "\x00\ud800"}
@@ -118,7 +118,7 @@ async def test_what_is_hot_keeps_nothing_alive_in_redis(opener: Any) -> None:
         return bool(hot.hits > hits)
 
     await until(is_hot)
-    await store.archive()
+    await store.admin.archive()
     misses = hot.misses
 
     async def gone() -> bool:
@@ -140,20 +140,20 @@ async def frozen_reader(store: Any, other: Any) -> None:
     session = store.session("s")
     for number in range(1, 6):
         await session.set("n", number)
-    await store.archive()
+    await store.admin.archive()
     evict(store, "s")
     with held_up(core(store)._lifecycle.cold, "load") as (loaded, go_on):
         reader = asyncio.create_task(session.get("n", fresh=True))
         await until(loaded.is_set)
         assert await other.session("s").set("n", 6) == 6
         assert await other.session("s").set("n", 7) == 7
-        await other.archive()
+        await other.admin.archive()
         evict(other, "s")
         go_on.set()
         assert await reader == 7
     assert await other.session("s").get("n", fresh=True) == 7
     assert await session.set("n", 8) == 8
-    await store.archive()
+    await store.admin.archive()
     assert [change.set["n"] for change in await session.history()] == list(range(1, 9))
     assert core(store)._lifecycle.cold.quarantined() == []
 
@@ -177,7 +177,7 @@ async def test_two_frozen_readers_bring_the_record_back_once(opener: Any) -> Non
     """Both hold a state from SQL; the second comes when the first one's was changed already."""
     one, two = await quiet(opener), await quiet(opener)
     await one.session("s").set("n", 1)
-    await one.archive()
+    await one.admin.archive()
     evict(one, "s")
     with (
         held_up(core(one)._lifecycle.cold, "load") as (first, go_on),
@@ -202,7 +202,7 @@ async def test_a_creator_that_slept_does_not_overwrite_what_was_created_meanwhil
         creator = asyncio.create_task(one.session("s").set("mine", 1))
         await until(looked.is_set)
         assert await two.session("s").set("theirs", 1) == 1
-        await two.archive()
+        await two.admin.archive()
         evict(two, "s")
         go_on.set()
         assert await creator == 2
@@ -214,12 +214,12 @@ async def test_an_import_while_somebody_looks_is_seen(opener: Any) -> None:
     """The looker found nothing in SQL; it must not keep or create on that ground."""
     one, two = await quiet(opener), await quiet(opener)
     await two.session("from").write(set={"a": 1}, append=[said("hi")])
-    lines = await two.export("from")
+    lines = await two.admin.export("from")
     tiers(one).known_ids.add("session:to")
     with held_up(core(one)._lifecycle.cold, "load") as (looked, go_on):
         creator = asyncio.create_task(one.session("to").set("b", 2))
         await until(looked.is_set)
-        assert await two.import_(lines, id="to") == "to"
+        assert await two.admin.import_(lines, id="to") == "to"
         go_on.set()
         assert await creator == 2
     assert await one.session("to").get_all() == {"a": 1, "b": 2}
@@ -231,7 +231,7 @@ async def test_others_see_an_imported_record_although_they_know_it_as_absent(ope
     """That there is nothing is kept hot like anything else; an import must be heard of like any change."""
     one, two = [await opener(durability="memory") for _ in range(2)]
     await two.session("from").set("a", 1)
-    lines = await two.export("from")
+    lines = await two.admin.export("from")
     session = one.session("to")
 
     async def absence_is_hot() -> bool:
@@ -239,7 +239,7 @@ async def test_others_see_an_imported_record_although_they_know_it_as_absent(ope
         return "session:to" in tiers(one).hot.entries
 
     await until(absence_is_hot)
-    await two.import_(lines, id="to")
+    await two.admin.import_(lines, id="to")
     await until(lambda: sees(session), 4)
 
 
@@ -268,7 +268,7 @@ async def test_records_come_and_go_under_readers_and_writers(opener: Any) -> Non
         nonlocal evicted
         while not stop.is_set():
             await asyncio.sleep(0.001)
-            await store.archive()
+            await store.admin.archive()
             with redis_of(store) as client:
                 for id in ("a", "b"):
                     if client.pttl(names(store, id).record) > 0:
@@ -300,7 +300,7 @@ async def test_op_ids_come_back_with_a_hydrated_record(opener: Any) -> None:
         if script.name == "commit" and not lost:
             lost = 1
             warm.port.script = send
-            await core(store).archive()
+            await core(store).admin.archive()
             evict(store, "s")
             assert await core(store).session("s").version() == 2  # hydrated by somebody
             raise WarmUnavailable("the answer was lost")
@@ -328,13 +328,13 @@ async def test_unarchived_messages_beyond_the_recent_ones_stay_readable(opener: 
         await session.append(said(number))
     await check(10)
     assert sum(name[:2] == b"#m" and name[2:].isdigit() for name in kept(store, "s")) == 10
-    await store.archive()
+    await store.admin.archive()
     assert sum(name[:2] == b"#m" and name[2:].isdigit() for name in kept(store, "s")) == 4
     await check(10)
     for number in range(10, 17):
         await session.append(said(number))
     await check(17)
-    await store.archive()
+    await store.admin.archive()
     await check(17)
     evict(store, "s")
     await check(17)
@@ -358,7 +358,7 @@ async def test_a_deleted_record_stays_deleted_when_it_was_evicted(opener: Any) -
     session = store.session("s")
     await session.write(set={"a": 1}, append=[said("hi")])
     await store.delete("s")
-    await store.archive()
+    await store.admin.archive()
     evict(store, "s")
     assert not await session.exists()
     assert await session.get_all() == {}

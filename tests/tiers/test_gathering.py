@@ -153,7 +153,7 @@ async def test_what_was_lost_with_an_epoch_is_handed_over_and_let_go(opener: Any
     await session.set("n", 1)
     with redis_of(store) as client:
         kept = client.hget(names(store, "s").meta, "journal")
-        await store.archive()
+        await store.admin.archive()
         client.hset(names(store, "s").meta, "journal", kept)  # no answer says that it is archived
     await session.set("n", 2)
     assert len(memory) == 2
@@ -168,12 +168,12 @@ async def test_what_comes_late_is_kept_in_a_branch(opener: Any) -> None:
     store = await writing(opener)
     session = store.session("s")
     await session.set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     await session.set("n", 2)
     epoch = lost(store)
     assert await session.set("other", 1) == 2
     await until(lambda: epoch not in epochs(store), LONG)
-    (branch,) = await session.branches()
+    (branch,) = await store.admin.branches(session.id)
     assert (branch.epoch, branch.base, branch.commits) == (epoch, 1, 1)
     assert (await session.at(branch=branch.id)).fields == {"n": 2}
 
@@ -199,7 +199,7 @@ async def everything_is_put_back(opener: Any, **settings: Any) -> None:
     assert await session.get_all(fresh=True) == {"0": 3, "1": 3, "2": 3, "count": 12}
     assert await session.increment("count") == 13
     assert [change.version for change in await session.history()] == list(range(1, 14))
-    assert not await session.branches()
+    assert not await store.admin.branches(session.id)
 
 
 async def test_all_that_was_acknowledged_is_put_back_by_those_who_live(opener: Any) -> None:
@@ -240,7 +240,7 @@ async def test_whom_only_a_memory_knows_is_forgotten_all_the_same(opener: Any) -
     lost(store, heard=True)
     assert await other.forget("u") == 1
     assert await store.session("s").get_all(fresh=True) == {}
-    assert not await store.session("s").branches()
+    assert not await store.admin.branches("s")
 
 
 @pytest.mark.wide

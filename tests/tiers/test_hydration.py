@@ -36,11 +36,11 @@ async def test_only_an_archived_record_has_a_ttl(opener: Any) -> None:
     assert ttl(store) == -1
     await session.get("a", fresh=True)
     assert ttl(store) == -1, "a read sets no TTL, it only extends one"
-    await store.archive()
+    await store.admin.archive()
     assert ttl(store) > 0
     await session.set("a", 2)
     assert ttl(store) == -1, "what is not archived yet may not expire"
-    await store.archive()
+    await store.admin.archive()
     assert ttl(store) > 0
 
 
@@ -53,7 +53,7 @@ async def test_a_write_without_persist_would_let_redis_lose_it(opener: Any) -> N
     ):
         session = store.session("s")
         await session.set("a", 1)
-        await store.archive()
+        await store.admin.archive()
         await session.set("a", 2)
         assert ttl(store) == -1, "what is not archived yet may not expire"
 
@@ -79,7 +79,7 @@ async def frozen_creator(opener: Any) -> None:
     core(slow)._lifecycle.cold.load = load
     session = quick.session("s")
     await session.set("quick", 1)
-    await quick.archive()
+    await quick.admin.archive()
     evicted(quick)
     go.set()
     assert await writer == 2
@@ -131,15 +131,15 @@ def test_a_full_redis_evicts_only_what_is_archived() -> None:
         with redis_of(StateInside(store)) as client:
             # A few tokens at most: the full server made room with those of the session that it refused.
             assert client.info("stats")["evicted_keys"] < 10
-            store.archive()
+            store.admin.archive()
             later = 0
             while client.info("stats")["evicted_keys"] <= 10:  # makes room by evicting
                 store.session(f"later-{later}").set("text", "y" * 20_000)
-                store.archive()
+                store.admin.archive()
                 later += 1
         for id in written:
             assert store.session(id).get("text") == id + "x" * 20_000
-            store.archive()
+            store.admin.archive()
 
 
 class StateInside:

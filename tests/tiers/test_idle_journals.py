@@ -111,10 +111,10 @@ async def test_of_what_is_behind_another_entry_nobody_is_told(opener: Any) -> No
 
     assert await told(3) == 1
     assert await told(3) == 0
-    await store.archive()
+    await store.admin.archive()
     await store.emit("alone")
     assert await told(3) == 0
-    await store.archive()
+    await store.admin.archive()
     assert await told(3) == 1
 
 
@@ -164,7 +164,7 @@ async def ends_soon(opener: Any, idle: float) -> bool:
     await writer.session("ends", idle=idle).set("a", 1)
 
     async def ended() -> bool:
-        return bool(await writer.audit(type="session.expired"))
+        return bool(await writer.admin.audit(type="session.expired"))
 
     try:
         await until(ended, idle + 4)

@@ -26,7 +26,7 @@ def calls(seen: Asked, script: Script) -> int:
 
 async def evict(store: Any, *ids: str) -> None:
     """Archive, then take records out of Redis and out of hot, as idle ones go in time."""
-    await store.archive()
+    await store.admin.archive()
     with redis_of(store) as client:
         for id in ids:
             client.delete(names(store, id).record)
@@ -98,7 +98,7 @@ async def test_many_messages_over_many_commits_come_in_order(store: Any) -> None
         wanted += [f"{number}.{part}" for part in range(7)]
         await session.append(*(message(text) for text in wanted[-7:]))
         if number % 4 == 1:
-            await store.archive()
+            await store.admin.archive()
         if number % 4 == 2:
             await evict(store, "s")
         for last in (3, 7, 40, None):
@@ -277,7 +277,7 @@ async def test_a_corrupt_message_is_named(store: Any) -> None:
             with pytest.raises(CorruptState, match=r"^session:s: message 1: message: 1 stored bytes") as caught:
                 look()
             assert (caught.value.field, caught.value.data) == ("message", b"\xff")
-    for read in (lambda: session.message(1), session.raw_messages, lambda: session.export_state(messages=True)):
+    for read in (session.raw_messages, lambda: session.export_state(messages=True)):
         with pytest.raises(CorruptState, match=r"^session:s: message 1: "):
             await read()
     assert [each["content"] for each in await session.raw_messages(limit=1)] == ["one"]

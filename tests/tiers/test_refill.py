@@ -218,7 +218,7 @@ async def test_what_left_redis_is_let_go_and_sql_is_not_asked(opener: Any) -> No
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
         await written(store, ["s", "t"], 1)
-        await store.archive()
+        await store.admin.archive()
         await used(store, ["s", "t"])
         home = tiers(store)
         with redis_of(store) as client, asked(store) as seen:
@@ -390,7 +390,7 @@ async def test_what_was_erased_is_not_shown_again(opener: Any, bring_back: bool)
         home = tiers(store)
         home.refill._closed = not bring_back
         async with cut_off(store, proxy):
-            assert await other.session("s").erase()
+            assert await other.erase("s")
             await other.session("s").create({"n": "anew"})
         await until(lambda: home.link.confirmed(names(store, "s").channel))
         if bring_back:
@@ -440,7 +440,7 @@ async def test_an_epoch_that_ends_alone_costs_the_records_of_others_one_question
         keys = tiers(store).keys
         ids = [f"s{number}" for number in range(12)]
         await written(store, ids, 1)
-        await store.archive()
+        await store.admin.archive()
         await used(store, ids)
         hot = tiers(store).hot
         (node,) = tiers(store).link._nodes.values()

@@ -32,7 +32,7 @@ SAID = "(No space left on device|not him)"
 
 
 async def findings(store: Any, name: str) -> list[str]:
-    return [each.found for each in await store.doctor() if each.name.startswith(name) and not each.ok]
+    return [each.found for each in await store.admin.doctor() if each.name.startswith(name) and not each.ok]
 
 
 @pytest.mark.only(cold="postgres")

@@ -145,10 +145,10 @@ async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
     for n in range(5):
         await session.set("n", n)
     assert (len(memory), memory.bytes > 0) == (5, True)
-    await store.archive()
+    await store.admin.archive()
     await session.set("n", 5)
     assert [entry.version for entry in remembered(store)] == [6]
-    await store.archive()
+    await store.admin.archive()
     await until(lambda: not len(memory), 60.0)
     assert memory.bytes == 0
 
@@ -157,7 +157,7 @@ async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
 async def test_who_remembers_nothing_asks_nobody(opener: Any) -> None:
     store = await opener(archiver=False, memory_bytes=MEMORY, beat=0)
     await store.session("s").set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     await until(lambda: not len(tiers(store).memory), 60.0)
     with asked(store) as seen:
         await tiers(store).gathering.answer()

@@ -24,7 +24,7 @@ single = pytest.mark.only(warm="single")
 async def test_a_replica_tells_of_itself(opener: Any) -> None:
     before = time.time()
     store = await opener()
-    (one,) = await store.replicas()
+    (one,) = await store.admin.replicas()
     assert isinstance(one, Replica)
     assert (one.id, one.host, one.pid) == (store.replica, platform.node(), os.getpid())
     assert before - 1 <= one.started <= time.time() + 1
@@ -34,7 +34,7 @@ async def test_a_replica_tells_of_itself(opener: Any) -> None:
     assert one.positions == {"archived": 0, "archives": one.positions["archives"], "events": 0}
     asked = {"unarchived", "indexed", "unindexed"}
     heard = {"link_silence_ms"}  # from when a link is needed, which may be between the beat and now
-    assert one.stats.keys() - heard == (await store.stats()).keys() - asked - heard
+    assert one.stats.keys() - heard == (await store.admin.stats()).keys() - asked - heard
 
 
 async def test_it_is_told_without_being_asked(opener: Any) -> None:
@@ -54,7 +54,7 @@ async def test_what_is_announced_goes_with_the_next_beat(opener: Any) -> None:
     store.announce(mood="good", agent=None)
 
     async def told() -> bool:
-        (one,) = await store.replicas()
+        (one,) = await store.admin.replicas()
         return bool(one.status == {"sections": {"help": "?"}, "n": 2**70, "mood": "good"})
 
     await until(told)
@@ -74,7 +74,7 @@ async def test_what_is_announced_later_does_not_change_with_what_was_given(store
     given["a"].append(2)
 
     async def told() -> Any:
-        return (await store.replicas())[0].status
+        return (await store.admin.replicas())[0].status
 
     assert await until(told) == {"x": {"a": [1]}}
 
@@ -90,7 +90,7 @@ async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any
     ids = [each.replica for each in stores]
 
     async def listed() -> list[str]:
-        return [each.id for each in await stores[0].replicas()]
+        return [each.id for each in await stores[0].admin.replicas()]
 
     async def all_there() -> bool:
         return await listed() == ids
@@ -106,7 +106,7 @@ async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any
 async def test_without_heartbeats_a_replica_is_not_seen(opener: Any) -> None:
     store = await opener(beat=0)
     store.announce(a=1)
-    assert await store.replicas() == []
+    assert await store.admin.replicas() == []
     with redis_of(store) as client:
         assert not client.exists(core(store).keys.roll)
 
@@ -114,7 +114,7 @@ async def test_without_heartbeats_a_replica_is_not_seen(opener: Any) -> None:
 @real
 async def test_what_cannot_be_read_hides_no_other(opener: Any) -> None:
     store = await opener()
-    await store.replicas()
+    await store.admin.replicas()
     keys = core(store).keys
     with redis_of(store) as client:
         for id, card in (
@@ -126,7 +126,7 @@ async def test_what_cannot_be_read_hides_no_other(opener: Any) -> None:
             client.set(keys.replica(id), card)
             client.zadd(keys.roll, {id: 2**52})
         client.zadd(keys.roll, {"silent": 2**52})
-    found = {each.id: each for each in await store.replicas()}
+    found = {each.id: each for each in await store.admin.replicas()}
     assert found.keys() == {"odd", "list", "half", "new", "silent", store.replica}
     assert found["odd"].host == ""
     assert found[store.replica].pid == os.getpid()
@@ -149,7 +149,7 @@ async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
         replica = worker.line()
 
         async def seen() -> bool:
-            return all([replica in [each.id for each in await store.replicas()] for store in stores])
+            return all([replica in [each.id for each in await store.admin.replicas()] for store in stores])
 
         await until(seen)
         await asyncio.sleep(1.3)  # they judge once they have been there for the time in which one is lost
@@ -158,18 +158,18 @@ async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
         killed = time.monotonic()
 
         async def gone() -> bool:
-            return replica not in [each.id for each in await stores[1].replicas()]
+            return replica not in [each.id for each in await stores[1].admin.replicas()]
 
         await until(gone)
         assert time.monotonic() - killed < 10, "three beats, however slow the machine"
 
         async def told() -> bool:
-            return bool(await stores[0].audit(type="replica.lost"))
+            return bool(await stores[0].admin.audit(type="replica.lost"))
 
         await until(told)
         await asyncio.sleep(seconds)
     # Of this one: on a machine that stands still for a second the others lose one another.
-    events = [each for each in await stores[0].audit(type="replica.lost") if each.data["replica"] == replica]
+    events = [each for each in await stores[0].admin.audit(type="replica.lost") if each.data["replica"] == replica]
     assert all(each.data == {"replica": replica, "host": platform.node(), "pid": pid} for each in events)
     assert all((each.subject, each.partition) == (f"replica:{replica}", 0) for each in events)
     return events, replica
@@ -202,7 +202,7 @@ async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
         replica = worker.line()
 
         async def listed() -> bool:
-            return replica in [each.id for each in await store.replicas()]
+            return replica in [each.id for each in await store.admin.replicas()]
 
         async def lost() -> bool:
             return not await listed()
@@ -235,7 +235,7 @@ async def all_late(opener: Any) -> list[str]:
     with redis_of(stores[0]) as client:
         client.zadd(core(stores[0]).keys.roll, {each.replica: 1000 for each in stores})
     await asyncio.sleep(1.5)
-    assert len(await stores[0].replicas()) == 3
+    assert len(await stores[0].admin.replicas()) == 3
     return [each.data["replica"] for each in heard]
 
 
@@ -299,7 +299,7 @@ async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
         await asyncio.sleep(2.5)
         server.resume()
         await asyncio.sleep(1.5)
-        assert len(await stores[0].replicas()) == 3
+        assert len(await stores[0].admin.replicas()) == 3
         assert heard == []
         for store in stores:
             await store.close()
@@ -322,7 +322,7 @@ async def test_whoever_died_with_the_whole_fleet_is_told_of_by_the_next(opener: 
 async def test_a_redis_that_was_emptied_knows_everybody_again(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url, beat=0.1)
-        await store.replicas()
+        await store.admin.replicas()
         with redis_of(store) as client:
             client.flushall()
 
@@ -334,7 +334,7 @@ async def test_a_redis_that_was_emptied_knows_everybody_again(opener: Any) -> No
         lose(store, "x")  # its event has to start the partition first
 
         async def told() -> bool:
-            return bool(await store.audit(type="replica.lost"))
+            return bool(await store.admin.audit(type="replica.lost"))
 
         await until(told)
         await store.close()
@@ -344,7 +344,7 @@ async def test_a_redis_that_was_emptied_knows_everybody_again(opener: Any) -> No
 
 
 async def lost_locks(store: Any) -> list[Any]:
-    return [(each.subject, each.data) for each in await store.audit(type="lock.lost")]
+    return [(each.subject, each.data) for each in await store.admin.audit(type="lock.lost")]
 
 
 @pytest.mark.wide
@@ -361,7 +361,7 @@ async def test_a_lost_lock_is_told_once(opener: Any) -> None:
             await session.set("a", 1)
 
     async def told() -> bool:
-        return bool(await store.audit(type="lock.lost"))
+        return bool(await store.admin.audit(type="lock.lost"))
 
     await until(told)
     assert await lost_locks(store) == [("session:s%3A1", {"token": held.token, "holder": held.holder})]
@@ -375,7 +375,7 @@ async def test_a_lock_that_nobody_saw_lost_is_told_when_it_is_given_back(opener:
             client.set(names(store, "s").lock, "x99:somebody")
 
     async def told() -> bool:
-        return bool(await store.audit(type="lock.lost"))
+        return bool(await store.admin.audit(type="lock.lost"))
 
     await until(told)
     assert (await lost_locks(store))[0][1]["token"] == core(lease).token
@@ -403,7 +403,7 @@ async def test_locks_that_are_given_back_are_not_lost(opener: Any) -> None:
     await store.emit("last.one")
 
     async def archived() -> bool:
-        return bool(await store.audit(type="last.one"))
+        return bool(await store.admin.audit(type="last.one"))
 
     await until(archived)
     assert await lost_locks(store) == []
@@ -426,7 +426,7 @@ async def test_whoever_waits_in_vain_loses_nothing(opener: Any) -> None:
     await store.emit("last.one")
 
     async def archived() -> bool:
-        return bool(await store.audit(type="last.one"))
+        return bool(await store.admin.audit(type="last.one"))
 
     await until(archived)
     assert (await lost_locks(store), tiers(store).leases.lost) == ([], 0)
@@ -446,7 +446,7 @@ async def test_a_lost_lock_is_told_once_to_whoever_nests_in_it(opener: Any) -> N
     await store.emit("last.one")
 
     async def archived() -> bool:
-        return bool(await store.audit(type="last.one"))
+        return bool(await store.admin.audit(type="last.one"))
 
     await until(archived)
     assert [data["token"] for _, data in await lost_locks(store)] == [lease.token]
@@ -488,7 +488,7 @@ async def test_a_turn_that_is_taken_over_lost_its_lock(opener: Any) -> None:
         await task
 
     async def told() -> bool:
-        return bool(await store.audit(type="lock.lost"))
+        return bool(await store.admin.audit(type="lock.lost"))
 
     await until(told)
     assert [subject for subject, _ in await lost_locks(store)] == ["session:s"]
@@ -522,14 +522,14 @@ async def test_figures_of_events_are_counted(store: Any) -> None:
     await store.emit("a.b")
 
     async def counted() -> bool:
-        figures = await store.stats()
+        figures = await store.admin.stats()
         return bool(figures["events_handled"] == 2 and figures["events_failed"] == 1)
 
     await until(counted)
-    figures = await store.stats()
+    figures = await store.admin.stats()
     assert (figures["events_waiting"], figures["resyncs"], figures["slow_handlers"]) == (0, 0, 0)
 
     async def reached() -> bool:
-        return bool((await store.replicas())[0].positions["events"] >= 1)
+        return bool((await store.admin.replicas())[0].positions["events"] >= 1)
 
     await until(reached)

@@ -82,10 +82,10 @@ async def everything(opener: Any, **settings: Any) -> None:
         for id in HOSTILE:
             batch.on(store.session(id)).set("b", 2)
     await store.session("short", idle=0.05).set("a", 1)
-    assert len(await store.replicas()) >= 1
-    await store.reload_config({"limit": 3})
+    assert len(await store.admin.replicas()) >= 1
+    await store.admin.reload_config({"limit": 3})
     await store.emit("noted", {"n": 1})
-    assert await store.archive() >= 0
+    assert await store.admin.archive() >= 0
     session = store.session("fresh", user="u")
     for number in range(3):
         await session.set("n", number)
@@ -98,7 +98,7 @@ async def everything(opener: Any, **settings: Any) -> None:
     for id in HOSTILE:
         assert await other.session(id).get("b") == 2
     assert len(await other.get_many([other.session(id) for id in HOSTILE])) == len(HOSTILE)
-    assert await store.import_(await store.export("fresh"), id="copy") == "copy"
+    assert await store.admin.import_(await store.admin.export("fresh"), id="copy") == "copy"
     assert await other.session("copy").get("n") == 2
     assert await store.delete("copy") > 0
     with pytest.raises(NotFound):
@@ -106,7 +106,7 @@ async def everything(opener: Any, **settings: Any) -> None:
     await until(lambda: any(each.type == "session.expired" for each in heard))
     await store.off(heard.append)
     assert await store.forget("u") >= 21
-    assert all(finding.ok for finding in await store.doctor() if finding.name in ("scripts", "sql quarantine"))
+    assert all(finding.ok for finding in await store.admin.doctor() if finding.name in ("scripts", "sql quarantine"))
     await store.close()
     await other.close()
 
@@ -139,7 +139,7 @@ async def test_a_command_that_belongs_to_no_single_server_is_noticed(opener: Any
         monkeypatch.setattr(Router, "command_with", lambda self, node, *words: self.command(*words))
     with commands_of_several_slots(monkeypatch) as found:
         store = await opener()
-        await store.replicas()
+        await store.admin.replicas()
         await tiers(store).clock.ask()  # as it opens something in the background may have been faster
         await store.close()
     assert any("replica" in each if wrong == "a key of another slot" else "TIME" in each for each in found)
@@ -151,7 +151,7 @@ async def test_the_doctor_looks_at_a_cluster(opener: Any, cluster: RedisServer) 
         await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
         store = await opener(url=cluster.url, retry_for=4.5)
         hasty = await opener(url=cluster.url, retry_for=1)
-        found = {each.name: each for each in await store.doctor()}
+        found = {each.name: each for each in await store.admin.doctor()}
         assert found["cluster"].ok
         assert found["cluster"].found == "1 primaries, 16384 of 16384 slots served"
         replicas = next(each for name, each in found.items() if name.endswith(" replicas"))
@@ -160,11 +160,11 @@ async def test_the_doctor_looks_at_a_cluster(opener: Any, cluster: RedisServer) 
         assert found["failover"].ok
         assert "after 2 s (cluster-node-timeout)" in found["failover"].found
         assert "for 2 s more" in found["isolation"].found
-        assert not {each.name: each for each in await hasty.doctor()}["failover"].ok
+        assert not {each.name: each for each in await hasty.admin.doctor()}["failover"].ok
         client.config_set("cluster-require-full-coverage", "no")
         client.execute_command("CLUSTER", "DELSLOTS", 0)
         try:
-            found = {each.name: each for each in await store.doctor()}
+            found = {each.name: each for each in await store.admin.doctor()}
             assert not found["cluster"].ok
             assert "16383 of 16384" in found["cluster"].found
         finally:

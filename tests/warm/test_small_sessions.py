@@ -175,7 +175,7 @@ async def test_what_is_archived_leaves_few_op_ids(opener: Any) -> None:
     stores = [await opener(archiver=False) for _ in range(3)]
     await stores[0].session("s").set("n", 0)
     sent = await increments(stores)
-    await stores[0].archive()
+    await stores[0].admin.archive()
     assert list(op_fields(stores[0])) == [b"#ops"]
     assert len(op_fields(stores[0])[b"#ops"]) < 20
     for store, draft, op, _ in sent:
@@ -222,7 +222,7 @@ async def test_the_next_write_is_one_round_trip(opener: Any) -> None:
     for store in stores:
         await store.session("s").set("n", 0)
     await asyncio.sleep(0.05)  # or the two are too close to be told apart by the server's clock
-    await stores[0].archive()
+    await stores[0].admin.archive()
     with asked(stores[1]) as seen:
         await stores[1].session("s").set("n", 1)
     assert [each.split()[0] for each in seen.sent] == ["EVALSHA"]

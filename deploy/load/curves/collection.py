@@ -34,9 +34,9 @@ def keep(store: StateStore, first: int, count: int) -> None:
     deadline = time.monotonic() + 20
     hits = 0
     while hits < count and time.monotonic() < deadline:
-        before = store.stats()["hot_hits"]
+        before = store.admin.stats()["hot_hits"]
         store.get_many(sessions)
-        hits = store.stats()["hot_hits"] - before
+        hits = store.admin.stats()["hot_hits"] - before
 
 
 def _collect(url: str, sizes: Sequence[int], told: Any) -> None:
@@ -58,7 +58,7 @@ def _collect(url: str, sizes: Sequence[int], told: Any) -> None:
                 began = time.perf_counter()
                 gc.collect()
                 taken.append((time.perf_counter() - began) * 1000)
-            hot = store.stats()["hot_entries"]
+            hot = store.admin.stats()["hot_entries"]
             told.send(Hot(hot, sorted(taken)[2], len(gc.get_objects()) - walked, resident() - resident_before))
 
 

@@ -19,7 +19,7 @@ async def _forget(url: str, archive: str, sessions: int) -> float:
             some = [store.session(f"s{number}", user="ada") for number in range(first, min(first + 100, sessions))]
             for _ in range(_MESSAGES):
                 await asyncio.gather(*(each.append({"role": "user", "content": "hello" * 20}) for each in some))
-        await store.archive()
+        await store.admin.archive()
         began = time.perf_counter()
         removed = await store.forget("ada")
         taken = time.perf_counter() - began

@@ -69,7 +69,7 @@ class Held:
         await self._commit()
         for holder in self._holders:
             deadline = time.monotonic() + 20
-            while (await holder.stats())["hot_hits"] == 0:
+            while (await holder.admin.stats())["hot_hits"] == 0:
                 assert time.monotonic() < deadline, "a replica does not keep what it reads"
                 await holder.session("held").get("number")
 

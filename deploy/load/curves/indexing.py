@@ -71,7 +71,7 @@ def _passes(url: str) -> None:
         if how == "noted":
             began = time.perf_counter()
             with StateStore.open(archive=url, namespace=how, partitions=1, search=True, archiver=False) as store:
-                store.update_index()
+                store.admin.update_index()
                 rate = _BATCH * (_PASSES + 1) / (time.perf_counter() - began)
                 began = time.perf_counter()
                 for number in range(50):
@@ -113,7 +113,7 @@ def _follow(url: str, namespace: str, ready: threading.Event, stop: threading.Ev
     with StateStore.open(archive=url, namespace=namespace, partitions=1, search=True, archiver=False) as store:
         while not stop.is_set():
             try:
-                store.update_index(progress=looked)
+                store.admin.update_index(progress=looked)
             except StateError as error:
                 print("  ", error)
             except KeyboardInterrupt:

@@ -33,7 +33,7 @@ class _Record:
         self.next = size
         for first in range(0, size, 500):
             self.items.put_many({_key(number): _VALUE for number in range(first, min(first + 500, size))})
-        store.archive()
+        store.admin.archive()
         self.items.get(_key(0))
 
     def put(self) -> None:
@@ -52,7 +52,7 @@ class _Record:
 
     def cold(self) -> None:
         """What a worker reads that never saw the record."""
-        self.user.invalidate()
+        self.store.invalidate()
         self.user.get_all(fresh=True)
 
     def scripts(self, call: Callable[[], None]) -> float:
@@ -103,7 +103,7 @@ def many_items(sizes: Sequence[int], progress: Progress) -> list[Curve]:
         guarded = [each.scripts(each.put_if_absent) for each in records]
         gets = [each.scripts(each.get) for each in records]
         progress("times")
-        store.archive()
+        store.admin.archive()
         calls = [call for each in records for call in (each.put, each.get, each.list)]
         taken = records[0].microseconds(calls)
         progress("cold workers")

@@ -26,17 +26,17 @@ _MOST = 5_000  # records that are read singly, for the alternative
 def _until(store: StateStore, entries: range) -> None:
     """Wait until the store has so many records in hot."""
     deadline = time.monotonic() + _PATIENCE
-    while store.stats()["hot_entries"] not in entries:
+    while store.admin.stats()["hot_entries"] not in entries:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{store.stats()['hot_entries']} records are in hot, after {_PATIENCE:g} s")
+            raise TimeoutError(f"{store.admin.stats()['hot_entries']} records are in hot, after {_PATIENCE:g} s")
         time.sleep(0.002)
 
 
 def _hits(store: StateStore, first: int, count: int) -> int:
     """How many of some records are answered from hot."""
-    before = store.stats()["hot_hits"]
+    before = store.admin.stats()["hot_hits"]
     store.get_many([store.session(f"s{number}") for number in range(first, first + count)])
-    return store.stats()["hot_hits"] - before
+    return store.admin.stats()["hot_hits"] - before
 
 
 def _cut(store: StateStore, client: redis.Redis, size: int) -> float:

@@ -33,7 +33,7 @@ def bytes_of_sessions(url: str, archive: str, namespace: str, replicas: int) -> 
             for number, store in enumerate(stores):
                 session = store.session(id, user="user-1")
                 session.set_many(STATE | {"step": number})
-        stores[0].archive()
+        stores[0].admin.archive()
         client = stack.enter_context(redis.Redis.from_url(url))
         found = [client.memory_usage(key) for key in client.scan_iter(f"{namespace}:*:r:session:*")]
     return [int(each) for each in found if each]

@@ -64,13 +64,13 @@ async def _fill(store: AsyncStateStore, first: int, last: int) -> int:
     for begin in range(first, last, _AT_ONCE):
         some = range(begin, min(begin + _AT_ONCE, last))
         size += sum(await asyncio.gather(*(_converse(store, number) for number in some)))
-    await store.archive()
+    await store.admin.archive()
     return size
 
 
 async def _compact(store: AsyncStateStore) -> None:
     await asyncio.sleep(_WINDOW)  # what is younger is not packed
-    await store.compact(older_than=_WINDOW)
+    await store.admin.compact(older_than=_WINDOW)
 
 
 async def _measured(

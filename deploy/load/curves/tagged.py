@@ -41,7 +41,7 @@ async def _fill(url: str, settings: dict[str, Any], records: int, progress: Prog
                 for number in some
             )
             await asyncio.gather(*writes)
-        await store.archive()
+        await store.admin.archive()
 
 
 class _Records:

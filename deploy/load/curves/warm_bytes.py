@@ -30,7 +30,7 @@ def warm_bytes(sizes: Sequence[int], progress: Progress) -> Curve:
                 progress(f"{size} bytes")
                 state = state_of(size)
                 store.session(f"session-{size}").set_many(state)
-                store.archive()
+                store.admin.archive()
                 (key,) = client.scan_iter(f"*:r:session:session-{size}")
                 taken = client.memory_usage(key, samples=0)  # of all fields, not of some
                 assert taken

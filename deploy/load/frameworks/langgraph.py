@@ -165,7 +165,7 @@ def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
             after = client.info("commandstats")["cmdstat_evalsha"]
             bare = (after["usec"] - before["usec"]) / (after["calls"] - before["calls"])
             ping, _ = _quietest(lambda: _timed(client.ping), SAMPLES, lambda: 0)
-            store.archive()
+            store.admin.archive()
             latest, latest_scripts = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: _scripts(client))
             used, sql = client.info("memory")["used_memory"] - empty, _sql_bytes(database) - base
         with StateStore.open(**settings) as store:

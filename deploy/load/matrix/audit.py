@@ -44,7 +44,7 @@ def audit(settings: dict[str, Any], records: Iterable[str], servers: Iterable[Re
             result.found[record] = _found(store, record, rows, warm)
         result.epochs, result.events = rows.epochs, rows.events
         with suppress(StateError):
-            result.advice = [f"{each.name}: {each.found}" for each in store.doctor() if not each.ok]
+            result.advice = [f"{each.name}: {each.found}" for each in store.admin.doctor() if not each.ok]
     return result
 
 
@@ -54,8 +54,8 @@ def _drain(store: StateStore) -> str:
     deadline = time.monotonic() + _DRAINED
     while time.monotonic() < deadline:
         try:
-            store.archive()
-            left = store.stats()["unarchived"]
+            store.admin.archive()
+            left = store.admin.stats()["unarchived"]
             said = f"{left} commits are not archived"
             if not left:
                 return ""

@@ -75,7 +75,7 @@ def restore_sql(scene: Scene) -> None:
     scene.sql.start()
     scene.rest(_LASTS)
     with StateStore.open(**scene.settings, archiver=False) as store:
-        store.repair()
+        store.admin.repair()
 
 
 def drop_answers(scene: Scene) -> None:

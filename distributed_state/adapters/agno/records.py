@@ -292,8 +292,8 @@ class Records:
             return False
         # The session last: if the worker is killed in between, a repeated call still finds the remaining runs.
         for run in await self._runs_of(session_id):
-            await self._pointer(run["run_id"]).erase()
-        await self._session(session_id).erase()
+            await self._store.erase(joined(self._runs, run["run_id"]), scope="task")
+        await self._store.erase(joined(self._sessions, session_id))
         return True
 
     async def delete_sessions(self, session_ids: Sequence[str], user_id: str | None = None) -> None:
@@ -403,7 +403,7 @@ class Records:
             item = DeleteItem(collection=RUNS, key=place["key"], if_present=True)
             await self._session(place["session_id"]).write(items=[item], expect={ID: PRESENT})
             there = True
-        await pointer.erase()
+        await self._store.erase(pointer.id, scope="task")
         return there
 
     async def delete_runs(self, run_ids: Sequence[str]) -> None:

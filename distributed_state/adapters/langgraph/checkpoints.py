@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import (
     writes_sort_key,
 )
 
-from distributed_state import ABSENT, Conflict, Deleted, DeleteItem, InvalidValue, NotFound, PutItem
+from distributed_state import ABSENT, AsyncStateStore, Conflict, Deleted, DeleteItem, InvalidValue, NotFound, PutItem
 from distributed_state.adapters.langgraph.frames import (
     BLOBS,
     CHECKPOINTS,
@@ -256,16 +256,16 @@ _AT_ONCE = 500
 _ATTEMPTS = 20
 
 
-async def delete(thread: Thread) -> None:
+async def delete(store: AsyncStateStore, thread: Thread) -> None:
     """Erase a thread. A missing thread gets a tombstone, which refuses runs that are about to begin it."""
     thread.recent.forget(thread.id)
-    if not (await thread.record.erase()):
+    if not await store.erase(thread.record.id):
         found = await thread.record.view(fresh=True)
         if found.version == 0:
             with suppress(Conflict):  # a run just began it
                 await thread.record.create()
         if found.version == 0 or found.exists:
-            await thread.record.erase()
+            await store.erase(thread.record.id)
     thread.recent.forget(thread.id)
 
 

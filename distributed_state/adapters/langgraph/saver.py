@@ -224,7 +224,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Erase a thread, as `delete_thread`."""
-        await checkpoints.delete(self._named(thread_id))
+        await checkpoints.delete(self._store.aio, self._named(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints and writes of these runs, in all threads."""

@@ -67,7 +67,7 @@ def replicas(
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents replicas[/]
     """
     with open_existing(context) as store:
-        found = store.replicas()
+        found = store.admin.replicas()
     found = [each for each in found if role is None or role in each.role.split(" + ")]
     begin = 0 if after is None else _behind(found, after)
     found, left = found[begin : begin + limit], len(found) - begin - limit
@@ -157,7 +157,7 @@ def _past(
     if begin is None:
         return
     after = "oldest"
-    while page := store.audit(conversation=conversation, since=begin, after=after, limit=_PAGE):
+    while page := store.admin.audit(conversation=conversation, since=begin, after=after, limit=_PAGE):
         yield from (each for each in page if any(fnmatchcase(each.type, pattern) for pattern in types))
         after = page[-1].cursor
 
@@ -213,7 +213,7 @@ def leases(
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents leases[/]
     """
     with open_existing(context) as store:
-        found = store.leases(scope=scope, prefix=prefix, limit=limit, after=after)
+        found = store.admin.leases(scope=scope, prefix=prefix, limit=limit, after=after)
         now = store.time() if found and not as_json else 0.0
     if as_json:
         print_json_lines(map(asdict, found))
@@ -240,7 +240,7 @@ def end_lease(
     Example: [cyan]distributed-state end-lease c1 1764123456789012[/]
     """
     with open_existing(context) as store:
-        if not store.end_lease(id, token, scope=scope):
+        if not store.admin.end_lease(id, token, scope=scope):
             raise NotFound(f"{scope} {id!r:.200}: no lease with token {token} is held (any more)")
 
 
@@ -272,7 +272,7 @@ def _findings(context: typer.Context) -> list[distributed_state.Finding]:
     try:
         # This store does not archive, because the doctor must see whether others do.
         with open_existing(context, archiver=False) as store:
-            return store.doctor()
+            return store.admin.doctor()
     except (Unavailable, NotFound) as error:
         from distributed_state.store.doctor import examine_apart
 

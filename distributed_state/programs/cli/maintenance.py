@@ -54,7 +54,7 @@ def compact(
     Example: [cyan]distributed-state --archive postgresql://host/agents compact --older-than 7d[/]
     """
     with open_to_tidy(context) as store, err.status("looking") as status:
-        done = store.compact(
+        done = store.admin.compact(
             older_than=span("--older-than", older_than), progress=lambda records: status.update(f"{records} records")
         )
     typer.echo(f"packed {done['changes']} changes and {done['messages']} messages of {done['records']} records")
@@ -104,7 +104,7 @@ def purge(
     if not yes:
         typer.confirm("Remove it for good?", abort=True, err=True)
     with open_to_tidy(context) as store, err.status("purging"):
-        done = store.purge(**seconds, keep_changes=keep_changes, keep_messages=keep_messages)
+        done = store.admin.purge(**seconds, keep_changes=keep_changes, keep_messages=keep_messages)
     typer.echo(
         f"removed {done['changes']} changes, {done['messages']} messages and {done['events']} events of "
         f"{done['records']} records; {done['left_out']} messages are shown no more"
@@ -132,7 +132,7 @@ def reencrypt(
 
     try:
         with open_store(context) as store:
-            done = store.reencrypt(dry_run=dry_run, progress=show)
+            done = store.admin.reencrypt(dry_run=dry_run, progress=show)
     finally:
         if done is not None:
             what = "to re-encrypt" if dry_run else "re-encrypted"
@@ -160,7 +160,7 @@ def repair(
         status.update(f"{now.partitions} partitions, {len(now.behind)} behind, {now.records + now.commits} brought")
 
     with open_store(context) as store, err.status("looking") as status:
-        done = store.repair(dry_run=dry_run, progress=show)
+        done = store.admin.repair(dry_run=dry_run, progress=show)
     if not done.behind:
         typer.echo(f"{done.partitions} partitions: in none is SQL older than Redis")
         return
@@ -230,7 +230,7 @@ def upcast(
 
     try:
         with open_store(context) as store, err.status("looking for records") as status:
-            store.upcast(wanted, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=show)
+            store.admin.upcast(wanted, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=show)
     finally:
         verb = "to upcast" if dry_run else "upcast"
         typer.echo(f"{sofar.upcast} {verb}, {sofar.unchanged} unchanged, {sofar.failed} failed")
@@ -253,14 +253,14 @@ def index(
         if not yes:
             typer.confirm("Remove the index? What it says stays in the archive.", abort=True, err=True)
         with open_store(context, search=False, archiver=False) as store:
-            typer.echo("removed" if store.remove_index() else "there is none")
+            typer.echo("removed" if store.admin.remove_index() else "there is none")
         return
     with open_store(context, **given_search(how)) as store, err.status("looking") as status:
 
         def show(so_far: distributed_state.Indexed) -> None:
             status.update(f"{so_far.behind} of {so_far.records} records left")
 
-        done = store.update_index(progress=show)
+        done = store.admin.update_index(progress=show)
     typer.echo(f"the index has all of {done.records} records")
 
 
@@ -423,7 +423,7 @@ def export(
     with ExitStack() as stack:
         store = stack.enter_context(open_existing(context))
         if id is not None:
-            lines = store.export(id, scope=scope)
+            lines = store.admin.export(id, scope=scope)
         file = sys.stdout
         if output is not None:
             file = stack.enter_context(open(output, "w", encoding="utf-8", opener=private_opener))
@@ -439,7 +439,7 @@ def _export_all(store: distributed_state.StateStore, file: TextIO) -> None:
         for scope in _SCOPES:
             for row in _everything(store, scope):
                 try:
-                    lines = store.export(row.id, scope=scope)
+                    lines = store.admin.export(row.id, scope=scope)
                 except NotFound:
                     continue  # erased since it was listed
                 file.writelines(f"{line}\n" for line in lines)
@@ -451,7 +451,7 @@ def _export_all(store: distributed_state.StateStore, file: TextIO) -> None:
 def _everything(store: distributed_state.StateStore, scope: str) -> Iterator[distributed_state.SessionInfo]:
     """Yield each record of a scope once, including records that move to the front as they change meanwhile."""
     seen = set[str]()
-    store.archive()
+    store.admin.archive()
     until = float("-inf")
     while True:
         newest, found = until, False
@@ -502,7 +502,7 @@ def import_(
                 raise InvalidValue(f"{file}: has {len(found)} records; --id names one")
         for first, record in found:
             try:
-                typer.echo(store.import_(record, id=id))
+                typer.echo(store.admin.import_(record, id=id))
                 done += 1
             except Conflict:
                 if not skip_existing:

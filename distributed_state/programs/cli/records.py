@@ -161,11 +161,11 @@ def branches(
             scope, slash, id = record.partition("/")
             if not slash:
                 raise InvalidValue(f"{record!r:.80} is no record: write it as session/{record:.80}")
-            found = _branches_of(store, scope, id)
+            found = store.admin.branches(id, scope=scope)
         else:
-            found = page = store.branches(limit=_PAGE)
+            found = page = store.admin.branches(limit=_PAGE)
             while page:
-                page = store.branches(limit=_PAGE, after=page[-1].cursor)
+                page = store.admin.branches(limit=_PAGE, after=page[-1].cursor)
                 found += page
     if as_json:
         print_json_lines(asdict(each) | {"complete": each.complete} for each in found)
@@ -177,15 +177,6 @@ def branches(
         times = (when(each.first_time), when(each.last_time))
         table.add_row(*map(plain, (*row, *times, ", ".join(each.actors), each.cause)))
     out.print(table)
-
-
-def _branches_of(store: Any, scope: str, id: str) -> list[distributed_state.Branch]:
-    if isinstance(store, distributed_state.StateStore):
-        return record_of(store, scope, id).branches()
-    from distributed_state.values.model import Ref
-
-    found: list[distributed_state.Branch] = store.record_branches(Ref(scope, id))
-    return found
 
 
 @app.command()
@@ -224,7 +215,7 @@ def sessions(
             changed_since=since, changed_before=before, larger_than=larger_than,
         )  # fmt: skip
         if not rows and not fresh and isinstance(store, distributed_state.StateStore):
-            waiting = store.stats()["unarchived"]
+            waiting = store.admin.stats()["unarchived"]
             if waiting:
                 text = f"{waiting:.0f} commits are not archived yet, and not listed: --fresh lists them too"
                 err.print(text, style="yellow", markup=False, highlight=False)
@@ -297,7 +288,7 @@ def audit(
     begin = moment("--since", since, now)
     end = moment("--until", until, now)
     with open_to_list(context) as store:
-        events = store.audit(
+        events = store.admin.audit(
             conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
         )
     if as_json:
@@ -410,7 +401,7 @@ def reload_config(
     Example: [cyan]distributed-state reload-config agents.yaml --agent note_agent[/]
     """
     with open_store(context) as store:
-        version = store.reload_config(file, agent=agent)
+        version = store.admin.reload_config(file, agent=agent)
     typer.echo(f"config of {f'agent {agent}' if agent else 'all agents'} is version {version}")
 
 

@@ -153,7 +153,7 @@ def opperator(
 
 def _progress(store: distributed_state.StateStore) -> str:
     try:
-        stats = store.stats()
+        stats = store.admin.stats()
     except StateError as error:
         # An archiver continues while its servers restart.
         return f"waiting: {error}"

@@ -17,7 +17,7 @@ from distributed_state.errors import StateError
 from distributed_state.port.background import finish
 from distributed_state.programs.cli.shell import printable
 from distributed_state.store.fleet import FleetLooks, Overview, ReplicaRates
-from distributed_state.store.lifecycle import twin_of
+from distributed_state.store.lifecycle import lifecycle_of, twin_of
 
 _SAMPLE = 0.25  # seconds between two looks at the ends of the journals
 _OLD = 10.0  # seconds that a commit waits for SQL before it is shown in red
@@ -30,7 +30,7 @@ class Watched:
 
     def __init__(self, store: distributed_state.StateStore, interval: float) -> None:
         twin = twin_of(store)
-        self._watch = FleetLooks(twin.tiers())
+        self._watch = FleetLooks(lifecycle_of(twin).tiers())
         self._namespace = twin.settings.namespace
         self._interval = interval
 

@@ -57,10 +57,10 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
         show = Show(them, screen, plan)
         show.run()
         with screen.waiting("comparing what each replica received with the stream and with SQL"):
-            heard = {each.id for each in store.audit(after="oldest", limit=_MOST)}
+            heard = {each.id for each in store.admin.audit(after="oldest", limit=_MOST)}
             them.until(lambda: all(heard <= _ids(each) for each in them), plan.patience)
             them.end()
-            audited = store.audit(after="oldest", limit=_MOST)
+            audited = store.admin.audit(after="oldest", limit=_MOST)
             stream = _stream(store, {each.id for each in audited}, plan.patience)
             accounts = [account(each.name, read(each.notes)) for each in them]
         found = show.differences + differences(stream, audited, accounts)
@@ -300,7 +300,7 @@ def _delete(who: str, id: str) -> Step:
 
 
 def _configure(who: str, model: str) -> Step:
-    code = f'store.reload_config({{"model": "{model}"}})'
+    code = f'store.admin.reload_config({{"model": "{model}"}})'
     return Step(who, "gives the fleet a new config", code, "reload_config", {"model": model}, "on_config_update")
 
 

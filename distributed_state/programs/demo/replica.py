@@ -330,7 +330,7 @@ class Orders:
         self._store.delete(conversation)
 
     def reload_config(self, model: str) -> None:
-        self._store.reload_config({"model": model})
+        self._store.admin.reload_config({"model": model})
 
 
 def obey(agent: DemoAgent, book: Notebook, orders: Iterable[Message]) -> None:

@@ -57,7 +57,7 @@ def replay(plan: Plan, console: Console) -> Report:
             )
             tally = asyncio.run(_serve(coordinator, console))
             start = time.monotonic()
-            store.archive()
+            store.admin.archive()
             lag = time.monotonic() - start
         # A new store, so that no answer can come from the hot tier of the store that wrote.
         with StateStore.open(**settings, archiver=False) as store, console.status("reading back from SQL"):

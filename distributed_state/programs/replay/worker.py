@@ -48,7 +48,7 @@ def serve_turn(store: StateStore, order: dict[str, Any], report: Report) -> None
 
 def hot_figures(store: StateStore) -> dict[str, int]:
     """The hits and misses of this worker's hot tier."""
-    stats = store.stats()
+    stats = store.admin.stats()
     return {name: stats[name] for name in ("hot_hits", "hot_misses")}
 
 

@@ -62,6 +62,7 @@ from distributed_state.programs.service.requests import (
     in_line,
 )
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.store.metrics import collector, process
 from distributed_state.values.keys import Keys
 
@@ -78,9 +79,9 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
     """One probe for each server of a store."""
-    tiers = store.tiers()
+    tiers = lifecycle_of(store).tiers()
     return {
-        "redis": Probe("redis", lambda: any_server(tiers.port, store.keys), seconds),
+        "redis": Probe("redis", lambda: any_server(tiers.port, tiers.keys), seconds),
         "sql": Probe("sql", lambda: tiers.port.sql(tiers.cold.cursor, 0), seconds),
     }
 
@@ -493,7 +494,7 @@ class Service:
         copies = operation.copies
         if copies is None:
             # Records in the hot tier are counted there, so only the answer itself is counted here.
-            copies = 1 if about in asked.store.tiers().hot.entries else 3
+            copies = 1 if about in lifecycle_of(asked.store).tiers().hot.entries else 3
         taken = request.state.taken = await self._sizes.take(self.budget, caller.party, kind, parsed, copies)
         with waited.making_room(Growing(self.budget, taken, parsed, copies, limits.answer)):
             response = await self._work.within(limits.request, _done(operation, asked))
@@ -535,7 +536,7 @@ class Service:
             # that would wait forever for the stream to end.
             return Response(media_type=EventStream.media_type)
         types = [each for several in given.types for each in several.split(",") if each]
-        positions = Positions(asked.store.tiers().archive_id, asked.caller.prefix)
+        positions = Positions(lifecycle_of(asked.store).tiers().archive_id, asked.caller.prefix)
         since = positions.open(requests.header(asked.request, LAST_EVENT_ID) or given.since or "") or None
         with serving(None):  # the stream itself leaves out events that its caller may not receive
             events = asked.store.events(*types, since=since)

@@ -65,6 +65,7 @@ from distributed_state.records import access
 from distributed_state.records.access import MOVES, VERSION, Policy
 from distributed_state.records.context import context_of
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, Right, digest, id_of, prefix_of
 from distributed_state.values.model import SCOPES, unescape
 from distributed_state.values.results import Event
@@ -270,7 +271,7 @@ class Authentication:
         if self.known:
             require_policy(store)
         if self._tokens is not None:
-            tiers = store.tiers()
+            tiers = lifecycle_of(store).tiers()
             self._tokens.begin(lambda ids: tiers.port.sql(tiers.cold.access_tokens.find, ids))
 
     async def close(self) -> None:

@@ -50,6 +50,7 @@ from starlette.exceptions import HTTPException
 from distributed_state.port import waited
 from distributed_state.programs.service.authentication import Caller
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values.model import escape
 
 
@@ -337,7 +338,7 @@ class Quota:
 
     async def _counted(self, store: AsyncStateStore, kind: str, prefix: str) -> int:
         """How many there are, counted up to the limit. No policy is asked: a writer need not have the right to list."""
-        tiers = store.tiers()
+        tiers = lifecycle_of(store).tiers()
         begin, most = escape(prefix), self._most[kind]
         if kind == "item":
             return await tiers.port.sql(partial(tiers.cold.count_items, begin, most))

@@ -36,6 +36,7 @@ from distributed_state.programs.service.connections import BACKLOG, Connection, 
 from distributed_state.programs.service.limits import Limits, return_large_blocks
 from distributed_state.programs.service.requests import Operation
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.lifecycle import lifecycle_of
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -249,7 +250,7 @@ async def _close(store: AsyncStateStore, limits: Limits) -> bool:
     if store.settings.archiver:
         try:
             async with asyncio.timeout(limits.archive):
-                archiver = store.tiers().archiver  # the service's own work, for which no policy is asked
+                archiver = lifecycle_of(store).tiers().archiver  # the service's own work, for which no policy is asked
                 # Only partitions with a backlog: for others SQL, which may be down, is asked whether Redis lost them.
                 await archiver.drain([each for each, waiting in (await archiver.backlog()).items() if waiting])
         except (StateError, TimeoutError) as error:

@@ -22,6 +22,7 @@ from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.requests import PREFIX, Answer, Asked, Body, Limit, Query, Span, Values
 from distributed_state.store import doctor
+from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, Right
 from distributed_state.values.model import escape
@@ -44,7 +45,7 @@ class Replicas(Answer):
 
 async def replicas(asked: Asked) -> Response:
     """The replicas of the store."""
-    found = await asked.store.replicas()
+    found = await asked.store.admin.replicas()
     return answer({"replicas": [asdict(each) | {"role": each.role} for each in found]})
 
 
@@ -75,7 +76,7 @@ class Partitions(Answer):
 async def partitions(asked: Asked) -> Response:
     """How far each partition was written and archived."""
     _of_all_tenants(asked)
-    tiers = asked.store.tiers()
+    tiers = lifecycle_of(asked.store).tiers()
     looked = await doctor.look(tiers)
     there, _ = await doctor.present(tiers)
     diverged = await doctor.diverged_partitions(tiers, there)
@@ -108,7 +109,7 @@ class Findings(Answer):
 
 async def findings(asked: Asked) -> Response:
     """Examine the servers and the fleet."""
-    found = await asked.store.doctor()
+    found = await asked.store.admin.doctor()
     rows = [{"name": each.name, "ok": each.ok, "found": each.found, "advice": each.advice} for each in found]
     return answer({"findings": rows})
 
@@ -140,7 +141,7 @@ class Tenants(Answer):
 async def tenants(asked: Asked) -> Response:
     """The traffic of tenants in this worker, and how many conversations they have."""
     _of_all_tenants(asked)
-    tiers, traffic = asked.store.tiers(), asked.rates.traffic
+    tiers, traffic = lifecycle_of(asked.store).tiers(), asked.rates.traffic
     rows = []
     for each in traffic.busiest(_TENANTS):
         begin = escape(each.prefix)
@@ -201,12 +202,12 @@ class Counts(Answer):
 
 async def compact(asked: Asked, given: Compact) -> Response:
     """Pack old history; a repeated call continues where the last one was interrupted."""
-    return answer({"counts": await asked.store.compact(older_than=given.older_than)})
+    return answer({"counts": await asked.store.admin.compact(older_than=given.older_than)})
 
 
 async def purge(asked: Asked, given: Purge) -> Response:
     """Remove old history, messages, events and branches; current states stay."""
-    return answer({"counts": await asked.store.purge(**given.model_dump())})
+    return answer({"counts": await asked.store.admin.purge(**given.model_dump())})
 
 
 # Access tokens
@@ -255,7 +256,7 @@ async def create_token(asked: Asked, given: MakeToken) -> Response:
     if more:
         raise AccessDenied(f"{asked.caller.actor!r:.80} has no right to {', '.join(sorted(more))}, and can give none")
     id, text = access_tokens.make()
-    made = await asked.store.tiers().port.sql(
+    made = await lifecycle_of(asked.store).tiers().port.sql(
         partial(
             _tokens(asked).add, id, access_tokens.digest(text), prefix=prefix, rights=set(given.rights),
             actor=given.actor, seconds=given.expires, made_by=asked.caller.token,
@@ -285,7 +286,7 @@ async def list_tokens(asked: Asked, given: TokenPage) -> Response:
     if given.after is not None and not access_tokens.is_id(given.after):
         raise InvalidValue(f"{given.after!r:.80} is no id of a token")
     read = partial(_tokens(asked).page, asked.caller.prefix, given.after, given.limit)
-    found = await asked.store.tiers().port.sql(read)
+    found = await lifecycle_of(asked.store).tiers().port.sql(read)
     after = found[-1].id if len(found) == given.limit else None
     shown = {"tokens": [_shown(each) for each in found], "after": after}
     return answer(shown, headers=requests.next_page(asked.request, after))
@@ -294,7 +295,7 @@ async def list_tokens(asked: Asked, given: TokenPage) -> Response:
 async def revoke_token(asked: Asked) -> Response:
     """Refuse a token, and those that were made with it, from now on."""
     id = asked.request.path_params["token"]
-    port = asked.store.tiers().port
+    port = lifecycle_of(asked.store).tiers().port
     # SQL may not even accept a text that is not an id.
     found = (await port.sql(_tokens(asked).find, [id])).get(id) if access_tokens.is_id(id) else None
     if found is None or not found.token.prefix.startswith(asked.caller.prefix):
@@ -319,7 +320,7 @@ def _prefix(asked: Asked, given: MakeToken) -> str:
 
 
 def _tokens(asked: Asked) -> AccessTokenStore:
-    return asked.store.tiers().cold.access_tokens
+    return lifecycle_of(asked.store).tiers().cold.access_tokens
 
 
 def _shown(token: AccessToken) -> dict[str, object]:

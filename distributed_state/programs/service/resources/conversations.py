@@ -47,7 +47,7 @@ from distributed_state.programs.service.requests import (
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.fields import ItemChange, Live, owned
 from distributed_state.programs.service.resources.records import DIGEST, OnceOnly
-from distributed_state.records import history, lifecycle
+from distributed_state.records import history, lifecycle, messages
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
@@ -306,8 +306,9 @@ class Single(Answer):
 async def one_message(asked: Asked, given: records.Fresh) -> Response:
     """One message by its number."""
     number = asked.request.path_params["number"]
-    session = asked.store.session(records.id_of(asked))
-    message = await session.message(number, fresh=given.fresh)
+    context = context_of(asked.store.session(records.id_of(asked)))
+    context.allow("read", MESSAGES)
+    message = await messages.message(context.tiers, context.keys, number, fresh=context.must_ask(given.fresh, None))
     found: dict[str, Any] = message.to_dict()
     if message.timestamp is not None:
         found.setdefault("timestamp", message.timestamp)

@@ -529,7 +529,7 @@ class Branches(Answer):
 
 async def branches_of(scope: Scope, asked: Asked) -> Response:
     """The branches of a record."""
-    found = await records.handle(asked, scope).branches()
+    found = await asked.store.admin.branches(records.id_of(asked), scope=scope)
     return answer({"branches": [asdict(each) for each in found]})
 
 
@@ -542,7 +542,7 @@ class BranchPage(Query):
 
 async def all_branches(asked: Asked, given: BranchPage) -> Response:
     """The branches of all records."""
-    found = await asked.store.branches(limit=given.limit, after=given.after)
+    found = await asked.store.admin.branches(limit=given.limit, after=given.after)
     full = len({each.cursor for each in found}) == given.limit
     more = requests.next_page(asked.request, found[-1].cursor if full else None)
     return answer({"branches": [asdict(each) for each in found]}, headers=more)
@@ -556,5 +556,6 @@ class Dropped(Answer):
 
 async def drop_branch(scope: Scope, asked: Asked) -> Response:
     """Remove a branch for good."""
-    commits = await records.handle(asked, scope).drop_branch(asked.request.path_params["branch"])
+    branch = asked.request.path_params["branch"]
+    commits = await asked.store.admin.drop_branch(records.id_of(asked), branch, scope=scope)
     return answer({"commits": commits})

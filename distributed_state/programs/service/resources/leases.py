@@ -99,7 +99,7 @@ class Leases(Answer):
 async def listing(asked: Asked, given: Page) -> Response:
     """List the held leases with their holders, and the waiting clients."""
     prefix = search.narrowed(asked, given.prefix) or ""
-    found = await asked.store.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
+    found = await asked.store.admin.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
     after = found[-1].cursor if len(found) == given.limit else None
     shown = {"time": await asked.store.time(), "leases": [asdict(each) for each in found], "after": after}
     return answer(shown, headers=requests.next_page(asked.request, after))
@@ -118,7 +118,7 @@ async def take_over(scope: Scope, asked: Asked, given: Renew) -> Response:
 async def end(scope: Scope, asked: Asked) -> Response:
     """End a lease; later writes of its holder are refused, and the next waiting client gets the record."""
     id = records.id_of(asked)
-    ended = await asked.store.end_lease(id, asked.request.path_params["token"], scope=scope)
+    ended = await asked.store.admin.end_lease(id, asked.request.path_params["token"], scope=scope)
     return answer({"released": ended})
 
 

@@ -19,6 +19,7 @@ from distributed_state.programs.service.answers import answer, log_seldom
 from distributed_state.programs.service.requests import Answer, Asked, Body, Id, Limit, Name, Query, Values, searching
 from distributed_state.programs.service.resources import records
 from distributed_state.records.context import context_of
+from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values.model import MAX_PHASE, Scope, unescape
 from distributed_state.values.search import KINDS, Kind, SearchHit
 from distributed_state.warm.held_leases import seconds_left
@@ -114,7 +115,7 @@ async def listing(scope: Scope, asked: Asked, given: Listing) -> Response:
     rows: list[dict[str, Any]] = [asdict(each) for each in page]
     if given.held:
         keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
-        left = await seconds_left(asked.store.tiers().warm, keys)
+        left = await seconds_left(lifecycle_of(asked.store).tiers().warm, keys)
         rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
     shown = {f"{records.NAMES[scope]}s": rows, "after": after}
     return answer(shown, headers=requests.next_page(asked.request, after))
