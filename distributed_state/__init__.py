@@ -18,15 +18,6 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "UserState",
         "WorkingMemory",
     ),
-    "conversation.formats": (
-        "from_anthropic",
-        "from_langchain",
-        "from_openai",
-        "tiktoken_counter",
-        "to_anthropic",
-        "to_langchain",
-        "to_openai",
-    ),
     "conversation.phases": ("DEFAULT", "REASONING_MACHINE", "StateMachine", "TASK_MACHINE"),
     "conversation.session": ("AsyncSession", "AsyncTypedSession"),
     "conversation.tools": ("TOOLBOX", "Tool", "tool"),
@@ -63,39 +54,23 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "records.access": ("Policy", "Request"),
     "records.items": ("AsyncItems",),
-    "records.record": ("AsyncRecord", "RecordView"),
+    "records.record": ("AsyncRecord",),
     "records.schema": ("Schema",),
     "records.transaction": ("Transaction",),
     "records.typed": ("AsyncTypedRecord",),
-    "remote.blocking": ("RemoteItems", "RemoteRecord", "RemoteSession", "RemoteStore"),
-    "remote.record": ("AsyncRemoteItems", "AsyncRemoteRecord", "RemoteTransaction"),
-    "remote.session": ("AsyncRemoteSession", "RemoteTurn"),
+    "remote.blocking": ("RemoteStore",),
     "remote.store": ("AsyncRemoteStore",),
     "settings": ("Settings",),
+    "store.admin": ("AsyncAdmin",),
     "store.asyncio": ("AsyncStateStore",),
-    "store.blocking": ("StateStore",),
+    "store.blocking": ("Admin", "StateStore"),
     "store.blocking_contexts": ("Lease", "Turn"),
     "store.blocking_records": ("Items", "Record", "Session", "TypedRecord", "TypedSession"),
-    "store.doctor": ("Finding",),
-    "store.maintenance": ("LostMessages", "Reencrypted", "Repaired", "Upcast"),
     "values.encryption": ("Encryption", "KeyRing"),
     "values.items": ("DeleteItem", "Item", "ItemPage", "PutItem"),
     "values.model": ("ABSENT", "Message", "PRESENT"),
-    "values.results": (
-        "Branch",
-        "Change",
-        "Checkpoint",
-        "Event",
-        "HeldLease",
-        "Lifetime",
-        "Replica",
-        "SessionInfo",
-        "Snapshot",
-        "Waiter",
-        "Written",
-    ),
+    "results": ("Event",),
     "values.search": (
-        "Indexed",
         "Search",
         "SearchDocument",
         "SearchHit",
@@ -104,14 +79,13 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "SearchQuery",
         "SearchRemoval",
     ),
-    "values.turn_times": ("TimedRun", "TurnTimes"),
     "warm.lease": ("AsyncLease",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 # Modules that are offered as such. `metrics` needs the extra `telemetry`, so `import *` and `dir` leave it out.
-_SUBMODULES = {"merge": "values.merge", "metrics": "store.metrics"}
+_SUBMODULES = {"formats": "formats", "merge": "merge", "metrics": "store.metrics", "results": "results"}
 
-__all__ = [*_HOMES, "merge"]
+__all__ = [*_HOMES, "formats", "merge", "results"]
 
 
 def __getattr__(name: str) -> object:

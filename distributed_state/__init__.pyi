@@ -1,5 +1,8 @@
 # What `__init__.py` offers, for type checkers and editors, which cannot follow names that are loaded on first use.
 
+from distributed_state import formats as formats
+from distributed_state import merge as merge
+from distributed_state import results as results
 from distributed_state.agents.asyncio import AsyncAgent, AsyncHost
 from distributed_state.agents.blocking import Agent, Host
 from distributed_state.agents.display import Limits, LogLevel, Status
@@ -12,15 +15,6 @@ from distributed_state.conversation.agent_state import (
     ToolCall,
     UserState,
     WorkingMemory,
-)
-from distributed_state.conversation.formats import (
-    from_anthropic,
-    from_langchain,
-    from_openai,
-    tiktoken_counter,
-    to_anthropic,
-    to_langchain,
-    to_openai,
 )
 from distributed_state.conversation.phases import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
@@ -58,41 +52,24 @@ from distributed_state.errors import (
 )
 from distributed_state.records.access import Policy, Request
 from distributed_state.records.items import AsyncItems
-from distributed_state.records.record import AsyncRecord, RecordView
+from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import Schema
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.remote.blocking import RemoteItems, RemoteRecord, RemoteSession, RemoteStore
-from distributed_state.remote.record import AsyncRemoteItems, AsyncRemoteRecord, RemoteTransaction
-from distributed_state.remote.session import AsyncRemoteSession, RemoteTurn
+from distributed_state.remote.blocking import RemoteStore
 from distributed_state.remote.store import AsyncRemoteStore
+from distributed_state.results import Event
 from distributed_state.settings import Settings
 from distributed_state.store import metrics as metrics
+from distributed_state.store.admin import AsyncAdmin
 from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.store.blocking import StateStore
+from distributed_state.store.blocking import Admin, StateStore
 from distributed_state.store.blocking_contexts import Lease, Turn
 from distributed_state.store.blocking_records import Items, Record, Session, TypedRecord, TypedSession
-from distributed_state.store.doctor import Finding
-from distributed_state.store.maintenance import LostMessages, Reencrypted, Repaired, Upcast
-from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.model import ABSENT, PRESENT, Message
-from distributed_state.values.results import (
-    Branch,
-    Change,
-    Checkpoint,
-    Event,
-    HeldLease,
-    Lifetime,
-    Replica,
-    SessionInfo,
-    Snapshot,
-    Waiter,
-    Written,
-)
 from distributed_state.values.search import (
-    Indexed,
     Search,
     SearchDocument,
     SearchHit,
@@ -101,27 +78,21 @@ from distributed_state.values.search import (
     SearchQuery,
     SearchRemoval,
 )
-from distributed_state.values.turn_times import TimedRun, TurnTimes
 from distributed_state.warm.lease import AsyncLease
 
 __all__ = [
     "ABSENT",
-    "DEFAULT",
-    "PRESENT",
-    "REASONING_MACHINE",
-    "TASK_MACHINE",
     "AccessDenied",
+    "Admin",
     "Agent",
     "AgentPhase",
     "AgentState",
+    "AsyncAdmin",
     "AsyncAgent",
     "AsyncHost",
-    "AsyncLease",
     "AsyncItems",
+    "AsyncLease",
     "AsyncRecord",
-    "AsyncRemoteItems",
-    "AsyncRemoteRecord",
-    "AsyncRemoteSession",
     "AsyncRemoteStore",
     "AsyncSession",
     "AsyncStateStore",
@@ -129,9 +100,6 @@ __all__ = [
     "AsyncTypedRecord",
     "AsyncTypedSession",
     "Backpressure",
-    "Branch",
-    "Change",
-    "Checkpoint",
     "ColdUnavailable",
     "CommandArgument",
     "CommandFailed",
@@ -139,52 +107,41 @@ __all__ = [
     "Conflict",
     "Context",
     "CorruptState",
+    "DEFAULT",
     "DecryptionFailed",
+    "DeleteItem",
     "Deleted",
     "DurabilityUnknown",
     "Encryption",
     "Event",
     "Fenced",
-    "Finding",
-    "HeldLease",
     "Host",
-    "InvalidTransition",
     "Interrupted",
+    "InvalidTransition",
     "InvalidValue",
+    "Item",
+    "ItemPage",
+    "Items",
     "KeyRing",
     "Lease",
     "Limits",
     "LockTimeout",
-    "LogLevel",
     "Locked",
-    "Lifetime",
-    "LostMessages",
-    "DeleteItem",
-    "Item",
-    "ItemPage",
-    "PutItem",
+    "LogLevel",
     "Message",
     "NotFound",
     "NotPermitted",
+    "PRESENT",
     "Policy",
-    "Items",
+    "PutItem",
+    "REASONING_MACHINE",
     "Record",
-    "RecordView",
-    "RemoteItems",
-    "RemoteRecord",
-    "RemoteSession",
-    "RemoteStore",
-    "RemoteTransaction",
-    "RemoteTurn",
     "RecoveryInProgress",
-    "Reencrypted",
-    "Repaired",
-    "Replica",
+    "RemoteStore",
     "Request",
     "Role",
     "Schema",
     "SchemaMismatch",
-    "Indexed",
     "Search",
     "SearchDocument",
     "SearchHit",
@@ -193,16 +150,15 @@ __all__ = [
     "SearchQuery",
     "SearchRemoval",
     "Session",
-    "SessionInfo",
     "Settings",
-    "Snapshot",
     "StateError",
     "StateMachine",
     "StateStore",
     "Status",
+    "Summary",
+    "TASK_MACHINE",
     "TOOLBOX",
     "TaskState",
-    "Summary",
     "TooLarge",
     "Tool",
     "ToolCall",
@@ -214,23 +170,13 @@ __all__ = [
     "Unavailable",
     "UnknownStep",
     "UserState",
-    "Upcast",
-    "Waiter",
     "WarmUnavailable",
+    "Window",
     "Workflow",
     "WorkingMemory",
-    "Written",
     "tool",
-    "Window",
-    "from_anthropic",
-    "from_langchain",
-    "merge",
-    "from_openai",
-    "tiktoken_counter",
-    "to_anthropic",
-    "to_langchain",
-    "to_openai",
     "truncate_history",
-    "TimedRun",
-    "TurnTimes",
+    "formats",
+    "merge",
+    "results",
 ]

@@ -92,7 +92,7 @@ class Library:
         self.store.admin.archive()
         with redis.Redis.from_url(self.url) as server:
             server.delete(*server.keys("*:user:u*"))
-        self.user.invalidate()
+        self.store.invalidate()
 
     def set(self) -> None:
         """A write of one field."""
@@ -110,7 +110,7 @@ class Library:
         """Each operation, and what happens before it without being counted."""
         return {
             "get, hot": (lambda: None, self.get),
-            "get, miss": (self.user.invalidate, self.get),  # the hot copy is gone, so Redis answers
+            "get, miss": (self.store.invalidate, self.get),  # the hot copy is gone, so Redis answers
             COLD: (self.evict, self.get),
             "set": (lambda: None, self.set),
             "turn": (lambda: None, self.turn),

@@ -26,7 +26,8 @@ from sqlalchemy import Connection, create_engine, exc
 from sqlalchemy import inspect as inspected
 from sqlalchemy.pool import NullPool
 
-from distributed_state import AsyncRecord, AsyncStateStore, Change, InvalidValue, NotFound, StateStore, Unavailable
+from distributed_state import AsyncRecord, AsyncStateStore, InvalidValue, NotFound, StateStore, Unavailable
+from distributed_state.results import Change
 
 ACTOR = "distributed-state adopt"  # the actor of the copied changes in the history
 _ROUNDS = 5

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_state import AsyncStateStore, InvalidValue, StateStore, from_langchain, to_langchain
+from distributed_state import AsyncStateStore, InvalidValue, StateStore
 from distributed_state.adapters.stores import Conversation, finish, lacking, named, open_store
+from distributed_state.formats import from_langchain, to_langchain
 
 try:
     from langchain_core.chat_history import BaseChatMessageHistory

@@ -29,9 +29,9 @@ from distributed_state.events import config as configs
 from distributed_state.events.config import Config
 from distributed_state.port import Mutex
 from distributed_state.records.record import AsyncRecord
+from distributed_state.results import Event
 from distributed_state.store.services import Handle, Store, StoreServices, acting_by_default, with_stand_in
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Event
 
 # A store, or a function that opens one.
 StoreSource = Store | Callable[[], Store | Awaitable[Store]]

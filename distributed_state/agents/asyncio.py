@@ -19,9 +19,9 @@ from distributed_state.agents.host_run import HostRun
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.events.config import Source
 from distributed_state.port.background import listening
+from distributed_state.results import Event
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.services import Store
-from distributed_state.values.results import Event
 
 
 class AsyncAgent(BaseAgent):

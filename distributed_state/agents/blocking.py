@@ -13,8 +13,8 @@ from distributed_state.agents.display import Status
 from distributed_state.agents.hooks import Progress
 from distributed_state.events.config import Source
 from distributed_state.port.blocking import finish
+from distributed_state.results import Event
 from distributed_state.store.blocking import StateStore
-from distributed_state.values.results import Event
 
 
 class Agent(BaseAgent):

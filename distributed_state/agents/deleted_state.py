@@ -10,8 +10,8 @@ from typing import Any
 
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import CorruptState, Deleted
+from distributed_state.results import Snapshot
 from distributed_state.values.model import Message
-from distributed_state.values.results import Snapshot
 
 
 class AsyncLastState:

@@ -24,9 +24,9 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import ConfigurationError, Deleted, StateError, Unavailable
 from distributed_state.events import config
 from distributed_state.port.background import HAS_RELOAD
+from distributed_state.results import Event
 from distributed_state.store.services import StoreServices
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Event
 
 RECORD = Ref("app", config.RECORD)
 _WATCH_EVERY = 0.0 if HAS_RELOAD else 5.0  # by default; with SIGHUP the file need not be polled

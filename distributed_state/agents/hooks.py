@@ -15,8 +15,8 @@ from typing import Any
 
 from distributed_state.errors import CommandFailed, ConfigurationError, InvalidValue, NotFound, StateError
 from distributed_state.port import Port
+from distributed_state.results import Event
 from distributed_state.values import codec
-from distributed_state.values.results import Event
 
 
 class Hooks:

@@ -24,8 +24,8 @@ from distributed_state.agents.deleted_state import AsyncLastState
 from distributed_state.agents.hooks import call, is_defined
 from distributed_state.errors import Unavailable
 from distributed_state.port import Job, Port
+from distributed_state.results import Event
 from distributed_state.values.model import log_fields
-from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from distributed_state.conversation import agent_state, replacing, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
-from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Bounds, Context, Strategy, Summarizer, Window, look
 from distributed_state.errors import InvalidValue, WarmUnavailable
+from distributed_state.formats import Counter, estimate
 from distributed_state.port.waited import bounded
 from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
@@ -29,12 +29,12 @@ from distributed_state.records.messages import Page, Shown
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M
 from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.results import Lifetime
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME, MAX_ID_BYTES, PHASE, Message
-from distributed_state.values.results import Lifetime
 
 _ROUNDS = 100
 

@@ -20,7 +20,6 @@ from zlib import crc32
 
 from distributed_state.conversation import agent_state, remembered_requests, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
-from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.remembered_requests import name_of, remember, slot_of
 from distributed_state.conversation.tools import Scratch, Tool, ToolRuns
@@ -28,6 +27,7 @@ from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.conversation.turn_user import TurnUser
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
 from distributed_state.errors import Deleted, DurabilityUnknown, Fenced, InvalidValue
+from distributed_state.formats import Counter, estimate
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port.bodies import leaving
 from distributed_state.port.waited import bounded
@@ -35,14 +35,14 @@ from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.transaction import Transaction, Workspace, preconditions
+from distributed_state.results import TimedRun, TurnTimes, Written
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import chance, codec
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
-from distributed_state.values.results import Written
-from distributed_state.values.turn_times import TimedRun, TurnTimes, step_of
+from distributed_state.values.turn_times import step_of
 
 BUSY = ("wait", "reject", "interrupt")
 _NOT_OPEN = "this transaction is over; nothing can be changed through it any more"

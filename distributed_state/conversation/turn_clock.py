@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from distributed_state.errors import InvalidValue
-from distributed_state.values.turn_times import MOST_RUNS, Ran, TimedRun, TurnTimes
+from distributed_state.results import TimedRun, TurnTimes
+from distributed_state.values.turn_times import MOST_RUNS, Ran
 
 
 class TurnClock:

@@ -22,8 +22,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from distributed_state.conversation.formats import Counter, calls, counted, estimate, results
 from distributed_state.errors import Conflict, CorruptState, Deleted, InvalidValue, StateError, TooLarge
+from distributed_state.formats import Counter, calls, counted, estimate, results
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import messages
 from distributed_state.records.context import RecordContext

@@ -10,12 +10,12 @@ from typing import Any
 
 from distributed_state.cold.values import Sought
 from distributed_state.errors import CorruptState, InvalidValue
+from distributed_state.results import Event
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Happened
 from distributed_state.values.model import Ref, is_storable, unescape
-from distributed_state.values.results import Event
 
 _CURSOR = re.compile(r"(\d{1,18})\.(\d{1,9})\.([\w-]{1,100})\.(\d{1,18})", re.ASCII)
 _TYPE = re.compile(r"[\w.*-]{1,200}", re.ASCII)

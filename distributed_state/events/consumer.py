@@ -17,8 +17,8 @@ from typing import Self
 from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
 from distributed_state.port import Job
 from distributed_state.port.waited import bounded
+from distributed_state.results import Event
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values.results import Event
 from distributed_state.warm.consumers import Buffer, Subscription, Waiting
 from distributed_state.warm.partition_assignment import PartitionAssignment
 from distributed_state.warm.stream import Position, count, shown

@@ -15,10 +15,10 @@ from typing import Any
 
 from distributed_state.errors import CorruptState, InvalidValue, StateError
 from distributed_state.events.consumer import AsyncEvents
+from distributed_state.results import Event
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import HandlerWorker
 from distributed_state.values.model import log_fields
-from distributed_state.values.results import Event
 from distributed_state.warm.consumers import RESYNC
 from distributed_state.warm.telemetry import Facts, observed
 

@@ -12,13 +12,13 @@ from distributed_state.cold.values import Branched, BranchState
 from distributed_state.errors import InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.context import RecordContext
+from distributed_state.results import Branch
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
 from distributed_state.values.codec import MESSAGE, Codec
 from distributed_state.values.journal import JournalEntry, Segment, Step, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, NEXT, Ref, unescape
-from distributed_state.values.results import Branch
 
 
 async def branches(context: RecordContext) -> list[Branch]:

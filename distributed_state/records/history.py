@@ -22,6 +22,7 @@ from distributed_state.records import branches, messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.items import opened
+from distributed_state.results import Change, ChangeOutline, Checkpoint, Forked, Snapshot
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges, turn_times
@@ -30,7 +31,6 @@ from distributed_state.values.items import Item
 from distributed_state.values.journal import JournalEntry, State, item_of, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, RESTORED, TAG, TIMES, Message, Ref, unescape
-from distributed_state.values.results import Change, ChangeOutline, Checkpoint, Forked, Snapshot
 from distributed_state.values.search import split_tag, tags_in
 
 _TOGETHER = 200  # changes that are read at once where their bytes are limited

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot.cached_record import MISSING, CachedRecord
+from distributed_state.merge import Merge
 from distributed_state.port.waited import bounded
 from distributed_state.records import history, lifecycle, restoring
 from distributed_state.records import items as item_handle
@@ -22,14 +23,13 @@ from distributed_state.records.context import RecordContext
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.messages import Page
 from distributed_state.records.transaction import AsyncTransaction, OptimisticRetry, Transaction, preconditions
+from distributed_state.results import Change, Checkpoint, Snapshot, Written
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import add
 from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import codec
 from distributed_state.values.items import DeleteItem, PutItem
-from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
-from distributed_state.values.results import Change, Checkpoint, Snapshot, Written
 from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Expectations
 from distributed_state.warm.lease import AsyncLease

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from distributed_state import merge
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, StateError
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port.waited import bounded
@@ -24,7 +25,7 @@ from distributed_state.records.access import MOVES, VERSION
 from distributed_state.records.context import RecordContext, StoreContext, context_of
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import codec, field_ttl, merge
+from distributed_state.values import codec, field_ttl
 from distributed_state.values.items import ANY
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import ABSENT, PHASE, PRESENT, Message, Presence, Ref

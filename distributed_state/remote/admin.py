@@ -10,8 +10,8 @@ from typing import Any, Never
 from distributed_state.errors import InvalidValue
 from distributed_state.remote import values
 from distributed_state.remote.requests import Requests, path_of
+from distributed_state.results import Branch, HeldLease, Replica
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Branch, HeldLease, Replica
 
 
 class AsyncRemoteAdmin:

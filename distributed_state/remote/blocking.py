@@ -21,9 +21,7 @@ from distributed_state.remote.record import (
 from distributed_state.remote.requests import AsyncRemoteLease
 from distributed_state.remote.session import AsyncRemoteSession, AsyncRemoteTurnBody, RemoteTurn
 from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteEvents, AsyncRemoteStore, checked
-from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
-from distributed_state.values.model import Message, Ref
-from distributed_state.values.results import (
+from distributed_state.results import (
     Branch,
     Change,
     Checkpoint,
@@ -35,6 +33,8 @@ from distributed_state.values.results import (
     Snapshot,
     Written,
 )
+from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
+from distributed_state.values.model import Message, Ref
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 
 T = TypeVar("T")

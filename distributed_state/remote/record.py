@@ -20,6 +20,7 @@ from distributed_state.records.messages import Page
 from distributed_state.records.record import AsyncRecord
 from distributed_state.remote import values
 from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, Requests, State, path_of
+from distributed_state.results import Branch, Change, Checkpoint, Snapshot, Written
 from distributed_state.values import codec
 from distributed_state.values.items import (
     MOST_ITEMS,
@@ -31,7 +32,6 @@ from distributed_state.values.items import (
     encode_item_key,
 )
 from distributed_state.values.model import Message, Ref
-from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
 from distributed_state.warm.lock import check_times
 
 _GONE: Any = object()

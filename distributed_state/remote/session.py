@@ -19,9 +19,9 @@ from distributed_state.records.messages import Page
 from distributed_state.remote import values
 from distributed_state.remote.record import AsyncRemoteRecord, RemoteTransaction
 from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, State, path_of
+from distributed_state.results import Lifetime
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.model import Message
-from distributed_state.values.results import Lifetime
 from distributed_state.warm.lock import check_times
 
 

@@ -27,9 +27,9 @@ from distributed_state.remote.requests import (
     with_query,
 )
 from distributed_state.remote.session import AsyncRemoteSession
+from distributed_state.results import Event, SessionInfo
 from distributed_state.values import chance
 from distributed_state.values.model import Ref, escape
-from distributed_state.values.results import Event, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumers import pattern
 

@@ -14,11 +14,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from distributed_state.errors import ConfigurationError, InvalidValue
-from distributed_state.values import as_text, codec, field_ttl
-from distributed_state.values.items import ANY, DeleteItem, Item, PutItem, encode_collection, encode_item_key
-from distributed_state.values.levels import check_staleness
-from distributed_state.values.model import ABSENT, Message, Presence, Ref
-from distributed_state.values.results import (
+from distributed_state.results import (
     Branch,
     Change,
     Checkpoint,
@@ -28,10 +24,15 @@ from distributed_state.values.results import (
     Replica,
     SessionInfo,
     Snapshot,
+    TimedRun,
+    TurnTimes,
     Waiter,
 )
+from distributed_state.values import as_text, codec, field_ttl
+from distributed_state.values.items import ANY, DeleteItem, Item, PutItem, encode_collection, encode_item_key
+from distributed_state.values.levels import check_staleness
+from distributed_state.values.model import ABSENT, Message, Presence, Ref
 from distributed_state.values.search import SearchHit, tag_texts
-from distributed_state.values.turn_times import TimedRun, TurnTimes
 
 T = TypeVar("T", Branch, Checkpoint, HeldLease, Lifetime, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter)
 

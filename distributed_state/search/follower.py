@@ -28,6 +28,7 @@ from distributed_state.cold.search_index import Changed, Due, Name, Piece, Store
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.errors import ConfigurationError, CorruptState, StateError, Unavailable
 from distributed_state.port import Port
+from distributed_state.results import Indexed
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
 from distributed_state.values import chance, field_ttl
@@ -35,7 +36,7 @@ from distributed_state.values import codec as codecs
 from distributed_state.values.codec import MESSAGE, SEALED, Codec, decode_key
 from distributed_state.values.journal import Segment
 from distributed_state.values.model import Ref, log_fields, unescape
-from distributed_state.values.search import KINDS, Indexed, Kind, Row, Search, SearchDocument, SearchRemoval
+from distributed_state.values.search import KINDS, Kind, Row, Search, SearchDocument, SearchRemoval
 
 log = logging.getLogger(__name__)
 CLAIM_SECONDS = 60.0

@@ -17,19 +17,16 @@ from distributed_state.records import branches, messages
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M, Schema
+from distributed_state.results import Branch, Event, Finding, HeldLease, Indexed, Reencrypted, Repaired, Replica, Upcast
 from distributed_state.search import querying
 from distributed_state.store import doctor, export, importing, maintenance
-from distributed_state.store.doctor import Finding
 from distributed_state.store.fleet import MAX_EVENT_BYTES
 from distributed_state.store.importing import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle
-from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
 from distributed_state.values.model import SCOPES, Ref, escape, is_storable
-from distributed_state.values.results import Branch, Event, HeldLease, Replica
-from distributed_state.values.search import Indexed
 from distributed_state.warm import held_leases
 from distributed_state.warm.answers import Draft, Expectations
 

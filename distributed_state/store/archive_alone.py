@@ -21,6 +21,7 @@ from distributed_state.events import audit
 from distributed_state.port.blocking import finish
 from distributed_state.records import branches
 from distributed_state.records.history import as_change
+from distributed_state.results import Branch, Change, Event, SessionInfo
 from distributed_state.search import querying
 from distributed_state.search.follower import OFF
 from distributed_state.settings import Settings
@@ -28,7 +29,6 @@ from distributed_state.store import maintenance
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Branch, Change, Event, SessionInfo
 from distributed_state.values.search import KINDS, SearchHit
 
 _CLOCKS_MS = 600_000  # SQL's clock may be this far ahead of Redis', which dates everything

@@ -27,6 +27,7 @@ from distributed_state.records.sanitizing import Clean, CleanMessage, Options, S
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
 from distributed_state.records.typed import AsyncTypedRecord, TypedContext
+from distributed_state.results import SessionInfo
 from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import maintenance
@@ -40,7 +41,6 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
-from distributed_state.values.results import SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, Search, SearchHit
 
 

@@ -24,19 +24,28 @@ from distributed_state.records.access import Policy
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
+from distributed_state.results import (
+    Branch,
+    Event,
+    Finding,
+    HeldLease,
+    Indexed,
+    Reencrypted,
+    Repaired,
+    Replica,
+    SessionInfo,
+    Upcast,
+)
 from distributed_state.settings import Settings
 from distributed_state.store.admin import AsyncAdmin
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn
 from distributed_state.store.blocking_events import Events
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession, as_record, as_session
-from distributed_state.store.doctor import Finding
 from distributed_state.store.lifecycle import hook, opened_remotely, resolve, twin_of
-from distributed_state.store.maintenance import Reencrypted, Repaired, Upcast
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Branch, Event, HeldLease, Replica, SessionInfo
-from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
+from distributed_state.values.search import KINDS, Filter, Kind, Search, SearchHit
 
 H = TypeVar("H", bound=Handler)
 

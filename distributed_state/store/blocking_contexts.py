@@ -9,21 +9,20 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from distributed_state.conversation.agent_state import AgentState, ToolCall
-from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Strategy, Summarizer, Window
+from distributed_state.formats import Counter, estimate
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import leaving
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.records.typed import AsyncEdit
+from distributed_state.results import TurnTimes, Written
 from distributed_state.store.lifecycle import face_of
 from distributed_state.values.items import ANY
 from distributed_state.values.model import Message
-from distributed_state.values.results import Written
-from distributed_state.values.turn_times import TurnTimes
 from distributed_state.warm.lease import AsyncLease
 
 

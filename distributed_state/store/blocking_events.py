@@ -8,7 +8,7 @@ from typing import Self
 
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.port.blocking import finish
-from distributed_state.values.results import Event
+from distributed_state.results import Event
 
 
 class Events:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 from distributed_state.conversation.agent_state import AgentState, ToolCall
-from distributed_state.conversation.formats import Counter, estimate
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.window import Context, Strategy, Summarizer, Window
+from distributed_state.formats import Counter, estimate
 from distributed_state.hot.cached_record import MISSING
+from distributed_state.merge import Merge
 from distributed_state.port.blocking import finish
 from distributed_state.records.context import context_of
 from distributed_state.records.items import AsyncItems
@@ -20,12 +21,11 @@ from distributed_state.records.record import AsyncRecord, RecordView
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.results import Change, Checkpoint, Lifetime, Snapshot, Written
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
 from distributed_state.store.lifecycle import twin_of
 from distributed_state.values.items import ANY, DeleteItem, Item, ItemPage, PutItem
-from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref
-from distributed_state.values.results import Change, Checkpoint, Lifetime, Snapshot, Written
 
 T = TypeVar("T")
 

@@ -26,34 +26,19 @@ from distributed_state.port import Port
 from distributed_state.port.blocking import finish
 from distributed_state.port.connections import Connections
 from distributed_state.port.shared import SharedPort
+from distributed_state.results import Finding, Replica
 from distributed_state.search.follower import Follower
 from distributed_state.settings import Settings
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.keys import SLOTS, Keys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
-from distributed_state.values.results import Replica
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.presence import release
 
 log = logging.getLogger(__name__)
 _KEPT = 600.0  # seconds: a container that fails again and again is started every five minutes
 _LETTERS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check and its result. `advice` says what to do when it is not `ok`."""
-
-    name: str
-    ok: bool
-    found: str
-    advice: str = ""
-    fatal: bool = False
-
-    def __post_init__(self) -> None:
-        if self.ok:
-            object.__setattr__(self, "advice", "")
 
 
 _MANY_BEHIND = 10_000  # records

@@ -30,13 +30,13 @@ from distributed_state.events.types import checked_subject, checked_type
 from distributed_state.port.waited import bounded
 from distributed_state.records.context import StoreContext
 from distributed_state.records.record import AsyncRecord
+from distributed_state.results import Event, Replica
 from distributed_state.store.doctor import ages
 from distributed_state.tiers import ambient, durability
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.model import unescape
-from distributed_state.values.results import Event, Replica
 from distributed_state.warm.answers import PartitionState
 
 log = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from distributed_state.errors import ConfigurationError, CorruptState, Deleted, 
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.typed import TypedContext
+from distributed_state.results import LostMessages, Reencrypted, Repaired, SessionInfo, Upcast
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.fresh_listings import unarchived_changes
@@ -42,7 +43,6 @@ from distributed_state.values.model import (
     log_fields,
     unescape,
 )
-from distributed_state.values.results import SessionInfo
 from distributed_state.values.search import tag_texts
 from distributed_state.warm.scripts import REWRITE
 from distributed_state.warm.stream import StreamEvent
@@ -217,16 +217,6 @@ _PAGE = 500
 _SHOWN = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Upcast:
-    """The counts of an `upcast`: records upcast, up to date, and failed; the errors of the first 100."""
-
-    upcast: int = 0
-    unchanged: int = 0
-    failed: int = 0
-    failures: tuple[str, ...] = ()
-
-
 async def upcast_many(
     store: StoreContext,
     schema: type[M] | Schema[M],
@@ -276,20 +266,6 @@ async def _one(context: TypedContext[Any], dry_run: bool, sofar: Upcast) -> Upca
 
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Reencrypted:
-    """The numbers of records examined, values reencrypted in SQL, records in Redis, records unreadable.
-
-    The data of an event is a value, an event that Redis keeps counts as a record there; the subject of events that
-    cannot be read counts as one record.
-    """
-
-    records: int = 0
-    values: int = 0
-    copies: int = 0
-    failed: int = 0
 
 
 Progress = Callable[[Reencrypted], None]
@@ -482,42 +458,6 @@ async def _forget_journal(tiers: Tiers) -> None:
             epoch = (await partitions.states([keys]))[number].epoch
     await tiers.archiver.drain()
     await tiers.port.sql(tiers.cold.sync)
-
-
-@dataclass(frozen=True, slots=True)
-class LostMessages:
-    """Messages of a conversation that neither Redis nor SQL has: from number `first` to number `last`."""
-
-    scope: str
-    id: str
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """The counts of a repair, or of a dry run.
-
-    `partitions` were examined, `behind` are those where SQL was older. `commits` and `events` were archived one by one,
-    `records` whole, at their present version, without earlier versions. `aside` are commits in the quarantine: their
-    predecessors are missing, and a record that was copied whole includes their changes. `branched` are commits that
-    continue nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
-    of which Redis only has the deletion or erasure: they are deleted again, and their erasure is requested again.
-    `lost` are messages that neither has; records in `lost_items` may have lost some items, as Redis keeps only the
-    newest. SQL refused some data of the records in `refused`: that is in the quarantine, and not counted.
-    """
-
-    partitions: int = 0
-    behind: tuple[int, ...] = ()
-    records: int = 0
-    commits: int = 0
-    events: int = 0
-    aside: int = 0
-    branched: int = 0
-    lost: tuple[LostMessages, ...] = ()
-    deleted: tuple[tuple[str, str], ...] = ()
-    lost_items: tuple[tuple[str, str], ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
 
 
 RepairProgress = Callable[[Repaired], None]

@@ -143,14 +143,6 @@ class SearchHit:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
-    """How complete an index is: it lacks changes of `behind` of the namespace's `records`."""
-
-    records: int
-    behind: int
-
-
 Filter = Mapping[str, Any]
 
 

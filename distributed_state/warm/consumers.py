@@ -25,11 +25,11 @@ from typing import Any, Protocol
 
 from distributed_state.errors import InvalidValue, StateError
 from distributed_state.port import Job, Mutex, Port
+from distributed_state.results import Event
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.model import unescape
-from distributed_state.values.results import Event
 from distributed_state.warm.event_channels import (
     EventChannels,
     Types,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from distributed_state.errors import InvalidValue, LockTimeout, WarmUnavailable
 from distributed_state.port import Port, Words
+from distributed_state.results import HeldLease, Waiter
 from distributed_state.values.keys import Keys, RecordKeys
-from distributed_state.values.results import HeldLease, Waiter
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.lease import Leases
 from distributed_state.warm.lock import Lock, seizing

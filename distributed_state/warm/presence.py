@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from distributed_state.errors import CorruptState, StateError, TooLarge, WarmUnavailable
 from distributed_state.port import Job, Port
+from distributed_state.results import Replica
 from distributed_state.settings import Settings
 from distributed_state.values import codec
 from distributed_state.values.keys import Keys
-from distributed_state.values.results import Replica
 from distributed_state.warm.client import Warm
 from distributed_state.warm.clock import Rounds
 from distributed_state.warm.scripts import BEAT, ROLL

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_state import InvalidValue, Message, truncate_history
-from distributed_state.conversation.formats import calls, results
 from distributed_state.conversation.window import choose, turns, with_calls
+from distributed_state.formats import calls, results
 
 pytestmark = pytest.mark.unit
 

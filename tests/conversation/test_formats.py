@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from distributed_state import (
-    ConfigurationError,
-    InvalidValue,
-    Message,
+from distributed_state import ConfigurationError, InvalidValue, Message
+from distributed_state.formats import (
+    BEGINNING,
+    NO_RESULT,
     from_anthropic,
     from_langchain,
     from_openai,
@@ -24,7 +24,6 @@ from distributed_state import (
     to_langchain,
     to_openai,
 )
-from distributed_state.conversation.formats import BEGINNING, NO_RESULT
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,9 @@ from counting import round_trips
 from faces import Blocking
 from reaping import quiet
 
-from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Message, TooLarge, to_openai
+from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Message, TooLarge
 from distributed_state.conversation import replacing
-from distributed_state.conversation.formats import estimate
+from distributed_state.formats import estimate, to_openai
 from distributed_state.values import message_ranges
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}

@@ -11,8 +11,8 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_state import ConfigurationError, InvalidValue, Message, tiktoken_counter
-from distributed_state.conversation.formats import counted, estimate
+from distributed_state import ConfigurationError, InvalidValue, Message
+from distributed_state.formats import counted, estimate, tiktoken_counter
 
 pytestmark = pytest.mark.unit
 

@@ -30,11 +30,10 @@ from distributed_state import (
     Unavailable,
     WarmUnavailable,
     Workflow,
-    to_anthropic,
-    to_openai,
     tool,
 )
 from distributed_state.conversation import tools
+from distributed_state.formats import to_anthropic, to_openai
 from distributed_state.tiers import commit as write_path
 from distributed_state.warm.scripts import COMMIT
 

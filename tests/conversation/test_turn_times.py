@@ -11,8 +11,9 @@ from below import names, redis_of, until
 from clocks import moved_by_hand
 from tenants import Served, opened
 
-from distributed_state import Message, TimedRun, tool
+from distributed_state import Message, tool
 from distributed_state.programs.service import Access
+from distributed_state.results import TimedRun
 from distributed_state.values.model import TIMES
 
 

@@ -11,7 +11,7 @@ from faces import core
 
 from distributed_state import AccessDenied, ColdUnavailable, Encryption, InvalidValue, KeyRing, Request
 from distributed_state.cold import erasure, tables
-from distributed_state.values.results import Event
+from distributed_state.results import Event
 
 
 def said(text: str) -> dict[str, str]:

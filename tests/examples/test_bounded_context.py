@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed_state import from_openai, to_anthropic, to_langchain, to_openai
+from distributed_state.formats import from_openai, to_anthropic, to_langchain, to_openai
 
 SYSTEM = {"role": "system", "content": "You book trips."}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributed_state import Transaction
-from distributed_state.values.merge import maximum, union
+from distributed_state.merge import maximum, union
 
 # What becomes of a field that both changed at once. Fields that only one of them changed need no policy.
 TOGETHER = {

@@ -14,7 +14,7 @@ from controls import sabotage
 from faces import core
 from reaping import Sweeps, exists, quiet, run, score, told
 
-from distributed_state import Lifetime
+from distributed_state.results import Lifetime
 from distributed_state.tiers.archiver import Archiver
 
 

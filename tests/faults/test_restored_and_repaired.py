@@ -34,10 +34,11 @@ from faces import Blocking
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from distributed_state import ColdUnavailable, DurabilityUnknown, Repaired, StateError, StateStore, Unavailable
+from distributed_state import ColdUnavailable, DurabilityUnknown, StateError, StateStore, Unavailable
 from distributed_state.cold import backfill
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import redis_cluster, redis_server
+from distributed_state.results import Repaired
 from distributed_state.values.model import Ref
 
 _LEVELS = ("memory", "fsynced", "archived")

@@ -21,18 +21,10 @@ import redis
 from below import hidden
 from controls import sabotage
 
-from distributed_state import (
-    AsyncStateStore,
-    Encryption,
-    KeyRing,
-    LostMessages,
-    NotFound,
-    Repaired,
-    StateError,
-    StateStore,
-)
+from distributed_state import AsyncStateStore, Encryption, KeyRing, NotFound, StateError, StateStore
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import RedisServer, redis_server, wait_until
+from distributed_state.results import LostMessages, Repaired
 from distributed_state.tiers import reconcile
 from distributed_state.values.model import Ref
 from distributed_state.warm.partitions import Partitions

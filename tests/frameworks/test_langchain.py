@@ -26,8 +26,9 @@ from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from distributed_state import Deleted, InvalidValue, to_openai
+from distributed_state import Deleted, InvalidValue
 from distributed_state.adapters.langchain import DistributedChatMessageHistory
+from distributed_state.formats import to_openai
 
 pytestmark = [
     pytest.mark.servers,

@@ -16,7 +16,8 @@ from faces import core
 from pydantic import BaseModel
 from reaping import Sweeps, exists, quiet, run, score, told
 
-from distributed_state import Deleted, InvalidValue, Lifetime
+from distributed_state import Deleted, InvalidValue
+from distributed_state.results import Lifetime
 from distributed_state.store.reaper import Reaper
 
 

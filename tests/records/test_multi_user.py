@@ -11,7 +11,7 @@ import pytest
 from controls import sabotage
 
 from distributed_state import Conflict, Deleted, InvalidValue, StateStore, Transaction
-from distributed_state.values.merge import append, last_writer, maximum, union
+from distributed_state.merge import append, last_writer, maximum, union
 
 # Actors
 

@@ -10,7 +10,8 @@ from below import names, redis_of, tiers, until
 from controls import sabotage
 from pydantic import BaseModel
 
-from distributed_state import CorruptState, Deleted, RecordView
+from distributed_state import CorruptState, Deleted
+from distributed_state.records.record import RecordView
 from distributed_state.values import codec
 
 

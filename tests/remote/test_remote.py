@@ -32,9 +32,6 @@ from distributed_state import (
     AccessDenied,
     AsyncItems,
     AsyncRecord,
-    AsyncRemoteItems,
-    AsyncRemoteRecord,
-    AsyncRemoteSession,
     AsyncRemoteStore,
     AsyncSession,
     AsyncStateStore,
@@ -45,7 +42,6 @@ from distributed_state import (
     InvalidTransition,
     InvalidValue,
     ItemPage,
-    Lifetime,
     Locked,
     LockTimeout,
     Message,
@@ -61,7 +57,10 @@ from distributed_state import (
 from distributed_state.port.http import AsyncHttp, BlockingHttp
 from distributed_state.programs.service import Service
 from distributed_state.remote import values
+from distributed_state.remote.record import AsyncRemoteItems, AsyncRemoteRecord
 from distributed_state.remote.requests import KEY
+from distributed_state.remote.session import AsyncRemoteSession
+from distributed_state.results import Lifetime
 from distributed_state.values import access_tokens
 
 README = Path(__file__).parents[2].joinpath("README.md").read_text()

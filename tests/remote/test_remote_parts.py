@@ -17,9 +17,6 @@ from distributed_state import (
     AccessDenied,
     AsyncItems,
     AsyncRecord,
-    AsyncRemoteItems,
-    AsyncRemoteRecord,
-    AsyncRemoteSession,
     AsyncSession,
     AsyncStateStore,
     Backpressure,
@@ -35,9 +32,7 @@ from distributed_state import (
     PutItem,
     StateError,
     StateStore,
-    TimedRun,
     TooLarge,
-    TurnTimes,
     Unauthenticated,
     Unavailable,
     WarmUnavailable,
@@ -47,11 +42,12 @@ from distributed_state.port.http import AsyncHttp, BlockingHttp, HttpAnswer, Htt
 from distributed_state.records.sanitizing import SessionOptions
 from distributed_state.remote import values
 from distributed_state.remote.blocking import RemoteStore
-from distributed_state.remote.record import RemoteTransaction
+from distributed_state.remote.record import AsyncRemoteItems, AsyncRemoteRecord, RemoteTransaction
 from distributed_state.remote.requests import KEY, TOKEN, TOKEN_FILE, Requests, State, address, refusal
+from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.remote.store import AsyncRemoteEvents, AsyncRemoteStore
+from distributed_state.results import SessionInfo, TimedRun, TurnTimes
 from distributed_state.values.model import Ref
-from distributed_state.values.results import SessionInfo
 
 pytestmark = pytest.mark.unit
 

@@ -28,6 +28,7 @@ from distributed_state.programs.service.authentication import Caller
 from distributed_state.programs.service.limits import Budget, Quota, Rates
 from distributed_state.programs.service.requests import READ, SENT, Asked
 from distributed_state.programs.service.resources import conversations, records, search
+from distributed_state.store.admin import AsyncAdmin
 
 HI = {"role": "user", "content": "hi"}
 
@@ -76,7 +77,7 @@ def test_what_is_logged_of_a_request_names_it(http: httpx.Client, monkeypatch: p
     async def broken(_: AsyncStateStore) -> Any:
         raise WarmUnavailable("redis://secret: away")
 
-    monkeypatch.setattr(AsyncStateStore, "replicas", broken)
+    monkeypatch.setattr(AsyncAdmin, "replicas", broken)
     lines = logs.json_lines()
     stream = io.StringIO()
     lines.setStream(stream)

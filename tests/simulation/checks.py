@@ -16,8 +16,8 @@ from typing import Any
 
 from distributed_state import AsyncStateStore
 from distributed_state.errors import StateError
+from distributed_state.results import Change, Snapshot
 from distributed_state.values.model import Message
-from distributed_state.values.results import Change, Snapshot
 from tests.simulation.workload import (
     ACKNOWLEDGED,
     BRIEF,

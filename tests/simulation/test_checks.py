@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from distributed_state.results import Change, Snapshot
 from distributed_state.values.items import Item
-from distributed_state.values.results import Change, Snapshot
 from tests.simulation.checks import EMPTY, Broken, State, Whole, fold
 from tests.simulation.plan import SHAPES, Plan
 from tests.simulation.run import Run

@@ -16,10 +16,11 @@ from below import names, redis_of, tiers, until
 from tenants import Served
 from typer.testing import CliRunner
 
-from distributed_state import ColdUnavailable, ConfigurationError, Finding, StateStore
+from distributed_state import ColdUnavailable, ConfigurationError, StateStore
 from distributed_state.programs.cli import records, shell
 from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.programs.service import Access, callers_policy
+from distributed_state.results import Finding
 from distributed_state.store import doctor
 from distributed_state.warm import presence
 

@@ -10,8 +10,8 @@ from below import own_server
 from faces import core, in_thread
 
 from distributed_state import ColdUnavailable, ConfigurationError, DurabilityUnknown, InvalidValue
+from distributed_state.results import Finding
 from distributed_state.settings import Settings
-from distributed_state.store.doctor import Finding
 from distributed_state.values.levels import EVERY, MEMORY, level_of
 from distributed_state.warm import confirming
 from distributed_state.warm.confirming import believed

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_state import Conflict, InvalidValue
-from distributed_state.values import codec, merge
+from distributed_state import Conflict, InvalidValue, merge
+from distributed_state.merge import append, last_writer, maximum, minimum, three_way, union
+from distributed_state.values import codec
 from distributed_state.values.field_ttl import wrap
-from distributed_state.values.merge import append, last_writer, maximum, minimum, three_way, union
 
 pytestmark = pytest.mark.unit
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed_state import CorruptState, InvalidValue, TooLarge
+from distributed_state.results import Event
 from distributed_state.values.journal import Op, fold, pack, unpack
 from distributed_state.values.model import MAX_ID_BYTES, NEXT, SCOPES, SEGMENTS, START, Ref, escape, unescape
-from distributed_state.values.results import Event
 
 pytestmark = pytest.mark.unit
 

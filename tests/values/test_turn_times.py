@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_state import InvalidValue, TimedRun, TurnTimes
+from distributed_state import InvalidValue
 from distributed_state.cold.record_index import parse
 from distributed_state.conversation.turn_clock import TurnClock
+from distributed_state.results import TimedRun, TurnTimes
 from distributed_state.values import turn_times
 from distributed_state.values.journal import KINDS, JournalEntry, fold, pack
 from distributed_state.values.model import REQUEST, TIMES

@@ -14,8 +14,9 @@ from controls import sabotage
 from faces import Blocking
 from tenants import Served, opened
 
-from distributed_state import AccessDenied, AsyncStateStore, Fenced, HeldLease, InvalidValue, LockTimeout
+from distributed_state import AccessDenied, AsyncStateStore, Fenced, InvalidValue, LockTimeout
 from distributed_state.programs.service import Access
+from distributed_state.results import HeldLease
 from distributed_state.warm.held_leases import HeldLeases
 from distributed_state.warm.lease import AsyncLease
 

@@ -14,7 +14,8 @@ from below import Worker, names, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 
-from distributed_state import Fenced, InvalidValue, LockTimeout, Replica, TooLarge
+from distributed_state import Fenced, InvalidValue, LockTimeout, TooLarge
+from distributed_state.results import Replica
 from distributed_state.warm import presence
 
 real = pytest.mark.only(warm="real")

@@ -91,7 +91,7 @@ def replicas(
     out.print(table)
 
 
-def _behind(found: list[distributed_state.Replica], id: str) -> int:
+def _behind(found: list[distributed_state.results.Replica], id: str) -> int:
     at = next((at for at, each in enumerate(found) if each.id == id), None)
     if at is None:
         raise NotFound(f"there is no replica {id!r:.80} (any more): begin with the first page")
@@ -194,8 +194,8 @@ def _short(value: Any, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def _fields(replica: distributed_state.Replica) -> dict[str, Any]:
-    fields = {name: getattr(replica, name) for name in distributed_state.Replica.__dataclass_fields__}
+def _fields(replica: distributed_state.results.Replica) -> dict[str, Any]:
+    fields = {name: getattr(replica, name) for name in distributed_state.results.Replica.__dataclass_fields__}
     return fields | {"role": replica.role}
 
 
@@ -268,7 +268,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _findings(context: typer.Context) -> list[distributed_state.Finding]:
+def _findings(context: typer.Context) -> list[distributed_state.results.Finding]:
     try:
         # This store does not archive, because the doctor must see whether others do.
         with open_existing(context, archiver=False) as store:
@@ -282,7 +282,7 @@ def _findings(context: typer.Context) -> list[distributed_state.Finding]:
         return examine_apart(settings, error)
 
 
-def _told(finding: distributed_state.Finding) -> dict[str, Any]:
+def _told(finding: distributed_state.results.Finding) -> dict[str, Any]:
     return {"name": finding.name, "ok": finding.ok, "found": finding.found, "advice": finding.advice}
 
 

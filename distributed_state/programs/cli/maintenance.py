@@ -123,9 +123,9 @@ def reencrypt(
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
-    done: distributed_state.Reencrypted | None = None  # None: no record was examined, as without keys
+    done: distributed_state.results.Reencrypted | None = None  # None: no record was examined, as without keys
 
-    def show(now: distributed_state.Reencrypted) -> None:
+    def show(now: distributed_state.results.Reencrypted) -> None:
         nonlocal done
         done = now
         err.print(f"{done.records} records, {done.values} values", highlight=False)
@@ -156,7 +156,7 @@ def repair(
     Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents repair --dry-run[/]
     """
 
-    def show(now: distributed_state.Repaired) -> None:
+    def show(now: distributed_state.results.Repaired) -> None:
         status.update(f"{now.partitions} partitions, {len(now.behind)} behind, {now.records + now.commits} brought")
 
     with open_store(context) as store, err.status("looking") as status:
@@ -219,9 +219,9 @@ def upcast(
     Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
     """
     wanted = named(schema)
-    sofar = distributed_state.Upcast()
+    sofar = distributed_state.results.Upcast()
 
-    def show(now: distributed_state.Upcast) -> None:
+    def show(now: distributed_state.results.Upcast) -> None:
         nonlocal sofar
         if now.failed > sofar.failed and len(now.failures) == now.failed:
             err.print(now.failures[-1], style="red", markup=False, highlight=False)
@@ -257,7 +257,7 @@ def index(
         return
     with open_store(context, **given_search(how)) as store, err.status("looking") as status:
 
-        def show(so_far: distributed_state.Indexed) -> None:
+        def show(so_far: distributed_state.results.Indexed) -> None:
             status.update(f"{so_far.behind} of {so_far.records} records left")
 
         done = store.admin.update_index(progress=show)
@@ -448,7 +448,7 @@ def _export_all(store: distributed_state.StateStore, file: TextIO) -> None:
     err.print(f"{written} records written")
 
 
-def _everything(store: distributed_state.StateStore, scope: str) -> Iterator[distributed_state.SessionInfo]:
+def _everything(store: distributed_state.StateStore, scope: str) -> Iterator[distributed_state.results.SessionInfo]:
     """Yield each record of a scope once, including records that move to the front as they change meanwhile."""
     seen = set[str]()
     store.admin.archive()
@@ -466,7 +466,9 @@ def _everything(store: distributed_state.StateStore, scope: str) -> Iterator[dis
         until = newest
 
 
-def _listed(store: distributed_state.StateStore, scope: str, until: float) -> Iterator[distributed_state.SessionInfo]:
+def _listed(
+    store: distributed_state.StateStore, scope: str, until: float
+) -> Iterator[distributed_state.results.SessionInfo]:
     page = store.sessions(scope=scope, limit=500)
     while page:
         for row in page:

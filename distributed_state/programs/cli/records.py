@@ -100,7 +100,7 @@ def history(
     out.print(table)
 
 
-def _changes_of(store: Any, scope: str, id: str, last: int) -> list[distributed_state.Change]:
+def _changes_of(store: Any, scope: str, id: str, last: int) -> list[distributed_state.results.Change]:
     from distributed_state.store.archive_alone import ArchiveAlone
     from distributed_state.values.model import Ref
 
@@ -116,7 +116,7 @@ def _changes_of(store: Any, scope: str, id: str, last: int) -> list[distributed_
     return record.history(after=max(0, version - last))
 
 
-def _what(change: distributed_state.Change) -> str:
+def _what(change: distributed_state.results.Change) -> str:
     parts = [f"{key} = {_shown(value)}" for key, value in change.set.items()]
     parts += [f"{key} deleted" for key in change.deleted]
     parts += [f"+ {_said(message)}" for message in change.appended]
@@ -136,7 +136,7 @@ def _said(message: distributed_state.Message) -> str:
     return f"{message.role}: {json.dumps(message.content)}"
 
 
-def _took(times: distributed_state.TurnTimes | None) -> list[str]:
+def _took(times: distributed_state.results.TurnTimes | None) -> list[str]:
     """The time of a turn and its largest part; empty for other commits."""
     from distributed_state.values.turn_times import spent
 

@@ -72,8 +72,8 @@ from distributed_state.programs.service import requests
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.limits import Budget, Buffered, Limits, Taken
 from distributed_state.programs.service.requests import IF_MATCH, IF_NONE_MATCH, LEASE, Query, copying, turn
+from distributed_state.results import Event
 from distributed_state.store.export import PAGE, Export
-from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
 

@@ -64,11 +64,11 @@ from distributed_state.errors import (
 from distributed_state.records import access
 from distributed_state.records.access import MOVES, VERSION, Policy
 from distributed_state.records.context import context_of
+from distributed_state.results import Event
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, Right, digest, id_of, prefix_of
 from distributed_state.values.model import SCOPES, unescape
-from distributed_state.values.results import Event
 
 _DEEPEST = 8  # nested tenants that are counted by themselves; a deeper one counts for these
 

@@ -47,11 +47,11 @@ from distributed_state.port import waited
 from distributed_state.programs.service import limits
 from distributed_state.programs.service.authentication import Caller
 from distributed_state.programs.service.limits import Budget, Limits, Quota, Rates
+from distributed_state.results import TurnTimes
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values import as_text
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.model import ABSENT, PRESENT, escape
-from distributed_state.values.turn_times import TurnTimes
 
 T = TypeVar("T")
 _ROUNDS = 10  # of the loop: a new connection is accepted, read and answered in six

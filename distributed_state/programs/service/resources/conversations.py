@@ -52,11 +52,11 @@ from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page, Shown
+from distributed_state.results import TimedRun
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import as_text
 from distributed_state.values.items import name_of
 from distributed_state.values.model import MAX_PHASE, PHASE, Message, Scope
-from distributed_state.values.turn_times import TimedRun
 
 _TURN_TTL = 10.0  # seconds for which the turn of a worker that died blocks others
 _Said = Callable[[shown_messages.Shown], list[dict[str, Any]]]

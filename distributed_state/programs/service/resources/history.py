@@ -47,10 +47,10 @@ from distributed_state.records import restoring
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.messages import Page
+from distributed_state.results import Branch, Change, Checkpoint, Snapshot
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import as_text
 from distributed_state.values.model import OWNER, PARENT, PHASE, Message, Ref, Scope, unescape
-from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot
 from distributed_state.values.search import tags_in
 
 _NAMED = 200  # left-out fields that are named

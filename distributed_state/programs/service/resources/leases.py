@@ -19,8 +19,8 @@ from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.requests import LEASE, Answer, Asked, Body, Limit, Name, Query
 from distributed_state.programs.service.resources import records, search
 from distributed_state.records.context import RecordContext, context_of
+from distributed_state.results import HeldLease
 from distributed_state.values.model import Scope
-from distributed_state.values.results import HeldLease
 from distributed_state.warm.lease import CarriedLease
 
 _Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends, if it is not renewed.")]

@@ -60,6 +60,7 @@ from distributed_state.records.access import TAGS, VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.transaction import preconditions
+from distributed_state.results import Change, Snapshot
 from distributed_state.store.export import Export
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import items
@@ -67,7 +68,6 @@ from distributed_state.tiers.changes import Changes
 from distributed_state.values import as_text, codec
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.model import NEXT, Ref, Scope
-from distributed_state.values.results import Change, Snapshot
 from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Draft
 from distributed_state.warm.lease import CarriedLease

@@ -11,7 +11,8 @@ from typing import Any
 
 from distributed_state.values.items import Item
 from distributed_state.values.model import Message, unescape
-from distributed_state.values.turn_times import TurnTimes
+from distributed_state.values.turn_times import TimedRun as TimedRun
+from distributed_state.values.turn_times import TurnTimes as TurnTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,3 +293,86 @@ class Replica:
         """
         role = str(self.status.get("role") or ("agents" if self.status.get("agents") else "worker"))
         return f"{role} + archiver" if self.positions.get("archives", 0) and role != "archiver" else role
+
+
+@dataclass(frozen=True, slots=True)
+class Upcast:
+    """The counts of an `upcast`: records upcast, up to date, and failed; the errors of the first 100."""
+
+    upcast: int = 0
+    unchanged: int = 0
+    failed: int = 0
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reencrypted:
+    """The numbers of records examined, values reencrypted in SQL, records in Redis, records unreadable.
+
+    The data of an event is a value, an event that Redis keeps counts as a record there; the subject of events that
+    cannot be read counts as one record.
+    """
+
+    records: int = 0
+    values: int = 0
+    copies: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LostMessages:
+    """Messages of a conversation that neither Redis nor SQL has: from number `first` to number `last`."""
+
+    scope: str
+    id: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The counts of a repair, or of a dry run.
+
+    `partitions` were examined, `behind` are those where SQL was older. `commits` and `events` were archived one by one,
+    `records` whole, at their present version, without earlier versions. `aside` are commits in the quarantine: their
+    predecessors are missing, and a record that was copied whole includes their changes. `branched` are commits that
+    continue nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
+    of which Redis only has the deletion or erasure: they are deleted again, and their erasure is requested again.
+    `lost` are messages that neither has; records in `lost_items` may have lost some items, as Redis keeps only the
+    newest. SQL refused some data of the records in `refused`: that is in the quarantine, and not counted.
+    """
+
+    partitions: int = 0
+    behind: tuple[int, ...] = ()
+    records: int = 0
+    commits: int = 0
+    events: int = 0
+    aside: int = 0
+    branched: int = 0
+    lost: tuple[LostMessages, ...] = ()
+    deleted: tuple[tuple[str, str], ...] = ()
+    lost_items: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check and its result. `advice` says what to do when it is not `ok`."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+    fatal: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ok:
+            object.__setattr__(self, "advice", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """How complete an index is: it lacks changes of `behind` of the namespace's `records`."""
+
+    records: int
+    behind: int
