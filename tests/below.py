@@ -41,7 +41,7 @@ def tiers(store: Any) -> Tiers:
 
 def names(store: Any, id: str, scope: str = "session") -> RecordKeys:
     """The keys of a record."""
-    found: RecordKeys = core(store).keys.of(Ref(scope, id))
+    found: RecordKeys = core(store)._lifecycle.context.keys.of(Ref(scope, id))
     return found
 
 

@@ -97,7 +97,7 @@ class Journal:
         return Batch(self.partition, self.epoch, before, list(self.pending), event)
 
     def flush(self) -> set[int]:
-        moved = self.store.admin.archive([self.batch()])
+        moved = self.store.archive([self.batch()])
         self.pending.clear()
         return set(moved)
 

@@ -244,9 +244,9 @@ class RemoteRecord:
         """Read all fields, as a new dict; {} for a record never written."""
         return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
 
-    def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
+    def version(self, *, fresh: bool = False, max_staleness: float | None = None, **others: Never) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written."""
-        return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
+        return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness, **others))
 
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Return whether the record was written and not deleted since."""

@@ -472,8 +472,9 @@ class AsyncRemoteRecord(Past):
         """Read all fields, as a new dict; {} for a record never written."""
         return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).fields
 
-    async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
+    async def version(self, *, fresh: bool = False, max_staleness: float | None = None, **others: Never) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written."""
+        values.refuse_options("version", others)
         return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:

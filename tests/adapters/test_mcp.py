@@ -161,7 +161,7 @@ async def test_an_agent_reads_and_writes_its_session_with_every_tool(opened: Any
         await ask("rollback", session="s1", version=1)
         assert (await ask("get_state", session="s1"))["fields"] == {"city": "Oslo"}
 
-        await here.store.archive()
+        await here.store.admin.archive()
         rows = (await ask("list_sessions"))["sessions"]
         assert {each["session"] for each in rows} == {"s1", "s2"}
         page = await ask("list_sessions", limit=1)
@@ -266,12 +266,12 @@ async def test_another_tenants_sessions_can_neither_be_read_nor_written_nor_list
     async with opened(search=True) as here:
         assert await foreign(here) == []
         assert await here.store.session("b:1").version(fresh=True) == 1
-        await here.store.archive()
+        await here.store.admin.archive()
         async with here.agent(prefix="a:") as ask:
             made = (await ask("create_session"))["session"]
             assert made.startswith("a:")
             assert (await ask("fork_session", session=made))["session"].startswith("a:")
-            await here.store.archive()
+            await here.store.admin.archive()
             rows = (await ask("list_sessions"))["sessions"]
             assert len(rows) == 3
             assert all(each["session"].startswith("a:") for each in rows)

@@ -140,7 +140,7 @@ async def test_without_being_told_first_the_hook_comes_after_the_data_is_gone(st
     """The negative control of the test above."""
     agent = made(Recorder, store)
     async with hosted(agent):
-        core(store).deleting.clear()
+        core(store)._lifecycle.context.deleting.clear()
         await store.session("c").set("notes", ["kept"])
         await store.delete("c")
         await until(lambda: agent.of("deleted"))
@@ -839,7 +839,7 @@ async def test_an_initialize_that_fails_is_raised_and_leaves_nothing_running(sto
         async with hosted(agent):
             pass
     assert agent.saw == [("cleanup",)]
-    assert core(store).deleting == []
+    assert core(store)._lifecycle.context.deleting == []
     assert agent.agent_context.host is None
 
 

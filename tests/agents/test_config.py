@@ -237,7 +237,7 @@ async def test_a_config_given_while_the_agent_starts_is_not_missed(store: Any) -
     class Early(Recorder):
         async def initialize(self) -> None:
             it: Any = self
-            await now(it.store.reload_config({"a": 2}))
+            await now(it.store.admin.reload_config({"a": 2}))
 
     agent = made(Early, store, config={"a": 1})
     async with hosted(agent):

@@ -267,7 +267,7 @@ def test_a_rollback_by_keyboard_alone(browser: Browser, opened: Opened) -> None:
     session = opened.store.session("trip-by-keyboard")
     session.create({"city": "Oslo"})
     session.set("city", "Paris")
-    opened.store.archive()
+    opened.store.admin.archive()
     watched = opened_page(browser, opened)
     page = watched.page
     page.goto(f"{opened.url}{PATH}/")
@@ -300,7 +300,7 @@ def test_a_rollback_by_clicking(browser: Browser, opened: Opened) -> None:
     session = opened.store.session("trip-by-mouse")
     session.create({"city": "Oslo"})
     session.set("city", "Paris")
-    opened.store.archive()
+    opened.store.admin.archive()
     watched = opened_page(browser, opened)
     page = watched.page
     page.goto(f"{opened.url}{PATH}/")
@@ -353,7 +353,7 @@ def test_an_export_and_a_large_field_are_downloaded(browser: Browser, opened: Op
         page.get_by_role("link", name="Export as JSON Lines").click()
     assert whole.value.suggested_filename == "large.jsonl"
     lines = Path(whole.value.path()).read_text().splitlines()
-    assert lines == opened.store.export("large")
+    assert lines == opened.store.admin.export("large")
     assert watched.wrong == []
     page.context.close()
 
@@ -409,7 +409,7 @@ def test_a_running_turn_is_taken_over_by_click_and_writes_nothing(browser: Brows
     session = opened.store.session("trip-that-hangs")
     session.create({"city": "Oslo"})
     session.set("city", "Paris")
-    opened.store.archive()
+    opened.store.admin.archive()
     held = Held(opened.store, "trip-that-hangs")
     watched = opened_page(browser, opened)
     page = watched.page

@@ -16,7 +16,7 @@ from distributed_state.warm.consumers import RESYNC
 
 async def kept(store: Any, partitions: int = 8) -> dict[int, tuple[list[int], int, int]]:
     """For each partition that has had events: their offsets, the last one's and the floor."""
-    keys = [core(store).keys.partition(each) for each in range(partitions)]
+    keys = [core(store)._lifecycle.context.keys.partition(each) for each in range(partitions)]
     heads = await run(store, tiers(store).stream.heads(keys))
     with redis_of(store) as client:
         found = {each.partition: [int(id.split(b"-")[0]) for id, _ in client.xrange(each.events)] for each in keys}
@@ -50,7 +50,7 @@ async def test_much_that_is_old_goes_in_bounded_steps(opener: Any) -> None:
     store = await quiet(opener, events_for=0.01, partitions=1)
     await store.emit("first")
     with redis_of(store) as client:
-        keys = core(store).keys.partition(0)
+        keys = core(store)._lifecycle.context.keys.partition(0)
         for number in range(2, 2502):
             client.xadd(keys.events, {"h": f"a.{number}.0\nt\n\n5 0\n0\n", "d": "{}"}, id=f"{number}-0")
         client.hset(keys.meta, "event", 2501)
@@ -95,7 +95,7 @@ async def pruned(store: Any, *gone: bytes) -> tuple[list[int], int]:
     for _ in range(12):
         await store.emit("t")
     with redis_of(store) as client:
-        stream = core(store).keys.partition(0).events
+        stream = core(store)._lifecycle.context.keys.partition(0).events
         events = client.xrange(stream)
         client.delete(stream)
         for number, (id, event) in enumerate(events):

@@ -60,12 +60,12 @@ async def opened(face: str, url: str, **settings: Any) -> Any:
 
 def slots(store: Any) -> list[int]:
     """Those that the partitions of this store are in."""
-    keys = core(store).keys
+    keys = core(store)._lifecycle.context.keys
     return sorted({slot_of(keys.partition(each).meta) for each in range(keys.partitions)})
 
 
 def slot(store: Any, id: str) -> int:
-    return slot_of(core(store).keys.of(Ref("session", id)).record)
+    return slot_of(core(store)._lifecycle.context.keys.of(Ref("session", id)).record)
 
 
 def redirections(cluster: RedisCluster) -> int:
@@ -235,7 +235,7 @@ async def test_a_partition_is_noted_whole_only_where_its_slot_is_not_leaving(kin
     with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
         store = await opened("asyncio", cluster.url, archiver=False, beat=0.0, **place)
         await store.session("s").set("a", 1)
-        partitions, keys = core(store)._lifecycle.tiers().warm.partitions, core(store).keys
+        partitions, keys = core(store)._lifecycle.tiers().warm.partitions, core(store)._lifecycle.context.keys
         partition = keys.partition(keys.of(Ref("session", "s")).partition)
 
         async def advances() -> bool:
@@ -263,7 +263,7 @@ async def test_a_record_that_is_there_without_the_meta_of_its_partition_is_read_
     await session.set("a", 1)
     await store.admin.archive()
     await session.set("a", 2)
-    keys = core(store).keys.of(Ref("session", "s"))
+    keys = core(store)._lifecycle.context.keys.of(Ref("session", "s"))
     node = cluster.primary_of(slot(store, "s"))
     assert node.ask("DEL", keys.meta.decode(), keys.journal.decode()) == 2
     assert await session.set("a", 3) == 2, "the second change was known to Redis alone"
@@ -276,7 +276,7 @@ async def test_a_partition_whose_journal_is_newer_than_the_rest_is_recovered(clu
     store = await opened("asyncio", cluster.url, archiver=False, **place)
     session = store.session("s")
     await session.set("a", 1)
-    meta = core(store).keys.of(Ref("session", "s")).meta.decode()
+    meta = core(store)._lifecycle.context.keys.of(Ref("session", "s")).meta.decode()
     node = cluster.primary_of(slot(store, "s"))
     before = node.ask("HGET", meta, "journal")
     await session.set("a", 2)

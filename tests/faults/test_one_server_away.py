@@ -40,7 +40,7 @@ def kill(running: RedisCluster, node: str) -> Any:
 
 def ids(store: Any, count: int = 2) -> dict[str, list[str]]:
     """By server, so many sessions that it has, each in another partition."""
-    keys, found = core(store).keys, {node: dict[int, str]() for node in nodes_of(store)}
+    keys, found = core(store)._lifecycle.context.keys, {node: dict[int, str]() for node in nodes_of(store)}
     for number in range(400):
         partition = keys.partition_of(f"session:s{number}")
         found[tiers(store).port.node_of(keys.partition(partition).meta)].setdefault(partition, f"s{number}")
@@ -102,7 +102,7 @@ async def test_a_group_goes_on_with_the_other_servers(opener: Any, monkeypatch: 
         opener.url = running.url
         store = await opener(partitions=PARTITIONS, retry_for=1.0)
         places = ids(store)
-        team = tiers(store).port.node_of(core(store).keys.team("g"))
+        team = tiers(store).port.node_of(core(store)._lifecycle.context.keys.team("g"))
         lost = team if away == "of the team" else next(node for node in places if node != team)
         others = [name for node, names in places.items() if node != lost for name in names]
         async with store.events("note.*", group="g") as events:
@@ -204,7 +204,7 @@ async def test_the_journals_of_the_other_servers_are_archived(opener: Any, away:
             for name in names:
                 await store.session(name).set("n", 1)
         await store.admin.archive()
-        team = tiers(store).port.node_of(core(store).keys.archivers)
+        team = tiers(store).port.node_of(core(store)._lifecycle.context.keys.archivers)
         lost = team if away == "of the team" else next(node for node in places if node != team)
         kill(running, lost)
         before = tiers(store).archiver.archived

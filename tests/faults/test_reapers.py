@@ -143,7 +143,7 @@ async def test_many_lifetimes_come_back_page_by_page(opener: Any, monkeypatch: p
     before = [score(store, id) for id in ids]
     with redis_of(store) as client:
         for partition in range(8):
-            keys = core(store).keys.partition(partition)
+            keys = core(store)._lifecycle.context.keys.partition(partition)
             client.delete(keys.lifetimes)
     assert not any(score(store, id) for id in ids)
     await Sweeps(store)()

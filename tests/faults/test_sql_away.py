@@ -58,7 +58,7 @@ async def begun(opener: Any, **settings: Any) -> Any:
     store = await opener(partitions=PARTITIONS, archive_every=0.05, **settings)
     seen = set[int]()
     for number in range(200):
-        partition = core(store).keys.partition_of(f"session:old{number}")
+        partition = core(store)._lifecycle.context.keys.partition_of(f"session:old{number}")
         if partition not in seen:
             await store.session(f"old{number}").set("n", 0)
             seen.add(partition)

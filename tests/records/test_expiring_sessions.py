@@ -167,7 +167,7 @@ async def test_a_session_that_is_idle_too_long_expires_once(opener: Any) -> None
     assert await exists(store, "other")
     assert score(store, "s") is None
     with redis_of(store) as client:
-        left = [client.zcard(core(store).keys.partition(each).lifetimes) for each in range(8)]
+        left = [client.zcard(core(store)._lifecycle.context.keys.partition(each).lifetimes) for each in range(8)]
     assert not any(left)
 
 

@@ -444,7 +444,7 @@ async def test_either_face_closes_both_and_twice_is_harmless(opener: Any, closes
     await aio.close()
     blocking.close()
     assert threading.active_count() < threads
-    for refused in (aio.tiers, lambda: blocking.session("s").get("a")):
+    for refused in (aio._lifecycle.tiers, lambda: blocking.session("s").get("a")):
         with pytest.raises(Exception, match="it is closed"):
             refused()
 

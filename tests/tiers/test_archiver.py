@@ -82,7 +82,7 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
 
 async def last_entry(store: Any, id: str) -> JournalEntry:
     """The newest entry of the journal that a session is written to."""
-    keys = core(store).keys.partition(names(store, id).partition)
+    keys = core(store)._lifecycle.context.keys.partition(names(store, id).partition)
     [journal] = await in_its_place(store, lambda: tiers(store).warm.partitions.journals([(keys, 0)], 1000))
     found: JournalEntry = journal.onward[-1]
     return found
@@ -91,7 +91,7 @@ async def last_entry(store: Any, id: str) -> JournalEntry:
 async def settled(store: Any, id: str, entry: JournalEntry) -> list[Any]:
     """Let a session be told that it is archived up to this entry, and the journal be trimmed to it."""
     keys, warm = names(store, id), tiers(store).warm
-    place, epoch = core(store).keys.partition(keys.partition), tiers(store).epoch(keys.partition)
+    place, epoch = core(store)._lifecycle.context.keys.partition(keys.partition), tiers(store).epoch(keys.partition)
     told = (place, epoch, entry, [(keys, entry.version, entry.next_message)])
     return await warm.partitions.settle([told]) + await warm.partitions.trim([(place, epoch, entry)])
 
@@ -235,7 +235,9 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
 
     cold.archive = fail
     if trim_first:
-        [journal] = await archiver._partitions.journals([(core(store).keys.partition(keys.partition), 0)], 100)
+        [journal] = await archiver._partitions.journals(
+            [(core(store)._lifecycle.context.keys.partition(keys.partition), 0)], 100
+        )
         await archiver._settle({keys.partition: (journal.epoch, journal.onward)})
     with suppress(ColdUnavailable):
         await asyncio.wait_for(store.admin.archive(), 5)
@@ -373,7 +375,7 @@ async def overtaken(opener: Any, moment: str) -> None:
 
 async def goes_on(store: Any, number: int) -> None:
     twin = core(store)
-    names, keys = twin.keys.of(Ref("session", "s")), twin.keys
+    names, keys = twin._lifecycle.context.keys.of(Ref("session", "s")), twin._lifecycle.context.keys
     other = next(id for id in map(str, count()) if keys.partition_of(f"session:{id}") == names.partition)
     await in_its_place(store, lambda: twin.session(other).set("n", number))
     await in_its_place(store, lambda: twin.admin.archive())
@@ -428,7 +430,10 @@ async def test_a_cursor_read_after_the_journal_would_be_a_false_alarm(opener: An
     await store.admin.archive()
     await store.session("s").set("n", 1)
     archiver = tiers(store).archiver
-    journals, place = archiver._partitions.journals, core(store).keys.partition(names(store, "s").partition)
+    journals, place = (
+        archiver._partitions.journals,
+        core(store)._lifecycle.context.keys.partition(names(store, "s").partition),
+    )
     early = await journals([(place, 1)], 100)
     await goes_on(other, 1)
     archiver._cursors.clear()
@@ -945,8 +950,8 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
                     await store.session(f"s{written + 1}").set("a", "x" * 50_000)
                     written += 1
             client.config_set("maxmemory", "1mb")
-            team = core(store).keys.archivers
-            client.delete(team, *(core(store).keys.partition(each).archiver for each in range(2)))
+            team = core(store)._lifecycle.context.keys.archivers
+            client.delete(team, *(core(store)._lifecycle.context.keys.partition(each).archiver for each in range(2)))
             tiers(store).archiver._assignment._renew_at = 0.0
             other = await opener(archiver=False, **given)
             assert await other.session(f"s{written}").get("a") == "x" * 50_000
@@ -957,7 +962,7 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
                     await refused("a", "y" * 1000)
             await lease.release()
             assert not client.exists(names(store, "s0").lock)
-            await until(lambda: client.zcard(core(store).keys.roll) == 2)
+            await until(lambda: client.zcard(core(store)._lifecycle.context.keys.roll) == 2)
             began = time.monotonic()
             cold.archive = archive
             await until(lambda: all(archived(store, f"s{number}") for number in range(1, written + 1)), 20)

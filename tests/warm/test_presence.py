@@ -44,7 +44,7 @@ async def test_it_is_told_without_being_asked(opener: Any) -> None:
 
     def on_the_roll() -> bool:
         with redis_of(store) as client:
-            return bool(client.zscore(core(store).keys.roll, store.replica))
+            return bool(client.zscore(core(store)._lifecycle.context.keys.roll, store.replica))
 
     await until(on_the_roll, 5)
 
@@ -109,14 +109,14 @@ async def test_without_heartbeats_a_replica_is_not_seen(opener: Any) -> None:
     store.announce(a=1)
     assert await store.admin.replicas() == []
     with redis_of(store) as client:
-        assert not client.exists(core(store).keys.roll)
+        assert not client.exists(core(store)._lifecycle.context.keys.roll)
 
 
 @real
 async def test_what_cannot_be_read_hides_no_other(opener: Any) -> None:
     store = await opener()
     await store.admin.replicas()
-    keys = core(store).keys
+    keys = core(store)._lifecycle.context.keys
     with redis_of(store) as client:
         for id, card in (
             ("odd", b"{"),
@@ -139,7 +139,7 @@ async def test_what_cannot_be_read_hides_no_other(opener: Any) -> None:
 def lose(store: Any, id: str) -> None:
     """As if this replica had fallen silent long ago."""
     with redis_of(store) as client:
-        client.zadd(core(store).keys.roll, {id: 1000})
+        client.zadd(core(store)._lifecycle.context.keys.roll, {id: 1000})
 
 
 async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
@@ -257,7 +257,7 @@ async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> 
 async def counts_for(opener: Any, others: int) -> float:
     """How many of its `beat`s a replica counts from a beat on, where there are so many others."""
     store = await opener(beat=0.1)
-    roll, longest = core(store).keys.roll, 0.0
+    roll, longest = core(store)._lifecycle.context.keys.roll, 0.0
     with redis_of(store) as client:
         client.zadd(roll, {f"other-{n}": time.time() * 1000 + 3_600_000 for n in range(others)})
         for _ in range(60):
@@ -329,7 +329,7 @@ async def test_a_redis_that_was_emptied_knows_everybody_again(opener: Any) -> No
 
         def back() -> bool:
             with redis_of(store) as client:
-                return client.zscore(core(store).keys.roll, store.replica) is not None
+                return client.zscore(core(store)._lifecycle.context.keys.roll, store.replica) is not None
 
         await until(back)
         lose(store, "x")  # its event has to start the partition first
