@@ -460,8 +460,8 @@ async def test_a_turn_that_another_answered_meanwhile_shows_its_outcome(
         async with remote.session(id).turn(request_id="r") as late:
             late["n"] = 1
             late.outcome = "late"
-            (held,) = await store.leases(prefix=id)
-            assert await store.end_lease(id, held.token)
+            (held,) = await store.admin.leases(prefix=id)
+            assert await store.admin.end_lease(id, held.token)
             async with store.session(id).turn(request_id="r") as first:
                 first.outcome = "first"
         assert (late.repeated, late.outcome, late.answered_version, late.written) == (True, "first", 1, None)
@@ -474,7 +474,7 @@ async def test_a_turn_is_sent_under_its_own_lease_wherever_it_ends(workers: tupl
         body = session.turn(request_id="r")
         turn = await asyncio.create_task(body.__aenter__(), context=Context())
         turn["n"] = 1
-        (held,) = await store.leases(prefix=id)
+        (held,) = await store.admin.leases(prefix=id)
         await asyncio.create_task(body.__aexit__(None, None, None), context=Context())
         assert [(each.kind, each.token) for each in await session.history()] == [("turn", held.token)]
 

@@ -545,7 +545,7 @@ async def test_settings_that_a_newer_release_added_to_an_index_are_ignored(opene
     """A worker of this release could not search in a fleet of which one worker was updated."""
     store = await searching(opener)
     await store.session("c1").set("place", MARK)
-    await store.update_index()
+    await store.admin.update_index()
     await store.close()
     added = r"""UPDATE search_indexes SET settings = replace(settings, '{', '{"fuzzy"\:true,')"""
     run_sql(opener, added)
