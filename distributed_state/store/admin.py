@@ -208,7 +208,7 @@ class AsyncAdmin:
         lost commits are restored unless the record was written meanwhile. If it was, they become a branch: `at`,
         `history` and `fork` take its id. Few records have any.
 
-        Of all records, lists the first `limit` (1 to 1000) that have branches; `after` is the `cursor` of a previous
+        Without an id, lists the first `limit` records (1 to 1000) with branches; `after` is the `cursor` of a previous
         page's last. The branches of one record need the right `read` only.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:

@@ -224,7 +224,7 @@ class Admin:
         lost commits are restored unless the record was written meanwhile. If it was, they become a branch: `at`,
         `history` and `fork` take its id. Few records have any.
 
-        Of all records, lists the first `limit` (1 to 1000) that have branches; `after` is the `cursor` of a previous
+        Without an id, lists the first `limit` records (1 to 1000) with branches; `after` is the `cursor` of a previous
         page's last. The branches of one record need the right `read` only.
         """
         return finish(self._twin.branches(id, scope=scope, limit=limit, after=after))

@@ -20,7 +20,7 @@ LOSS = "Redis was emptied|began another life"
 
 
 async def epochs(store: Any) -> Any:
-    return next(each for each in await store.doctor() if each.name == "epochs")
+    return next(each for each in await store.admin.doctor() if each.name == "epochs")
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -158,7 +158,7 @@ async def test_a_worker_of_the_release_before_goes_on_writing(opener: Any) -> No
     """As it names its columns: what it does not know of stays empty, and means that nobody noted it."""
     store = await opener(archiver=False)
     await store.session("s").set("n", 1)
-    await store.archive()
+    await store.admin.archive()
     partition = names(store, "s").partition
     sql(
         opener,

@@ -30,7 +30,7 @@ DOORS = {
     "sqlalchemy": ("cold", "adapters"), "sqlite3": ("cold", "adapters"),
     "alembic": "cold", "psycopg": ("cold", "adapters"), "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
-    "tiktoken": "conversation", "langchain_core": ("conversation", "adapters"), "agents": "adapters",
+    "tiktoken": "formats", "langchain_core": ("formats", "adapters"), "agents": "adapters",
     "google": "adapters", "agno": "adapters",
     "typer": "programs", "rich": "programs", "starlette": "programs", "uvicorn": "programs", "uvloop": "programs",
 }  # fmt: skip
