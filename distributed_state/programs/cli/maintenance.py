@@ -69,7 +69,7 @@ def _count(variable: str, help: str) -> Any:
 
 
 _older = _age("DISTRIBUTED_STATE_PURGE_OLDER_THAN", "Versions, branches and events older than 90d.")
-_changes = _count("DISTRIBUTED_STATE_PURGE_KEEP_CHANGES", "All but so many changes of each record.")
+_changes = _count("DISTRIBUTED_STATE_PURGE_KEEP_CHANGES", "Changes of each record beyond its newest N.")
 _messages = _age("DISTRIBUTED_STATE_PURGE_MESSAGES_OLDER_THAN", "Let conversations show no older messages.")
 _shown = _count("DISTRIBUTED_STATE_PURGE_KEEP_MESSAGES", "Let conversations show no more messages.")
 _events = _age("DISTRIBUTED_STATE_PURGE_EVENTS_OLDER_THAN", "Events older than that, if not of the age of versions.")
