@@ -68,6 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pictures", action="store_true", help="with --browser: make the pictures in docs anew")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Many tests wait for something, but for those of a quick run; and each process imports and collects all again."""
+    return 2 if config.option.quick else 4
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Ended from outside, the run still ends its servers. A shell starts the background jobs of a script with SIGINT
     # ignored, and every process that a test starts would inherit that.
