@@ -61,7 +61,11 @@ def test_the_stub_is_the_package() -> None:
     [
         ('    "StateStore",\n', "", "StateStore"),
         ("import Host\n", "import Agent as Host\n", "Host"),
-        ("distributed_state.store.admin import AsyncAdmin", "distributed_state.store.admins import Other", "AsyncAdmin"),
+        (
+            "distributed_state.store.admin import AsyncAdmin",
+            "distributed_state.store.admins import Other",
+            "AsyncAdmin",
+        ),
         ("from distributed_state.settings import Settings\n", "", "Settings"),
     ],
 )
