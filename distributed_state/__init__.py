@@ -49,7 +49,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "TooLarge",
         "Unauthenticated",
         "Unavailable",
-        "UnknownStep",
+        "UnknownOperation",
         "WarmUnavailable",
     ),
     "records.access": ("Policy", "Request"),

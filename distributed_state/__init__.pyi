@@ -47,7 +47,7 @@ from distributed_state.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
-    UnknownStep,
+    UnknownOperation,
     WarmUnavailable,
 )
 from distributed_state.records.access import Policy, Request
@@ -168,7 +168,7 @@ __all__ = [
     "TypedSession",
     "Unauthenticated",
     "Unavailable",
-    "UnknownStep",
+    "UnknownOperation",
     "UserState",
     "WarmUnavailable",
     "Window",

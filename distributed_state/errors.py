@@ -252,7 +252,7 @@ class ColdUnavailable(Unavailable):
     """
 
 
-class UnknownStep(ColdUnavailable):
+class UnknownOperation(ColdUnavailable):
     """A newer release wrote an operation that this one cannot archive: `kind`, in the journal's entry at `offset`.
 
     Nothing from there on was archived, and nothing is lost: a worker of that release continues.
@@ -270,8 +270,8 @@ class UnknownStep(ColdUnavailable):
         return _unknown, (str(self), self.partition, self.offset, self.kind)
 
 
-def _unknown(message: str, partition: int, offset: int, kind: bytes) -> UnknownStep:
-    return UnknownStep(message, partition=partition, offset=offset, kind=kind)
+def _unknown(message: str, partition: int, offset: int, kind: bytes) -> UnknownOperation:
+    return UnknownOperation(message, partition=partition, offset=offset, kind=kind)
 
 
 class RecoveryInProgress(Unavailable):

@@ -18,7 +18,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.model import PHASE
 
 Merge = Callable[[Any, Any, Any], Any]
-Step = tuple[bytes, bytes, bytes]
+Operation = tuple[bytes, bytes, bytes]
 
 
 def last_writer(base: Any, theirs: Any, mine: Any) -> Any:
@@ -72,7 +72,7 @@ def check(policies: Any) -> Mapping[str, Merge]:
 
 def three_way(
     record_codec: Codec,
-    mine: Mapping[bytes, Step],
+    mine: Mapping[bytes, Operation],
     base: Mapping[bytes, bytes],
     theirs: Mapping[bytes, bytes],
     policies: Mapping[str, Merge],

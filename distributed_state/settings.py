@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     publish_bytes: int = Field(4096, ge=0, description="changes up to this size travel to other replicas' hot tier")
     journal_entries: int = Field(100_000, ge=1, description="per partition; more unarchived commits are refused")
     journal_bytes: int = Field(64 * 2**20, ge=1, description="per partition; more unarchived bytes are refused")
-    memory_bytes: int = Field(64 * 2**20, ge=0, description="of acknowledged commits kept until archived; 0: none")
+    unarchived_bytes: int = Field(64 * 2**20, ge=0, description="of acknowledged commits kept until archived; 0: none")
     timeout: float = Field(5.0, gt=0, description="for one answer of Redis")
     retry_for: float = Field(10.0, ge=0, description="how long one call waits in all for a Redis that does not answer")
     sql_timeout: float = Field(10.0, ge=0.1, description="for one answer of SQL; maintenance may take 60 times as long")

@@ -14,14 +14,14 @@ import redis
 from below import urls_of
 from faces import core
 
-from distributed_state.tiers.memory import Memory
+from distributed_state.tiers.unarchived import UnarchivedCommits
 from distributed_state.warm.scripts import PROBE
 
 _counting = threading.RLock()  # held by a test that counts, or by the look that it waits for
-_look = Memory.look
+_look = UnarchivedCommits.look
 
 
-async def _look_unless_counted(self: Memory) -> None:
+async def _look_unless_counted(self: UnarchivedCommits) -> None:
     """As `look`, but the job that drops archived commits skips it while a test counts.
 
     A caller's look sends the same commands, and counts.
@@ -35,7 +35,7 @@ async def _look_unless_counted(self: Memory) -> None:
             _counting.release()
 
 
-Memory.look = _look_unless_counted  # type: ignore[method-assign]
+UnarchivedCommits.look = _look_unless_counted  # type: ignore[method-assign]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from distributed_state.values.keys import RecordKeys
 
 CAUSE = "failover"
 # A store in which nothing is archived behind a test's back, and nobody remembers what was lost.
-QUIET = {"archiver": False, "durability": "memory", "memory_bytes": 0}
+QUIET = {"archiver": False, "durability": "memory", "unarchived_bytes": 0}
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def resident() -> int:
 def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any) -> None:
     """Write, read and overwrite records until hot is full; tell how many bytes the process grew by."""
     settings: dict[str, Any] = {"namespace": f"bench-hot-{kind}-{size}", "archiver": False, "hot_entries": 10**6}
-    settings["memory_bytes"] = 0  # what a writer remembers has a row of its own
+    settings["unarchived_bytes"] = 0  # what a writer remembers has a row of its own
     with StateStore.open(url, archive="memory", hot_bytes=limit, **settings) as store:
 
         def write(sessions: list[Any], letter: str) -> None:
@@ -109,7 +109,7 @@ def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any)
 def _fill_memory(url: str, size: int, limit: int, told: Any) -> None:
     """Write until a writer remembers all that it may, nothing archived; tell how many bytes the process grew by."""
     settings: dict[str, Any] = {"namespace": f"bench-memory-{size}", "archiver": False, "journal_entries": 10**7}
-    settings |= {"journal_bytes": 2**30, "max_staleness": 0.0, "memory_bytes": limit}
+    settings |= {"journal_bytes": 2**30, "max_staleness": 0.0, "unarchived_bytes": limit}
     with StateStore.open(url, archive="memory", **settings) as store:
         sessions = [store.session(f"s{n}") for n in range(50)]
 
@@ -120,7 +120,7 @@ def _fill_memory(url: str, size: int, limit: int, told: Any) -> None:
         write(0)
         before = resident()
         number = 0
-        while store.admin.stats()["remembered_bytes"] < 0.95 * limit:
+        while store.admin.stats()["unarchived_bytes"] < 0.95 * limit:
             number += 1
             write(number % 10)
         told.send(resident() - before)

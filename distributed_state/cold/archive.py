@@ -35,7 +35,7 @@ from distributed_state.cold.record_index import (
 )
 from distributed_state.cold.record_items import OlderItem
 from distributed_state.cold.values import Batch
-from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownStep
+from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownOperation
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, State, fold
 from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, REPAIR
@@ -418,7 +418,7 @@ def _parsed_of(entry: JournalEntry, record: str, partition: int, epoch: str) -> 
         raise InvalidValue(f"{record}: an entry of {entry.record} among its changes")
     try:
         return parse(entry, partition, epoch)
-    except (ValueError, CorruptState, UnknownStep) as error:
+    except (ValueError, CorruptState, UnknownOperation) as error:
         raise InvalidValue(f"{record} version {entry.version}: {error}") from error
 
 

@@ -60,7 +60,7 @@ from distributed_state.cold.tables import (
     snapshots,
 )
 from distributed_state.cold.values import RESOLVED, UNRESOLVED, Branched, BranchState, Kept, Quarantined
-from distributed_state.errors import ColdUnavailable, CorruptState, NotFound, UnknownStep
+from distributed_state.errors import ColdUnavailable, CorruptState, NotFound, UnknownOperation
 from distributed_state.values.journal import JournalEntry, State, fold, unpack
 from distributed_state.values.model import NEXT, log_fields
 
@@ -318,7 +318,7 @@ def _is_gone(sql: Sql, record: str, entries: Iterable[JournalEntry]) -> bool:
             return True
         try:
             parsed = parse(entry, 0, "")
-        except (ValueError, CorruptState, UnknownStep):
+        except (ValueError, CorruptState, UnknownOperation):
             continue  # it goes into quarantine, or is kept unread
         owner = parsed.owner or (name if scope == "user" else "")
         stone = _stone(sql, forgotten(sql.namespace, owner)) if owner else None
@@ -403,7 +403,7 @@ class _Line:
         try:
             parsed = parse(entry, self._partition, self._epoch)
             refuse_long(parsed)
-        except UnknownStep:
+        except UnknownOperation:
             return True  # kept as it is, for a release that can read it
         except (ValueError, CorruptState) as error:
             keep_refused(self._sql, entry, self._partition, self._epoch, error)
@@ -539,9 +539,9 @@ def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchS
     for entry in _entries(sql, record, branch):
         if entry.version != at + 1 or (version is not None and entry.version > version):
             break
-        steps = unpack(entry.data)
-        fold(fields, steps)
-        messages.update((int(step.name), step.value) for step in steps if step.kind == b"m")
+        operations = unpack(entry.data)
+        fold(fields, operations)
+        messages.update((int(operation.name), operation.value) for operation in operations if operation.kind == b"m")
         at = entry.version
     if at == found.base or (version is not None and at != version):
         lost = ", ".join(f"{first} to {last}" for first, last in found.missing) or "none"

@@ -30,9 +30,9 @@ from distributed_state.values.journal import (
     JournalEntry,
     KeptItems,
     Loaded,
+    Operation,
     Segment,
     State,
-    Step,
     pack,
     unpack,
 )
@@ -303,7 +303,7 @@ class _Plan:
         self._note |= {"version": newer.state.version, "aside": len(aside)}
         carried: list[JournalEntry] = []
         known = version if before else 0
-        items, missing = item_steps(self._held.items.get(name), known, newer, entries)
+        items, missing = item_operations(self._held.items.get(name), known, newer, entries)
         if missing:
             self.done.lost_items.append(name)
             self._note["items"] = True
@@ -316,9 +316,9 @@ class _Plan:
             for number, data in newer.messages
             if number >= first or (number in sources and not kept & {(name, number), (sources[number], number)})
         }
-        steps = [*items, *((b"m", b"%d" % number, data) for number, data in messages.items())]
+        operations = [*items, *((b"m", b"%d" % number, data) for number, data in messages.items())]
         newer = replace(newer, state=layered(newer.state, known))
-        self._change(name, newer, before.fields if before else {}, carried, steps, same)
+        self._change(name, newer, before.fields if before else {}, carried, operations, same)
         return carried
 
     def _inherit(self, name: str, fields: Mapping[bytes, bytes]) -> None:
@@ -332,19 +332,21 @@ class _Plan:
         whole: Loaded,
         old: Mapping[bytes, bytes],
         carried: list[JournalEntry],
-        lacking: Sequence[Step],
+        lacking: Sequence[Operation],
         same: JournalEntry | None = None,
     ) -> None:
         """Add the entry that leads from these fields to those of a state, with messages and items that SQL lacks."""
         version = whole.state.version
         fields = whole.state.fields
-        steps: list[Step] = [(b"c", b"", b"")] if old else []
-        steps += [(b"d", each, b"") for each in old if each[:1] == b"#" and each not in fields]
-        steps += lacking
+        operations: list[Operation] = [(b"c", b"", b"")] if old else []
+        operations += [(b"d", each, b"") for each in old if each[:1] == b"#" and each not in fields]
+        operations += lacking
         # Without a parent that SQL knows: it would be taken for a new fork, and erased if its source was.
-        steps += [(b"s", each, value) for each, value in fields.items() if each != PARENT or old.get(each) != value]
-        steps += [op for op in unpack(same.data) if op.kind == b"l"] if same else []
-        carried.append(self._entry(name, version, steps, fields, whole.time_ms, carried, same))
+        operations += [
+            (b"s", each, value) for each, value in fields.items() if each != PARENT or old.get(each) != value
+        ]
+        operations += [op for op in unpack(same.data) if op.kind == b"l"] if same else []
+        carried.append(self._entry(name, version, operations, fields, whole.time_ms, carried, same))
 
     def _leave_out(self, name: str, newer: Loaded, carried: list[JournalEntry]) -> None:
         """Add a change that hides the record's messages that are lost everywhere."""
@@ -372,8 +374,8 @@ class _Plan:
             shown = message_ranges.shown(message_ranges.without(runs, gaps), fields)
             version = newer.state.version + 1
             self._note |= {"version": version, "lost": [[each.start, each.stop - 1] for each in gaps]}
-            steps: list[Step] = [(b"s", each, value) for each, value in shown.items()]
-            carried.append(self._entry(name, version, steps, fields, newer.time_ms, carried, None))
+            operations: list[Operation] = [(b"s", each, value) for each, value in shown.items()]
+            carried.append(self._entry(name, version, operations, fields, newer.time_ms, carried, None))
 
     def _borrowed(self, name: str, lacking: Sequence[Segment]) -> dict[int, bytes]:
         """Those of these messages that Redis has in the records from which this one was forked."""
@@ -385,7 +387,7 @@ class _Plan:
         self,
         name: str,
         version: int,
-        steps: list[Step],
+        operations: list[Operation],
         fields: Mapping[bytes, bytes],
         time_ms: int,
         carried: Sequence[JournalEntry],
@@ -403,7 +405,7 @@ class _Plan:
             kind=same.kind if same and same.kind in (ERASE, FORGET) else REPAIR,
             actor=same.actor if same else "",
             token=same.token if same else 0,
-            data=pack(steps),
+            data=pack(operations),
             total_bytes=0,
             next_message=int(fields.get(NEXT, b"0")),
         )
@@ -448,9 +450,9 @@ def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:
 # the newest of the archived ones; the journal may have more.
 
 
-def item_steps(
+def item_operations(
     kept: KeptItems | None, known: int, newer: Loaded, entries: Sequence[JournalEntry]
-) -> tuple[list[Step], bool]:
+) -> tuple[list[Operation], bool]:
     """The operations on items since the version that SQL knows, and whether some may be lost."""
     since, below = _layer(newer.state)
     if newer.state.deleted or not since:

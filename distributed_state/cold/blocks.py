@@ -183,7 +183,7 @@ def _upwards(sql: Sql, key: Key, after: int, before: int) -> Iterator[tuple[int,
         after = found[-1].last
 
 
-def steps(sql: Sql, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[Any, ...]]:
+def operations(sql: Sql, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[Any, ...]]:
     """Run two queries, of rows of `changes` and of blocks, as one statement; each row is `..., epoch, version, data`.
 
     Both begin with columns of the caller's. A block comes whole, so some rows may be outside the requested versions.

@@ -97,7 +97,7 @@ def load(sql: Sql, record: str, *, window: int) -> Loaded | None:
     key, last = head["key"], head["version"]
     rows = select(c.epoch, c.version, c.data).where(c.record == key, c.version > base, c.version <= last)
     packed = select(literal(""), b.last, b.data).where(b.record == key, b.last > base)
-    for _, version, data in sorted(blocks.steps(sql, rows, packed), key=lambda row: int(row[1])):
+    for _, version, data in sorted(blocks.operations(sql, rows, packed), key=lambda row: int(row[1])):
         if version <= base:
             continue
         _warn_of_gap(record, at, version)
@@ -184,16 +184,18 @@ def _fold_states(sql: Sql, targets: Sequence[Row], found: dict[str, State]) -> N
     b = change_blocks.c
     around = and_(b.record == bases.c.key, b.last > func.coalesce(bases.c.base, 0), b.first <= bases.c.target)
     packed = select(b.record, literal(""), b.last, b.data)
-    later = blocks.steps(sql, rows.join_from(bases, changes, after), packed.join_from(bases, change_blocks, around))
+    later = blocks.operations(
+        sql, rows.join_from(bases, changes, after), packed.join_from(bases, change_blocks, around)
+    )
     # Sorted here: with ORDER BY, SQLite walks all of `changes` in that order.
     ordered = groupby(sorted(later, key=itemgetter(0, 2)), key=itemgetter(0))
     changed = {key: list(rows_) for key, rows_ in ordered}
     for key, (_, record, target, base, epoch, data) in known.items():
         fields = {} if epoch is None else _fields(data)
         version = base
-        for _, its_epoch, its_version, steps in changed.get(key, ()):
+        for _, its_epoch, its_version, operations in changed.get(key, ()):
             if (base or 0) < its_version <= target:  # a block also has versions outside of the range
-                fold(fields, unpack(steps))
+                fold(fields, unpack(operations))
                 epoch, version = its_epoch, its_version
         if epoch is not None:
             found[record] = State(epoch, version, fields)
@@ -456,9 +458,18 @@ def whole(
     return found
 
 
-def _entry(record: str, row: blocks.ChangeRow, steps: bytes) -> JournalEntry:
+def _entry(record: str, row: blocks.ChangeRow, operations: bytes) -> JournalEntry:
     return JournalEntry(
-        row.offset, row.event, record, row.version, row.time_ms, row.kind, row.actor, row.token, steps, total_bytes=0
+        row.offset,
+        row.event,
+        record,
+        row.version,
+        row.time_ms,
+        row.kind,
+        row.actor,
+        row.token,
+        operations,
+        total_bytes=0,
     )
 
 
@@ -484,8 +495,8 @@ def _fitting(sql: Sql, key: int, rows: list[blocks.ChangeRow], most: int) -> lis
 
 def _apart(data: bytes) -> list[Op]:
     """The operations whose values are in another table."""
-    steps = unpack(data) if b"m" in data or b"p" in data else []
-    return [op for op in steps if op.kind in (b"m", b"p") and not op.value]
+    operations = unpack(data) if b"m" in data or b"p" in data else []
+    return [op for op in operations if op.kind in (b"m", b"p") and not op.value]
 
 
 def _together(version: int, data: bytes, said: Mapping[int, bytes], put: Mapping[record_items.Name, bytes]) -> bytes:

@@ -33,7 +33,7 @@ from sqlalchemy import (
 
 from distributed_state.cold.engine import Row, Sql
 from distributed_state.cold.tables import LONGEST, TEXT, change_blocks, changes, quarantine, records, snapshots, tags
-from distributed_state.errors import CorruptState, NotFound, UnknownStep
+from distributed_state.errors import CorruptState, NotFound, UnknownOperation
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, State, item_of, pack, unpack
 from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, PHASE, SEGMENTS, TAG, escape
@@ -86,9 +86,9 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
 
     Raises UnknownStep if only a newer release can read it.
     """
-    steps = unpack(entry.data)
+    operations = unpack(entry.data)
     # Before any other check: unreadable entries go to quarantine, and this one must not.
-    _refuse_unknown(entry, partition, steps)
+    _refuse_unknown(entry, partition, operations)
     "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
     if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
         raise ValueError("a NUL in its record, event, kind or actor")
@@ -100,7 +100,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     items: dict[tuple[bytes, bytes], bytes] = {}
     events: list[ParsedEvent] = []
     tags: list[tuple[str, bool]] = []
-    for op in steps:
+    for op in operations:
         kind, name, value = op
         if kind == b"m":
             messages.append((_number(name, "message"), value))
@@ -123,16 +123,16 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     parsed.messages, parsed.items, parsed.events = messages or (), tuple(items.items()), events or ()
     parsed.tags = tags or ()
     if messages or items:
-        parsed.data = pack((op.kind, op.name, b"" if _is_kept_apart(op, items) else op.value) for op in steps)
+        parsed.data = pack((op.kind, op.name, b"" if _is_kept_apart(op, items) else op.value) for op in operations)
     return parsed
 
 
-def _refuse_unknown(entry: JournalEntry, partition: int, steps: Sequence[Op]) -> None:
-    if unknown := {kind for kind, _, _ in steps} - KINDS:
+def _refuse_unknown(entry: JournalEntry, partition: int, operations: Sequence[Op]) -> None:
+    if unknown := {kind for kind, _, _ in operations} - KINDS:
         kind = min(unknown)
         what = f"entry {entry.offset} of partition {partition} has a step {kind!r}, which this release does not know"
         complaint = f"{what}: a newer one wrote it, and has to archive it"
-        raise UnknownStep(complaint, partition=partition, offset=entry.offset, kind=kind)
+        raise UnknownOperation(complaint, partition=partition, offset=entry.offset, kind=kind)
 
 
 def _is_kept_apart(op: Op, items: Mapping[tuple[bytes, bytes], bytes]) -> bool:

@@ -42,7 +42,7 @@ from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import chance, codec
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
-from distributed_state.values.turn_times import step_of
+from distributed_state.values.turn_times import operation_of
 
 BUSY = ("wait", "reject", "interrupt")
 _NOT_OPEN = "this transaction is over; nothing can be changed through it any more"
@@ -402,7 +402,7 @@ class AsyncTurn(Transaction):
             with self._clock.reading():
                 user_draft = await self._user.prepare(effect)
         self._clock.stop()
-        timed = signed._replace(steps=(*signed.steps, step_of(self._clock.times)))
+        timed = signed._replace(operations=(*signed.operations, operation_of(self._clock.times)))
         try:
             done = await write_path.commit(self._tiers, context.keys, timed, last=self._lease)
             self._clock.committed()

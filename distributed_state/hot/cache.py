@@ -18,7 +18,7 @@ from typing import Any, Self
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Port
 from distributed_state.port.bodies import Body, leaving
-from distributed_state.values.journal import Step
+from distributed_state.values.journal import Operation
 from distributed_state.values.levels import Freshness
 
 _SWEPT = 1000  # records with flights, above which abandoned flights are removed
@@ -179,7 +179,7 @@ class Hot:
         for each in dropped:
             self._evicted(each)
 
-    def apply(self, text: str, epoch: str, version: int, steps: Sequence[Step] | None) -> None:
+    def apply(self, text: str, epoch: str, version: int, operations: Sequence[Operation] | None) -> None:
         """Apply a published change: merge the next version, ignore an older one, drop the entry after a gap."""
         dropped: list[str] = []
         with self._mutex:
@@ -191,8 +191,8 @@ class Hot:
                 return
             del self.entries[text]
             self.bytes -= entry.size
-            if entry.epoch == epoch and version == entry.version + 1 and steps is not None:
-                following = entry.after(version, steps, self._recent)
+            if entry.epoch == epoch and version == entry.version + 1 and operations is not None:
+                following = entry.after(version, operations, self._recent)
                 following.used = entry.used
                 following.freshness = entry.freshness
                 if not following.deleted:

@@ -17,7 +17,7 @@ from typing import Any
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
-from distributed_state.values.journal import Step, fold
+from distributed_state.values.journal import Operation, fold
 from distributed_state.values.levels import UNHEARD
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
 
@@ -169,13 +169,13 @@ class CachedRecord:
         """The same version with this field added."""
         return CachedRecord(self.codec, self.epoch, self.version, {**self.fields, name: data}, self.messages)
 
-    def after(self, version: int, steps: Sequence[Step], recent: int) -> CachedRecord:
+    def after(self, version: int, operations: Sequence[Operation], recent: int) -> CachedRecord:
         """The next version of this entry."""
         fields = self.fields.copy()
-        fold(fields, steps)
+        fold(fields, operations)
         messages = self.messages
         touched = set[bytes]()
-        for kind, name, value in steps:
+        for kind, name, value in operations:
             if kind == b"s" or kind == b"d":
                 touched.add(name)
             elif kind == b"m":

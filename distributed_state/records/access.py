@@ -105,10 +105,10 @@ def _denied(request: Request, ref: Ref | None) -> str:
     return f"{who} may not {request.action} {what if field is None else f'{field!r:.80} of {what}'}"
 
 
-def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, str | None], None]:
+def written(operations: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, str | None], None]:
     """The permissions that a change needs, in order. A change that returns a sum also reads the field."""
     wanted: dict[tuple[Action, str | None], None] = {}
-    for kind, name, _ in steps:
+    for kind, name, _ in operations:
         if name[:2] == REQUEST or name in (TIMED, INITIALIZED):
             continue  # a turn's own notes, and names that belong to fields already asked for
         field: str | None = None

@@ -16,7 +16,7 @@ from distributed_state.results import Branch
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
 from distributed_state.values.codec import MESSAGE, Codec
-from distributed_state.values.journal import JournalEntry, Segment, Step, unpack
+from distributed_state.values.journal import JournalEntry, Operation, Segment, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, NEXT, Ref, unescape
 
@@ -114,16 +114,16 @@ class BranchMessages:
         """The runs of a record that has copies of the branch's own messages."""
         return [*self.shared, *(Segment(record, number, number + 1) for number in self.own)]
 
-    def copied(self, form: Codec, to: Codec) -> list[Step]:
+    def copied(self, form: Codec, to: Codec) -> list[Operation]:
         """Operations that append the branch's own to another record, under their numbers and with their times."""
-        steps = []
+        operations = []
         for number in self.own:
             time, text = field_ttl.split(self.stored[number])
             data = form.carry(text, MESSAGE, to)
             if time != field_ttl.NEVER:
                 data = field_ttl.dated(data, round(time * 1000))
-            steps.append((b"m", b"%d" % number, data))
-        return steps
+            operations.append((b"m", b"%d" % number, data))
+        return operations
 
 
 def messages_of(record: str, found: BranchState) -> BranchMessages:

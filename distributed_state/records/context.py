@@ -155,12 +155,12 @@ class RecordContext:
             for each in fields:
                 self.store.guard.ask(action, ref or self.ref, each, actor=actor, user=self.owner)
 
-    def allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
+    def allow_operations(self, draft: Draft, ref: Ref | None = None) -> None:
         """Ask the store's policy for everything that a change does."""
         if self.store.guard is not None:
-            if draft.expected_items or any(step == b"n" for step, _, _ in draft.steps):
+            if draft.expected_items or any(operation == b"n" for operation, _, _ in draft.operations):
                 self.allow("read", ITEMS, ref=ref)  # a refusal would reveal the item
-            for action, each in written(draft.steps):
+            for action, each in written(draft.operations):
                 self.allow(action, each, ref=ref)
 
     # Reading
@@ -229,7 +229,7 @@ class RecordContext:
     def sign(self, draft: Draft) -> Draft:
         """Ask the policy for a change, and mark the first one of a generated id as new. Raises AccessDenied."""
         if self.store.guard is not None:
-            self.allow_steps(draft)
+            self.allow_operations(draft)
         if self.unused:
             self.unused = False  # for one write only: after it the record exists
             return draft._replace(creation="*")

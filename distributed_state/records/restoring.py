@@ -254,7 +254,7 @@ async def fork(
     async with ForkUnderWay(tiers, context.keys, target) as under_way:
         draft = await plan_fork(tiers, context.keys, target, changes, version, branch)
         context.allow("read", *_copied(draft))
-        context.allow_steps(draft, target.ref)
+        context.allow_operations(draft, target.ref)
         under_way.require_time()
         done = await write_path.commit(tiers, target, draft)
     if under_way.over:
@@ -354,8 +354,8 @@ async def _past(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
 
 def _copied(draft: Draft) -> list[str]:
     """The fields that a fork copies from its source, for the policy."""
-    names = [field for _, field in written(draft.steps) if field is not None]
-    shown = any(name == SEGMENTS for _, name, _ in draft.steps)
-    layered = any(name == ITEMS for _, name, _ in draft.steps)
+    names = [field for _, field in written(draft.operations) if field is not None]
+    shown = any(name == SEGMENTS for _, name, _ in draft.operations)
+    layered = any(name == ITEMS for _, name, _ in draft.operations)
     names += [ALL_ITEMS] if layered and ALL_ITEMS not in names else []
     return [*names, *([MESSAGES] if shown and MESSAGES not in names else [])]

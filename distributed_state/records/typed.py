@@ -180,7 +180,7 @@ class TypedContext(RecordContext, Generic[M]):
             attempt = self._guarded(attempt, known)
             try:
                 done = await super().send(attempt)
-                return done if sums is None else done._replace(results=sums, steps=draft.steps)
+                return done if sums is None else done._replace(results=sums, operations=draft.operations)
             except Conflict as conflict:
                 if not self._ours(draft, attempt, conflict):
                     raise
@@ -225,7 +225,10 @@ class TypedContext(RecordContext, Generic[M]):
 
     def _lowers(self, draft: Draft) -> bool:
         """Whether this changes fields, which must be converted down to the written version."""
-        fields = any(step == b"c" or (step in (b"s", b"d", b"i") and name[:1] != b"#") for step, name, _ in draft.steps)
+        fields = any(
+            operation == b"c" or (operation in (b"s", b"d", b"i") and name[:1] != b"#")
+            for operation, name, _ in draft.operations
+        )
         return fields and self.schema.write_version < self.schema.version and draft.deleted != "revive"
 
     async def _seen_by(self, draft: Draft) -> CachedRecord:
@@ -245,17 +248,17 @@ class TypedContext(RecordContext, Generic[M]):
         last = []
         given = dict[str, bytes]()
         sums = list[int]()
-        for step, name, value in draft.steps:
-            if step in (b"c", b"w"):
-                first.append((step, name, value))
-                stored, fields = (stored, fields) if step == b"w" else ({}, {})
-            elif name[:1] == b"#" or step not in (b"s", b"d", b"i"):
-                last.append((step, name, value))
-            elif step == b"d":
+        for operation, name, value in draft.operations:
+            if operation in (b"c", b"w"):
+                first.append((operation, name, value))
+                stored, fields = (stored, fields) if operation == b"w" else ({}, {})
+            elif name[:1] == b"#" or operation not in (b"s", b"d", b"i"):
+                last.append((operation, name, value))
+            elif operation == b"d":
                 fields.pop(codec.decode_key(name), None)
             else:
                 key = codec.decode_key(name)
-                if step == b"i":
+                if operation == b"i":
                     fields[key] = add(fields.get(key, 0), int(value), key)
                     sums.append(fields[key])
                 else:
@@ -275,8 +278,8 @@ class TypedContext(RecordContext, Generic[M]):
             if field_ttl.marked(data):
                 what = f"version {self.schema.write_version}, which is still written, has no such field to carry a ttl"
                 raise InvalidValue(f"{key!r:.80}: {what}")
-        steps = (*first, *changes.fields.values(), *last)
-        lowered = draft._replace(steps=steps, expected=known.version, epoch=draft.epoch or known.epoch)
+        operations = (*first, *changes.fields.values(), *last)
+        lowered = draft._replace(operations=operations, expected=known.version, epoch=draft.epoch or known.epoch)
         return lowered, tuple(sums)
 
     def _guarded(self, draft: Draft, known: CachedRecord | None) -> Draft:
@@ -293,7 +296,7 @@ class TypedContext(RecordContext, Generic[M]):
         return attempt
 
     def _stamped(self, draft: Draft) -> Draft:
-        return draft._replace(steps=(*draft.steps, (b"s", SCHEMA, self.schema.stamp)))
+        return draft._replace(operations=(*draft.operations, (b"s", SCHEMA, self.schema.stamp)))
 
     def _ours(self, draft: Draft, attempt: Draft, conflict: Conflict) -> bool:
         """Whether a commit was refused because of the schema. Raises SchemaMismatch if the record is newer."""

@@ -710,7 +710,7 @@ class Session(Record):
         Example::
 
             window = session.window(max_tokens=8000)
-            request = {"messages": to_openai(window.messages)}
+            request = {"messages": formats.to_openai(window.messages)}
 
         A turn is a user message and all that follows it. The last `keep_last` turns, and with `keep_system` the system
         messages at the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With

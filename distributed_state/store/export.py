@@ -191,8 +191,8 @@ def _item(item: OlderItem) -> dict[str, Any]:
 
 def _change(entry: JournalEntry) -> dict[str, Any]:
     # Without its events: they belong to this store's stream, and are numbered there.
-    steps = (op for op in unpack(entry.data) if op.kind != b"e")
-    ops = [[kind.decode(), _text(name), _value(value)] for kind, name, value in steps]
+    operations = (op for op in unpack(entry.data) if op.kind != b"e")
+    ops = [[kind.decode(), _text(name), _value(value)] for kind, name, value in operations]
     return {
         "version": entry.version, "time_ms": entry.time_ms, "kind": entry.kind, "actor": unescape(entry.actor),
         "token": entry.token, "event": entry.event, "ops": ops,

@@ -183,11 +183,11 @@ def is_encrypted(data: bytes) -> bool:
     return field_ttl.split(data)[1][:1] == codec.SEALED
 
 
-def step_of(step: Any) -> tuple[bytes, bytes, bytes]:
+def operation_of(operation: Any) -> tuple[bytes, bytes, bytes]:
     """One operation of a change."""
-    if not isinstance(step, list) or step[0] not in ("s", "d", "c", "m", "w", "l", "p", "q"):
-        raise ValueError(f"step {step!r:.80} is unknown")
-    kind, name, value = step
+    if not isinstance(operation, list) or operation[0] not in ("s", "d", "c", "m", "w", "l", "p", "q"):
+        raise ValueError(f"step {operation!r:.80} is unknown")
+    kind, name, value = operation
     return raw(kind), raw(name), raw_value(value)
 
 
@@ -363,7 +363,7 @@ class ImportedFile:
         version = whole(row, "version", 1, MOST)
         if version != self.version + 1:
             raise ValueError(f"version {version} follows {self.version}")
-        data = pack(step_of(step) for step in row["ops"] if step[0] != "e")
+        data = pack(operation_of(operation) for operation in row["ops"] if operation[0] != "e")
         ops = unpack(data)
         moved = False
         for op in ops:

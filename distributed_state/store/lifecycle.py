@@ -80,8 +80,8 @@ def face_of(twin: Any) -> Any:
 
 def lifecycle_of(store: Any) -> StoreLifecycle:
     """The inside of a store of either API."""
-    lifecycle = getattr(twin_of(store), "_lifecycle", None)
-    if not isinstance(lifecycle, StoreLifecycle):
+    lifecycle: StoreLifecycle | None = getattr(twin_of(store), "_lifecycle", None)
+    if lifecycle is None:
         raise InvalidValue(f"this takes a store, not {store!r:.80}")
     return lifecycle
 

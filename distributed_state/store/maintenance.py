@@ -298,10 +298,10 @@ class _Run:
         self._told_unreadably: set[str] = set()  # the subjects of unreadable events
         self.done = Reencrypted()
 
-    async def each(self, step: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+    async def each(self, operation: Callable[[Sequence[str]], Awaitable[None]]) -> None:
         after = ""
         while texts := await self._tiers.port.sql(self._tiers.cold.names, after):
-            await step(texts)
+            await operation(texts)
             self._progress(self.done)
             after = texts[-1]
 

@@ -172,8 +172,8 @@ FIGURES = (
     ),
     Figure("link_breaks", "counter", "How often the subscription was lost", lambda t: t.link.breaks),
     Figure(
-        "remembered_bytes", "gauge", "Acknowledged commits kept in memory until they are archived, of memory_bytes",
-        lambda t: t.memory.bytes,
+        "unarchived_bytes", "gauge", "Acknowledged commits kept in memory until they are archived, of unarchived_bytes",
+        lambda t: t.unarchived.bytes,
     ),
     Figure("archived_commits", "counter", "Commits carried to SQL by this replica", lambda t: t.archiver.archived),
     Figure("archived_partitions", "gauge", "Partitions that this replica archives", lambda t: len(t.archiver.mine)),

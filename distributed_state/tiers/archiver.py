@@ -17,7 +17,7 @@ from typing import TypeVar
 from distributed_state.cold.aside import Stopped
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Cursor
-from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, WarmUnavailable
+from distributed_state.errors import ColdUnavailable, StateError, UnknownOperation, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import IdleJournals, Pass, grouped
@@ -316,7 +316,7 @@ class Archiver:
                 passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
                 break
             # No batch was inserted, as it was one transaction.
-            except UnknownStep as error:
+            except UnknownOperation as error:
                 self._stop(passed, {error.partition: (error.offset, str(error))})
             except Stopped as error:
                 self._stop(passed, error.places)

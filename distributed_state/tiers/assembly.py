@@ -36,9 +36,9 @@ from distributed_state.port import Mutex, Port, Signal, waited
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import IdleJournals
 from distributed_state.tiers.archiver import Archiver
-from distributed_state.tiers.memory import Gathering, Memory
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.refill import Refill
+from distributed_state.tiers.unarchived import Gathering, UnarchivedCommits
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
@@ -100,17 +100,17 @@ class Tiers:
         link = self.link if self._uses_hot else None
         idle_journals = IdleJournals(port, keys, link if settings.url else None)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, idle_journals)
-        self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
-        self.last_archiving = LastArchiving(port, self.archiver, self.memory, self.clock, settings)
-        self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
+        self.unarchived = UnarchivedCommits(port, self.warm, cold, self.archiver, keys, settings)
+        self.last_archiving = LastArchiving(port, self.archiver, self.unarchived, self.clock, settings)
+        self.stream = Stream(port, self.warm, self._archived, self.start, self.unarchived.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
-        self.gathering = Gathering(port, self.warm, keys, self.memory, link, active=settings.beat > 0)
+        self.gathering = Gathering(port, self.warm, keys, self.unarchived, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # replicas that did not report their unarchived commits, and when
         self.recovery.connect(self._gather, self._diverged)
-        self.memory.late = self._late
+        self.unarchived.late = self._late
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
         self._epochs: dict[int, str] = {}
@@ -237,7 +237,7 @@ class Tiers:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
 
     async def _gather(self, partition: int, epoch: str) -> tuple[list[JournalEntry], set[str]]:
-        if not self.memory.remembers:
+        if not self.unarchived.remembers:
             return [], set()
         now = self.port.monotonic()
         known = await self.presence.known()
@@ -281,7 +281,7 @@ class Tiers:
                 "hot_entries": len(self.hot.entries),
                 "hot_bytes": self.hot.bytes,
                 "archived": archiver.archived,
-                "remembered_bytes": self.memory.bytes,
+                "unarchived_bytes": self.unarchived.bytes,
                 **self.link.figures,
                 "leases": self.leases.held,
                 "events_waiting": self.consumers.waiting,
@@ -324,10 +324,12 @@ class LastArchiving:
     It runs in its own thread: a server that does not answer may hold that up, but not the caller of `close`.
     """
 
-    def __init__(self, port: Port, archiver: Archiver, memory: Memory, clock: ServerClock, settings: Settings) -> None:
+    def __init__(
+        self, port: Port, archiver: Archiver, commits: UnarchivedCommits, clock: ServerClock, settings: Settings
+    ) -> None:
         self._port = port
         self._archiver = archiver
-        self._memory = memory
+        self._unarchived = commits
         self._clock = clock
         self._settings = settings
         self._left: dict[int, tuple[str, int]] = {}
@@ -336,7 +338,7 @@ class LastArchiving:
     async def finish(self) -> None:
         """Wait until everything is archived or the time is over; then log how much is not."""
         seconds = self._settings.close_timeout
-        self._left = self._memory.written()
+        self._left = self._unarchived.written()
         if not seconds or not self._left:
             return
         self._why = f"close_timeout={seconds:g} is over"
@@ -349,23 +351,23 @@ class LastArchiving:
         if self._left:
             if (account := waited.present()) is not None:
                 account.add(began)  # otherwise the next steps would wait again for a Redis that does not answer
-            count = f"up to {len(self._memory)} commits" if self._memory.remembers else "commits"
+            count = f"up to {len(self._unarchived)} commits" if self._unarchived.remembers else "commits"
             text = "close: %s of this process in %d partitions are in Redis and not archived yet: %s"
             log.warning(text, count, len(self._left), self._why)
 
     async def _run(self, over: Signal) -> None:
         try:
             with waited.call():  # this thread is not part of the call that closes
-                await self._memory.look()  # drops archived commits, and keeps those that were lost with an epoch
+                await self._unarchived.look()  # drops archived commits, and keeps those that were lost with an epoch
                 await self._archive()
-                await self._memory.look()
+                await self._unarchived.look()
         except StateError as error:
             self._why = str(error)
         finally:
             over.set()
 
     async def _archive(self) -> None:
-        self._left = await self._archiver.unreached(self._memory.written())
+        self._left = await self._archiver.unreached(self._unarchived.written())
         if self._left and self._settings.archiver:
             # Even if another worker archives: two at once are harmless, and the other one may be slow, or dead.
             await self._archiver.drain(self._left)

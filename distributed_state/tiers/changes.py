@@ -19,7 +19,7 @@ from distributed_state.tiers import ambient
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import ANY, MOST_ITEMS, DeleteItem, Item, PutItem, name_of, stamp_of
-from distributed_state.values.journal import Step
+from distributed_state.values.journal import Operation
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message, checked_phase
 from distributed_state.values.search import tag_field, tag_texts
@@ -34,27 +34,27 @@ def _compact(data: bytes) -> bytes:
 class ItemChanges:
     """Collects a record's item operations and expectations: `p` puts, `q` deletes, `n` puts if the item is absent."""
 
-    __slots__ = ("_codec", "_epoch", "_expected", "_settings", "_size", "_steps")
+    __slots__ = ("_codec", "_epoch", "_expected", "_operations", "_settings", "_size")
 
     def __init__(self, settings: Settings, record_codec: Codec) -> None:
         self._settings = settings
         self._codec = record_codec
-        self._steps: dict[bytes, Step] = {}
-        self._expected: dict[bytes, Step] = {}
+        self._operations: dict[bytes, Operation] = {}
+        self._expected: dict[bytes, Operation] = {}
         self._epoch = ""
         self._size = 0
 
     def __bool__(self) -> bool:
-        return bool(self._steps)
+        return bool(self._operations)
 
     def put(self) -> list[bytes]:
         """The names of the items that are put."""
-        return [name for name, (kind, *_) in self._steps.items() if kind != b"q"]
+        return [name for name, (kind, *_) in self._operations.items() if kind != b"q"]
 
     def copy(self) -> ItemChanges:
         """A copy that can be extended without changing this."""
         other = ItemChanges(self._settings, self._codec)
-        other._steps, other._expected = dict(self._steps), dict(self._expected)
+        other._operations, other._expected = dict(self._operations), dict(self._expected)
         other._epoch, other._size = self._epoch, self._size
         return other
 
@@ -71,24 +71,24 @@ class ItemChanges:
         """Put a stored item, or delete it if the frame is empty: ten times as many as callers may put."""
         self._add((b"p" if frame else b"q", name, frame), 10 * MOST_ITEMS)
 
-    def _put(self, item: PutItem, name: bytes) -> Step:
+    def _put(self, item: PutItem, name: bytes) -> Operation:
         data = self._codec.encode(item.value, codec.item_name(name))
         if len(data) > self._settings.max_field_bytes:
             limit = self._settings.max_field_bytes
             raise TooLarge(f"item {item.key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
         return b"n" if item.keep else b"p", name, _compact(data)
 
-    def _add(self, step: Step, most: int = MOST_ITEMS) -> None:
-        _, name, data = step
-        before = self._steps.get(name)
+    def _add(self, operation: Operation, most: int = MOST_ITEMS) -> None:
+        _, name, data = operation
+        before = self._operations.get(name)
         self._size += len(data) - len(before[2]) if before else len(data) + len(name)
         if self._size > self._settings.max_record_bytes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
-        self._steps[name] = step
-        if len(self._steps) > most:
+        self._operations[name] = operation
+        if len(self._operations) > most:
             raise TooLarge(f"one commit changes at most {most} items")
 
-    def _expectation(self, item: PutItem | DeleteItem, name: bytes) -> Step | None:
+    def _expectation(self, item: PutItem | DeleteItem, name: bytes) -> Operation | None:
         """An item's expectation, as an operation. Here `equals` is an item: a plain value was looked up before."""
         absent = isinstance(item, PutItem) and item.if_absent
         given = bool(absent) + bool(item.if_present) + (item.equals is not ANY)
@@ -117,12 +117,12 @@ class ItemChanges:
         return stamp_of(found.version, found.origin, self._codec.record)
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def operations(self) -> Sequence[Operation]:
         """One operation per item, in order."""
-        return tuple(self._steps.values())
+        return tuple(self._operations.values())
 
     @property
-    def expected(self) -> Sequence[Step]:
+    def expected(self) -> Sequence[Operation]:
         """The expectations of items, as operations."""
         return tuple(self._expected.values())
 
@@ -262,8 +262,8 @@ class Changes:
         if type(by) is not int or abs(by) >= _EXACT:
             raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
         self._admit(name)
-        step, _, before = self._fields.get(name, (b"i", name, b"0"))
-        if step != b"i":
+        operation, _, before = self._fields.get(name, (b"i", name, b"0"))
+        if operation != b"i":
             raise InvalidValue(f"{key!r}: set or deleted in the same change already")
         self.sums[key] = None
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
@@ -343,32 +343,32 @@ class Changes:
     def layer(self, version: int) -> None:
         """Show the items of this version from now on, 0: none; drops item operations collected so far."""
         self._items = None
-        self._first = [step for step in self._first if step[0] != b"y"] + [(b"y", b"", b"%d" % version)]
+        self._first = [operation for operation in self._first if operation[0] != b"y"] + [(b"y", b"", b"%d" % version)]
 
     def clear(self, *, messages: bool, items: bool = False, tags: bool = False) -> None:
         """Delete all fields, also those set so far in this change; hide messages, items, tags if requested."""
-        self._first = [step for step in self._first if step[0] != b"c"]
+        self._first = [operation for operation in self._first if operation[0] != b"c"]
         self._first.append((b"c", TAG if tags else b"", b""))
         if items:
             self.layer(0)
         if messages:
             self.wipe()
             self.reserved(SUMMARY, None)  # it summarizes them
-        self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
+        self._fields = {name: operation for name, operation in self._fields.items() if name[:1] == b"#"}
         self._size = 0
 
     def undelete(self) -> None:
         """Start a deleted record again."""
         self.reserved(DELETED, None)
 
-    def copy_messages(self, steps: Iterable[tuple[bytes, bytes, bytes]]) -> None:
+    def copy_messages(self, operations: Iterable[tuple[bytes, bytes, bytes]]) -> None:
         """Append stored messages of another record, with their numbers and times."""
-        self._last += steps
+        self._last += operations
 
     def wipe(self) -> None:
         """Hide all messages so far; their numbers are not used again."""
-        self._first = [step for step in self._first if step[0] != b"w"] + [(b"w", b"", b"")]
-        self._last = [step for step in self._last if step[0] != b"m"]
+        self._first = [operation for operation in self._first if operation[0] != b"w"] + [(b"w", b"", b"")]
+        self._last = [operation for operation in self._last if operation[0] != b"m"]
 
     def reserved(self, name: bytes, value: bytes | None) -> None:
         """Set or delete a field by its stored name, reserved ones included."""
@@ -408,20 +408,20 @@ class Changes:
         """
         if expected is not None and (type(expected) is not int or expected < 0):
             raise InvalidValue(f"expect_version is an int from 0 on, not {expected!r}")
-        steps: Sequence[Step] = (*self._first, *self._fields.values(), *self._last)
-        expected_items: Sequence[Step] = ()
+        operations: Sequence[Operation] = (*self._first, *self._fields.values(), *self._last)
+        expected_items: Sequence[Operation] = ()
         about_items = False
         if self._items is not None and self._items:
             about_items = True
-            steps = (*steps, *self._items.steps)
+            operations = (*operations, *self._items.operations)
             expected_items = self._items.expected
             epoch = self._items.under(epoch)
-        elif not steps and not self._events:
+        elif not operations and not self._events:
             raise InvalidValue("nothing to change")
         elif self._first:
-            about_items = any(step[0] == b"y" for step in self._first)
+            about_items = any(operation[0] == b"y" for operation in self._first)
         return Draft(
-            kind, steps, tuple(self._events), expectations, (), expected, epoch, deleted,
+            kind, operations, tuple(self._events), expectations, (), expected, epoch, deleted,
             self._owner, self._actor or ambient.actor(), self._lifetime,
             ambient.level(self._settings) if durability is None else level_of(durability), about_items, expected_items,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The write path: one change of one record, in one round trip. Law: only a commit changes a record.
 
-`commit` sends a change to warm under an op id, keeps it until it is archived (`memory.py`), merges it into hot, and
+`commit` sends a change to warm under an op id, keeps it until it is archived (`unarchived.py`), merges it into hot, and
 waits for its durability; the archiver writes it to cold later. Before the server applies the change, it may need
 something: the record from SQL, a started partition, or whether a write whose reply was lost had been applied.
 `_supply_and_resend` supplies that, and sends the change again under the same op id, so that it is applied once.
@@ -73,14 +73,14 @@ async def _commit(tiers: Tiers, names: RecordKeys, draft: Draft, last: AsyncLeas
     level = draft.level or tiers.confirming.level
     if level is not MEMORY:
         await admit(tiers, level)
-    memory = tiers.memory
-    if memory.bytes >= memory.limit:
-        await memory.make_room(names.ref.text)
+    unarchived = tiers.unarchived
+    if unarchived.bytes >= unarchived.limit:
+        await unarchived.make_room(names.ref.text)
     op = _begin(tiers, names, draft)
     trailing_call = last.release_call(op) if last else None
     try:
         answer: Answer = await tiers.warm.commit(names, draft, op, trailing_call)
-        if isinstance(answer, Committed) and memory.remember(names, op, answer):
+        if isinstance(answer, Committed) and unarchived.remember(names, op, answer):
             done = answer
         else:
             done = await _supply_and_resend(tiers, names, draft, op, answer, trailing_call)
@@ -100,7 +100,7 @@ async def _commit(tiers: Tiers, names: RecordKeys, draft: Draft, last: AsyncLeas
 async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
     """Ask whether a change would be applied now, or raise the server's refusal; nothing is changed."""
     draft = draft._replace(kind="")
-    op = tiers.warm.ops.begin(draft.steps, names.text)
+    op = tiers.warm.ops.begin(draft.operations, names.text)
     try:
         op.lock_value = tiers.leases.lock_value(names.ref.text)
         op.creation = draft.creation
@@ -122,15 +122,15 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
     await tiers.clock.know()
     now = tiers.clock.now()
     # Not fields with a precondition: the server decides whether they have expired.
-    touched = {name for _, name, _ in draft.steps} | {name for name, _ in draft.preconditions}
+    touched = {name for _, name, _ in draft.operations} | {name for name, _ in draft.preconditions}
     over = (each for each in entry.fields.items() if field_ttl.over(each[1], now) and each[0] not in touched)
     gone = dict(islice(over, _SWEPT))
-    if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
+    if not gone or draft.deleted != "refuse" or any(operation == b"c" for operation, _, _ in draft.operations):
         return await commit(tiers, names, draft)
-    steps = (*draft.steps, *((b"d", name, b"") for name in gone))
+    operations = (*draft.operations, *((b"d", name, b"") for name in gone))
     try:
         return await commit(
-            tiers, names, draft._replace(steps=steps, expectations=(*draft.expectations, *gone.items()))
+            tiers, names, draft._replace(operations=operations, expectations=(*draft.expectations, *gone.items()))
         )  # fmt: skip
     except Conflict:
         return await commit(tiers, names, draft)
@@ -146,7 +146,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
             creation = "+"  # the server starts the record if it does not know the id either
     lock_value = tiers.leases.lock_value(text)
     listening = tiers.link.subscribed_as(names.channel)
-    op = tiers.warm.ops.begin(draft.steps, names.text)
+    op = tiers.warm.ops.begin(draft.operations, names.text)
     op.lock_value = lock_value
     op.creation = creation
     op.listening = listening
@@ -161,9 +161,9 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     levels = [draft.level or tiers.confirming.level for _, draft in writes]
     for level in levels:
         await admit(tiers, level)
-    memory = tiers.memory
-    if memory.bytes >= memory.limit:
-        await memory.make_room(f"a batch of {len(writes)}")
+    unarchived = tiers.unarchived
+    if unarchived.bytes >= unarchived.limit:
+        await unarchived.make_room(f"a batch of {len(writes)}")
     sent: list[Sent] = []
     try:
         for names, draft in writes:
@@ -215,12 +215,12 @@ async def _supply_and_resend(
     """
     for _ in range(ROUNDS):
         if isinstance(answer, Committed):
-            if not draft.kind or tiers.memory.remember(names, op, answer):
+            if not draft.kind or tiers.unarchived.remember(names, op, answer):
                 return answer
             # This answer repeats one that was lost, and lacks the time, so the journal's entry is kept instead. If
             # that is not found, a stalled primary answered and was then replaced by one that never had the commit: the
             # write is sent again there.
-            if await tiers.memory.recall(names, op, answer):
+            if await tiers.unarchived.recall(names, op, answer):
                 return answer
             await tiers.port.sleep(_REPLACED)
         elif isinstance(answer, Swap):
@@ -252,8 +252,8 @@ def _with_swaps(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draf
 
     A number keeps its deadline; an expired one counts as absent.
     """
-    steps = list(draft.steps)
-    places = {name: at for at, (kind, name, _) in enumerate(steps) if kind == b"i"}
+    operations = list(draft.operations)
+    places = {name: at for at, (kind, name, _) in enumerate(operations) if kind == b"i"}
     for name, raw in swap.fields:
         deadline, number = field_ttl.split(raw)
         if deadline <= now:
@@ -262,10 +262,10 @@ def _with_swaps(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draf
         elif deadline == NEVER or not re.fullmatch(rb"-?\d{1,15}", number):
             held = f"field {codec.decode_key(name)!r:.80} does not hold an integer of at most 15 digits"
             raise Conflict(f"{names.ref.text[:200]}: {held}, so that a write cannot add to it; increment() can")
-        by = steps[places[name]][2]
-        steps[places[name]] = (b"s", name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
+        by = operations[places[name]][2]
+        operations[places[name]] = (b"s", name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
     # The last expectation is the schema's.
-    return draft._replace(steps=tuple(steps), expectations=(*swap.fields, *draft.expectations))
+    return draft._replace(operations=tuple(operations), expectations=(*swap.fields, *draft.expectations))
 
 
 def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
@@ -280,17 +280,17 @@ def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done
     text = names.ref.text
     tiers.known_ids.add(text)
     if text in tiers.hot.entries and not (op.events and _may_change_lifetime(op)):
-        steps = done.applied()
-        if draft.items and steps is not None:
-            steps = None if not done.text else steps + done.first_items
-        tiers.hot.apply(text, done.epoch, done.version, steps)
+        operations = done.applied()
+        if draft.items and operations is not None:
+            operations = None if not done.text else operations + done.first_items
+        tiers.hot.apply(text, done.epoch, done.version, operations)
     else:
         tiers.hot.apply(text, done.epoch, done.version, None)
 
 
 def _may_change_lifetime(op: OpId) -> bool:
     """Whether the commit may have changed the record's lifetime, whose end only the server computes."""
-    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in op.events)
+    return any(operation in (b"x", b"X") and name + value != b"00" for operation, name, value in op.events)
 
 
 async def sums(tiers: Tiers, names: RecordKeys, done: Committed, keys: Iterable[str]) -> dict[str, int]:
@@ -298,8 +298,8 @@ async def sums(tiers: Tiers, names: RecordKeys, done: Committed, keys: Iterable[
     if done.results is not None:
         results = iter(done.results)
         # Without steps of items, whose names may equal those of fields. Results of fields come first.
-        steps = [each for each in done.steps if each[0] in (b"i", b"s")]
-        fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in steps}
+        operations = [each for each in done.operations if each[0] in (b"i", b"s")]
+        fields = {name: b"%d" % next(results) if operation == b"i" else value for operation, name, value in operations}
     else:
         await reach(tiers, names)
         before = done.version + 1

@@ -2,7 +2,7 @@
 
 The level is that of the write itself, its batch or turn; else of the innermost `with store.durable()` of the context
 for this store (`ambient`); else of the store's settings. It is confirmed after the commit, in an exchange of its own,
-so commits at `memory` have no extra cost. A repeated request, too, is acknowledged only at its level.
+so commits at `unarchived` have no extra cost. A repeated request, too, is acknowledged only at its level.
 
 Design: section 14.
 """

@@ -17,7 +17,7 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.read import ROUNDS, reach
 from distributed_state.values.items import stamp_of
-from distributed_state.values.journal import Step, item_of, unpack
+from distributed_state.values.journal import Operation, item_of, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.answers import (
     Cold,
@@ -154,10 +154,14 @@ def _merged(
     return Listing(listed.epoch, chosen, end)
 
 
-async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Step]:
+async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Operation]:
     """SQL's versions of the items with expectations, for commit.lua, which checks whether they are still valid."""
     text = names.ref.text
-    wanted = [name for step, name, _ in (*draft.expected_items, *draft.steps) if step in (b"A", b"P", b"M", b"n")]
+    wanted = [
+        name
+        for operation, name, _ in (*draft.expected_items, *draft.operations)
+        if operation in (b"A", b"P", b"M", b"n")
+    ]
     collections = {item_of(name)[0] for name in wanted}
     for _ in range(ROUNDS):
         found = await tiers.port.sql(partial(tiers.cold.items, text, None, wanted, collections))
@@ -169,7 +173,7 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
     place = b"%b %d " % (asked.epoch.encode(), found.archived)
     rows = _present(found.rows)
     stamps = {name: stamp_of(row.version, row.source, text) for name, row in rows.items()}
-    proofs: list[Step] = [(b"V", name, place + stamps.get(name, b"-")) for name in dict.fromkeys(wanted)]
+    proofs: list[Operation] = [(b"V", name, place + stamps.get(name, b"-")) for name in dict.fromkeys(wanted)]
     return proofs + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
 
 
@@ -177,8 +181,12 @@ async def put_of(tiers: Tiers, names: RecordKeys, done: Committed) -> list[bytes
     """Which of a change's items were put; from SQL if Redis no longer has the results of conditional ones."""
     if done.results is not None:
         results = iter(done.results)
-        flags = [next(results) if step in (b"i", b"n") else 1 for step, _, _ in done.steps]
-        return [name for (step, name, _), put in zip(done.steps, flags, strict=True) if put and step in (b"p", b"n")]
+        flags = [next(results) if operation in (b"i", b"n") else 1 for operation, _, _ in done.operations]
+        return [
+            name
+            for (operation, name, _), put in zip(done.operations, flags, strict=True)
+            if put and operation in (b"p", b"n")
+        ]
     await reach(tiers, names)
     asked = partial(tiers.cold.history, names.ref.text, after=done.version - 1, before=done.version + 1)
-    return [name for row in await tiers.port.sql(asked) for step, name, _ in unpack(row.data) if step == b"p"]
+    return [name for row in await tiers.port.sql(asked) for operation, name, _ in unpack(row.data) if operation == b"p"]

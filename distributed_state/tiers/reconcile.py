@@ -39,7 +39,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Archived, Backfilled, Commits, Cursor, Held
 from distributed_state.port import Port
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import Happened, JournalEntry, Loaded, Op, Step, pack, unpack
+from distributed_state.values.journal import Happened, JournalEntry, Loaded, Op, Operation, pack, unpack
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import ITEMS, Ref
 from distributed_state.warm.answers import PartitionState
@@ -176,17 +176,17 @@ def _numbered(entries: Sequence[JournalEntry], survived: Set[str], last_event: i
     taken = set[int]()
     renamed: dict[str, JournalEntry] = {}
     for entry in sorted(entries, key=lambda each: each.event not in survived):
-        steps = list[Step]()
+        operations = list[Operation]()
         for op in ops[entry.event]:
-            step: Step = op
+            operation: Operation = op
             if op.kind == b"e":
                 number = _number(op)
                 if number in taken or number <= last_event:
                     number = top = top + 1
-                    step = (b"e", b"%d %b" % (number, op.name.partition(b" ")[2]), op.value)
+                    operation = (b"e", b"%d %b" % (number, op.name.partition(b" ")[2]), op.value)
                 taken.add(number)
-            steps.append(step)
-        data = pack(steps)
+            operations.append(operation)
+        data = pack(operations)
         renamed[entry.event] = entry if data == entry.data else replace(entry, data=data)
     return [renamed[entry.event] for entry in entries]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from distributed_state.errors import CorruptState
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TAG
 
-Step = tuple[bytes, bytes, bytes]  # an Op without the names of its parts
+Operation = tuple[bytes, bytes, bytes]  # an Op without the names of its parts
 
 
 class Op(NamedTuple):
@@ -46,7 +46,7 @@ def item_of(name: bytes) -> tuple[bytes, bytes]:
     return collection, key
 
 
-def pack(ops: Iterable[Step]) -> bytes:
+def pack(ops: Iterable[Operation]) -> bytes:
     """Write operations as canonical bytes, `kind len(name):len(value):name value`; the scripts write the same form."""
     return b"".join(b"%b%d:%d:%b%b" % (kind, len(name), len(value), name, value) for kind, name, value in ops)
 
@@ -72,7 +72,7 @@ def unpack(data: bytes) -> list[Op]:
     return ops
 
 
-def fold(fields: dict[bytes, bytes], ops: Iterable[Step]) -> None:
+def fold(fields: dict[bytes, bytes], ops: Iterable[Operation]) -> None:
     """Apply one change to the fields of a state, in place. Messages change only the counter; others store them."""
     for kind, name, value in ops:
         if kind == b"s":

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec
-from distributed_state.values.journal import Step
+from distributed_state.values.journal import Operation
 from distributed_state.values.model import TIMES
 
 Ran = Literal["tool", "model"]
@@ -57,7 +57,7 @@ _PARTS = ("total", "lock", "read", "elsewhere")
 _KINDS: dict[str, Ran] = {"t": "tool", "m": "model"}
 
 
-def step_of(times: TurnTimes) -> Step:
+def operation_of(times: TurnTimes) -> Operation:
     """The operation that notes them, without zero and unknown values."""
     noted: dict[str, Any] = {"total": round(times.total, _DIGITS)}
     if lock := round(times.lock, _DIGITS):

@@ -23,7 +23,7 @@ from distributed_state.errors import (
 )
 from distributed_state.settings import Settings
 from distributed_state.values import codec, field_ttl
-from distributed_state.values.journal import Step
+from distributed_state.values.journal import Operation
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import Level
 from distributed_state.values.model import ITEMS, PHASE, SCHEMA
@@ -44,7 +44,7 @@ class Draft(NamedTuple):
     """A change as its caller asks for it; `OpId` has the other arguments of commit.lua.
 
     - `kind`, `owner`, `actor`: as the journal notes them. With kind '' nothing is changed, only checked.
-    - `steps`: changes of fields, messages and items, as in `journal.Op`. `items`: whether any is about items.
+    - `operations`: changes of fields, messages and items, as in `journal.Op`. `items`: whether any is about items.
     - `events`: additional steps: lifecycle events ('e') and another lifetime ('x'); see steps.lua.
     - `lifetime`: of a session that begins with this commit: idle and total, in ms, 0 for no end.
 
@@ -62,8 +62,8 @@ class Draft(NamedTuple):
     """
 
     kind: str
-    steps: Sequence[Step]
-    events: Sequence[Step] = ()
+    operations: Sequence[Operation]
+    events: Sequence[Operation] = ()
     expectations: Expectations = ()
     preconditions: Sequence[tuple[bytes, bytes]] = ()
     expected: int | None = None
@@ -74,7 +74,7 @@ class Draft(NamedTuple):
     lifetime: tuple[int, int] = (0, 0)
     level: Level | None = None
     items: bool = False
-    expected_items: Sequence[Step] = ()
+    expected_items: Sequence[Operation] = ()
     creation: str = ""
 
 
@@ -84,7 +84,7 @@ class Committed(NamedTuple):
     `first_message` is the number that the next message had before the write, even if it adds none: see `added`.
     `time_ms` is also None if the answer repeats one that was lost. `archived`: the offset up to which the partition is
     archived under this epoch. `text`: the whole answer. `trailing`: the answer of the script sent after this one.
-    `steps`: those of the last attempt, which may have swaps in place of increments.
+    `operations`: those of the last attempt, which may have swaps in place of increments.
     """
 
     version: int
@@ -96,12 +96,12 @@ class Committed(NamedTuple):
     trailing: Any = None
     archived: int = 0
     text: bytes = b""
-    steps: Sequence[Step] = ()
+    operations: Sequence[Operation] = ()
 
     @property
     def added(self) -> int | None:
         """The number of the first message that it added; None if it added none, or if only SQL knows it."""
-        return self.first_message if any(step == b"m" for step, _, _ in self.steps) else None
+        return self.first_message if any(operation == b"m" for operation, _, _ in self.operations) else None
 
     @property
     def begins(self) -> bool:
@@ -114,11 +114,11 @@ class Committed(NamedTuple):
         return self.text.rpartition(b" ")[2]
 
     @property
-    def first_items(self) -> list[Step]:
+    def first_items(self) -> list[Operation]:
         """The step that commit.lua adds when a record gets its first items."""
         return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.flags else []
 
-    def applied(self) -> list[Step] | None:
+    def applied(self) -> list[Operation] | None:
         """Return the steps as in the journal: with sums, numbers and times. None if the answer lacks some of these."""
         if self.first_message is None or self.results is None:
             return None
@@ -126,24 +126,24 @@ class Committed(NamedTuple):
         sums = iter(self.results)
         flags = self.flags
         applied = []
-        for each in self.steps:
-            step, name, value = each
-            if step == b"i":
+        for each in self.operations:
+            operation, name, value = each
+            if operation == b"i":
                 each = (b"s", name, b"%d" % next(sums))
-            elif step == b"m" and name:
+            elif operation == b"m" and name:
                 number = int(name) + 1  # a copy keeps its number and its time
-            elif step == b"m":
+            elif operation == b"m":
                 if self.time_ms is None:
                     return None
                 each = (b"m", b"%d" % number, field_ttl.dated(value, self.time_ms))
                 number += 1
-            elif step == b"w":
+            elif operation == b"w":
                 each = (b"w", b"", b"%d" % self.first_message)
-            elif step == b"n":
+            elif operation == b"n":
                 if not next(sums):
                     continue
                 each = (b"p", name, value)
-            elif step == b"y":
+            elif operation == b"y":
                 if not self.text:
                     return None
                 if b"y" not in flags:
@@ -153,19 +153,32 @@ class Committed(NamedTuple):
         return applied
 
 
-def committed(text: bytes, steps: Sequence[Step], trailing: Any = None) -> Committed:
+def committed(text: bytes, operations: Sequence[Operation], trailing: Any = None) -> Committed:
     """Parse commit.lua's answer for an applied write; keep the answer of the script sent after it."""
     words = text.split(b" ")
     if len(words) == _REPEATED:
         _, version, epoch, first, results, offset = words
         sums = _sums(results) if results else ()
-        return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing, steps=steps)
+        return Committed(
+            int(version), epoch.decode(), int(first), sums, int(offset), None, trailing, operations=operations
+        )
     _, version, epoch, first, results, offset, seconds, micros, archived, _ = words
     sums = _sums(results) if results else ()
     time_ms = int(seconds) * 1000 + int(micros) // 1000
     return _new(
         Committed,
-        (int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), text, steps),
+        (
+            int(version),
+            epoch.decode(),
+            int(first),
+            sums,
+            int(offset),
+            time_ms,
+            trailing,
+            int(archived),
+            text,
+            operations,
+        ),
     )
 
 
@@ -325,7 +338,7 @@ def unmet(record: str, name: bytes, word: bytes, raw: bytes | None) -> str | Non
 
 def _expected_item(draft: Draft, name: bytes, version: bytes) -> str:
     collection, _, key = name.partition(b"\0")
-    wanted = {each: value for step, each, value in draft.expected_items if step == b"M"}.get(name)
+    wanted = {each: value for operation, each, value in draft.expected_items if operation == b"M"}.get(name)
     found = "there is none" if version == b"-" else f"there is one, of version {version.decode()}"
     what = f"item {key[:80].decode(errors='replace')!r} of {collection.decode(errors='replace')!r}"
     return f"{what}: {found}" + (

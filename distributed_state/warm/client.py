@@ -38,7 +38,7 @@ from distributed_state.errors import Backpressure, DurabilityUnknown, StateError
 from distributed_state.port import Call, Port
 from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
-from distributed_state.values.journal import Loaded, Step
+from distributed_state.values.journal import Loaded, Operation
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, LIFETIME
 from distributed_state.warm.answers import (
@@ -85,8 +85,8 @@ class OpId:
     lock_value = ""
     creation = ""
     listening = b""
-    proofs: Sequence[Step] = ()
-    events: Sequence[Step] = ()
+    proofs: Sequence[Operation] = ()
+    events: Sequence[Operation] = ()
     sent: Sequence[Any] = ()
 
     def __init__(self, sequence: int, oldest: int, digest: str, first: float, size: int, record: bytes = b"") -> None:
@@ -122,9 +122,9 @@ class OpIds:
         self._unanswered: dict[bytes, list[int]] = {}  # for each record that is being written, in order
         self._mutex = port.mutex()
 
-    def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]], record: bytes = b"") -> OpId:
+    def begin(self, operations: Sequence[tuple[bytes, bytes, bytes]], record: bytes = b"") -> OpId:
         """Name a write to a record. `end` must follow in every case."""
-        text = b"\0".join(chain.from_iterable(steps))
+        text = b"\0".join(chain.from_iterable(operations))
         with self._mutex:
             sequence = next(self._count)
             # Per record: with one list for all, a record would keep op ids because of another record's slow write.
@@ -233,7 +233,7 @@ class Warm(RetryingClient):
         except WarmUnavailable as error:
             answer, trailing = await self.again(error, self._attempt, names, draft, op, trailing_call)
         if type(answer) is bytes and not op.events:
-            return committed(answer, draft.steps, trailing)  # the short way
+            return committed(answer, draft.operations, trailing)  # the short way
         return self._committed(names, draft, op, answer, trailing)
 
     async def _attempt(self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None) -> tuple[Any, Any]:
@@ -304,8 +304,8 @@ class Warm(RetryingClient):
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
         op.sent = arguments
-        for step in draft.steps:
-            arguments += step
+        for operation in draft.operations:
+            arguments += operation
         if not events and not draft.items:
             return self._commit, names.commit_keys, arguments
         lives = False
@@ -314,7 +314,7 @@ class Warm(RetryingClient):
             lives = lives or event[0] in (b"x", b"X")
         if draft.items:
             # Not in `op.sent`: they change nothing.
-            checks = [word for step in (*op.proofs, *draft.expected_items) for word in step]
+            checks = [word for operation in (*op.proofs, *draft.expected_items) for word in operation]
             return (
                 self._commit,
                 (*names.commit_keys, *names.event_keys, names.lifetimes, names.items),
@@ -341,10 +341,10 @@ class Warm(RetryingClient):
     ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
         """Parse the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
-            done = committed(answer, draft.steps, trailing)
+            done = committed(answer, draft.operations, trailing)
             if op.events:
                 written = (b"e", b"E") if done.begins else (b"e",)
-                self.emitted += sum(step in written for step, _, _ in op.events)
+                self.emitted += sum(operation in written for operation, _, _ in op.events)
             return done
         word = answer[0]
         if word == b"cold":
@@ -480,14 +480,14 @@ class Warm(RetryingClient):
         return ListedItems(epoch.decode(), int(version), int(since or 0), whole == b"1", more == b"1", items)
 
 
-def _events(names: RecordKeys, draft: Draft, creation: str) -> list[Step]:
+def _events(names: RecordKeys, draft: Draft, creation: str) -> list[Operation]:
     """Return the additional steps of a change, with those that a new session adds."""
     events = list(draft.events)
     if names.ref.scope == "session" and (creation or draft.deleted != "refuse"):
         # A rollback restores a deleted session: its event is the rollback's, and another lifetime begins.
         if draft.deleted != "revive" and not any(type == _CREATED[1] for _, type, _ in events):
             events.insert(0, _CREATED)
-        if any(draft.lifetime) and not any(step == b"x" for step, _, _ in events):
+        if any(draft.lifetime) and not any(operation == b"x" for operation, _, _ in events):
             events.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
     return events
 

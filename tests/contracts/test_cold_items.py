@@ -15,7 +15,7 @@ from sqlalchemy import Engine, event, text
 
 from distributed_state.cold import erasure, record_items, tables
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import InvalidValue, UnknownStep
+from distributed_state.errors import InvalidValue, UnknownOperation
 from distributed_state.values import codec
 from distributed_state.values.journal import KINDS, State, pack, unpack
 from distributed_state.values.model import ITEMS, OWNER, PARENT
@@ -218,7 +218,7 @@ def test_an_entry_with_an_unknown_step_is_not_passed(journal: Journal) -> None:
     other = Journal(journal.store, partition=1)
     other.commit(B, put("k", "1"))
     before = journal.store.cursors()
-    with pytest.raises(UnknownStep, match=r"entry 3 of partition 0 has a step b'y'") as caught:
+    with pytest.raises(UnknownOperation, match=r"entry 3 of partition 0 has a step b'y'") as caught:
         journal.store.archive([other.batch(), journal.batch()])
     assert (caught.value.partition, caught.value.offset, caught.value.kind) == (0, 3, b"y")
     assert journal.store.cursors() == before

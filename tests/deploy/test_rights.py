@@ -278,7 +278,7 @@ async def test_negative_control_a_default_user_without_rights_loses_them(opener:
     with guarded(opener, tmp_path, text) as (server, url):
         if not is_redis_7_0(server.binary):
             pytest.skip("needs the system's redis-server, of 7.0")
-        store = await opener(url=url, archiver=False, memory_bytes=0)  # nor does its writer put it back
+        store = await opener(url=url, archiver=False, unarchived_bytes=0)  # nor does its writer put it back
         await store.session("s").set("a", 1)
         server.kill()
         server.start()

@@ -439,7 +439,7 @@ def written_before_a_swap_and_archived_over(archive: str) -> None:
         for n in range(1, 6):
             other.session("o").set("n", n)
         other.admin.archive()
-        finish(store._twin._lifecycle.tiers().memory.look())
+        finish(store._twin._lifecycle.tiers().unarchived.look())
         with opened(server, archive, partitions=1) as third:
             assert third.session("s").get("n") == 3, "put back"
             assert third.session("o").get("n") == 5
@@ -506,7 +506,7 @@ def of_two_servers(rewound: Rewound, archive: str) -> Iterator[tuple[StateStore,
     Version 1 of "b" was written by a worker that does not say what it wrote.
     """
     with opened(rewound.server, archive, partitions=1) as store:
-        with opened(rewound.server, archive, partitions=1, memory_bytes=0) as silent:
+        with opened(rewound.server, archive, partitions=1, unarchived_bytes=0) as silent:
             store.session("a").set("n", 1)
             store.admin.archive()
             rewound.note()

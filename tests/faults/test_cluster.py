@@ -258,7 +258,7 @@ async def test_a_record_that_is_there_without_the_meta_of_its_partition_is_read_
     cluster: RedisCluster, place: Any
 ) -> None:
     """As after a restart of a node that was handed the record, before `meta` was on its disk."""
-    store = await opened("asyncio", cluster.url, archiver=False, memory_bytes=0, **place)
+    store = await opened("asyncio", cluster.url, archiver=False, unarchived_bytes=0, **place)
     session = store.session("s")
     await session.set("a", 1)
     await store.admin.archive()

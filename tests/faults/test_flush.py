@@ -41,7 +41,7 @@ async def hot(store: Any, id: str, key: str, value: Any) -> None:
 
 async def test_hot_forgets_what_is_lost_even_if_another_replica_was_quicker(opener: Any, server: RedisServer) -> None:
     """It starts the partition again within a moment, so that a look at Redis finds nothing missing."""
-    one, two = [await opener(url=server.url, memory_bytes=0, archiver=False, max_staleness=0.4) for _ in range(2)]
+    one, two = [await opener(url=server.url, unarchived_bytes=0, archiver=False, max_staleness=0.4) for _ in range(2)]
     await two.session("s").set("n", 1)
     await two.admin.archive()
     await two.session("s").set("n", 2)
@@ -60,7 +60,7 @@ async def test_hot_forgets_what_is_lost_even_if_another_replica_was_quicker(open
 
 async def test_a_lease_does_not_survive(opener: Any, server: RedisServer) -> None:
     """Somebody else may hold the record now; the old holder's write must not be the first under the new epoch."""
-    store = await opener(url=server.url, memory_bytes=0, archiver=False)
+    store = await opener(url=server.url, unarchived_bytes=0, archiver=False)
     session = store.session("s")
     await session.set("n", 1)
     await store.admin.archive()
@@ -113,7 +113,7 @@ async def test_waiters_go_on_waiting(opener: Any, server: RedisServer) -> None:
 
 async def test_waiting_for_the_archive_of_what_is_lost_ends(opener: Any, server: RedisServer) -> None:
     """Also if nobody has started the partition again."""
-    store = await opener(url=server.url, memory_bytes=0, archiver=False, durability="memory")
+    store = await opener(url=server.url, unarchived_bytes=0, archiver=False, durability="memory")
     await store.session("s").set("n", 1)
     keys, archiver = names(store, "s"), tiers(store).archiver
     epoch = tiers(store).epoch(keys.partition)
@@ -127,7 +127,7 @@ async def test_waiting_for_the_archive_of_what_is_lost_ends(opener: Any, server:
 
 
 async def test_a_commit_that_is_lost_before_it_is_archived_is_reported(opener: Any, server: RedisServer) -> None:
-    store = await opener(url=server.url, memory_bytes=0, archiver=False, durability="archived")
+    store = await opener(url=server.url, unarchived_bytes=0, archiver=False, durability="archived")
     session, warm = store.session("s"), tiers(store).warm
     await session.set("n", 1)
     send = warm.port.script
@@ -151,7 +151,7 @@ async def test_a_commit_that_is_lost_before_it_is_archived_is_reported(opener: A
 
 async def test_items_that_are_lost_are_put_back_by_their_writer(opener: Any, server: RedisServer) -> None:
     """With the layers that rollbacks began, and what stands in the way of what was put only where there was none."""
-    store = await opener(url=server.url, archiver=False, memory_bytes=2**20)
+    store = await opener(url=server.url, archiver=False, unarchived_bytes=2**20)
     user = store.user("u")
     items = user.items("x")
     await items.put_many({"a": 1, "b": 1, "c": 1})

@@ -197,14 +197,14 @@ async def _set(store: AsyncStateStore, value: int) -> int:
 def test_a_child_remembers_nothing_of_its_parents_commits(redis_url: str, archive_url: str, namespace: str) -> None:
     """It could not let go of them, and its parent remembers them; what it commits itself it remembers."""
     with StateStore.open(
-        redis_url, archive=archive_url, namespace=namespace, archiver=False, memory_bytes=2**20
+        redis_url, archive=archive_url, namespace=namespace, archiver=False, unarchived_bytes=2**20
     ) as store:
         store.session("s").set("n", 1)
 
         def child() -> list[int]:
-            before = len(store._twin._lifecycle.tiers().memory)
+            before = len(store._twin._lifecycle.tiers().unarchived)
             store.session("s").set("n", 2)
-            return [before, len(store._twin._lifecycle.tiers().memory)]
+            return [before, len(store._twin._lifecycle.tiers().unarchived)]
 
         assert in_child(child) == [0, 1]
-        assert len(store._twin._lifecycle.tiers().memory) == 1
+        assert len(store._twin._lifecycle.tiers().unarchived) == 1

@@ -322,7 +322,7 @@ async def test_what_was_heard_before_older_data_is_not_heard_again(opener: Any) 
     """Another worker recovers before the listener looks: the stream goes on from before where that was."""
     with own_server(opener) as server:
         opener.url = server.url
-        store, other = [await opener(partitions=1, archiver=False, memory_bytes=0) for _ in range(2)]
+        store, other = [await opener(partitions=1, archiver=False, unarchived_bytes=0) for _ in range(2)]
         listener = Listener(store)
         await store.ready()
         await heard_before_and_after_a_save(listener, server.url, 4, 2)
@@ -339,8 +339,8 @@ async def written_again_behind_a_loss(opener: Any) -> None:
     """Its writer did not hear that it was written, its server forgot it, and a listener had heard it."""
     with own_server(opener) as server, Proxy(server.url) as proxy:
         opener.url = server.url
-        store = await opener(partitions=1, archiver=False, memory_bytes=0)
-        writer = await opener(url=proxy.url, partitions=1, archiver=False, memory_bytes=0)
+        store = await opener(partitions=1, archiver=False, unarchived_bytes=0)
+        writer = await opener(url=proxy.url, partitions=1, archiver=False, unarchived_bytes=0)
         listener = Listener(store)
         await store.ready()
         await heard_before_and_after_a_save(listener, server.url, 4, 2)
@@ -381,7 +381,7 @@ async def test_one_who_hangs_is_no_reason_for_others_to_hear_twice(
     monkeypatch.setattr(consumers, "_ROOM", 20)
     with own_server(opener) as server:
         opener.url = server.url
-        store, other = [await opener(partitions=1, archiver=False, memory_bytes=0) for _ in range(2)]
+        store, other = [await opener(partitions=1, archiver=False, unarchived_bytes=0) for _ in range(2)]
         listener = Listener(store)
         async with store.events():  # of which nobody asks for anything
             await store.ready()
@@ -441,7 +441,7 @@ async def a_replaced_server_answers_once_more(opener: Any) -> None:
     """The partition is in its second epoch; for a while heads come from a server that is still in the first."""
     with own_server(opener) as server:
         opener.url = server.url
-        store = await opener(partitions=1, archiver=False, memory_bytes=0)
+        store = await opener(partitions=1, archiver=False, unarchived_bytes=0)
         listener = Listener(store)
         await store.ready()
         for n in range(3):
@@ -493,7 +493,7 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any, re
     """
     with own_server(opener) as server:
         opener.url = server.url
-        store = await opener(partitions=1, archiver=False, memory_bytes=remembered)
+        store = await opener(partitions=1, archiver=False, unarchived_bytes=remembered)
         listener = Listener(store)
         await store.ready()
         await heard_before_and_after_a_save(listener, server.url, 10, 5)

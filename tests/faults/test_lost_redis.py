@@ -34,7 +34,8 @@ def server() -> Any:
 
 
 def opened(server: RedisServer, archive: str, **settings: Any) -> StateStore:
-    return StateStore.open(server.url, archive=archive, namespace="n", partitions=4, **({"memory_bytes": 0} | settings))
+    settings = {"unarchived_bytes": 0} | settings
+    return StateStore.open(server.url, archive=archive, namespace="n", partitions=4, **settings)
 
 
 def emptied(server: RedisServer, how: str) -> None:

@@ -145,7 +145,7 @@ async def test_an_idle_store_leaves_the_old_primary_when_sentinels_say_so(face: 
 @pytest.mark.wide
 async def test_without_hearing_them_it_would_stay(place: Any) -> None:
     """The negative control."""
-    quiet = {"archiver": False, "beat": 0.0, "max_staleness": 0, "retry_for": 0.5, "memory_bytes": 0}
+    quiet = {"archiver": False, "beat": 0.0, "max_staleness": 0, "retry_for": 0.5, "unarchived_bytes": 0}
     with without_watch(), redis_sentinel() as watched:
         store = await opened("asyncio", watched.url, **quiet, **place)
         await store.session("s").set("a", 1)

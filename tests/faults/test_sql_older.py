@@ -489,7 +489,7 @@ def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer,
 def test_a_repair_that_died_over_a_hole_in_the_journal_loses_nothing(
     server: RedisServer, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"partitions": 1, "retry_for": 1.0, "timeout": 1.0, "memory_bytes": 0}
+    settings = {"partitions": 1, "retry_for": 1.0, "timeout": 1.0, "unarchived_bytes": 0}
     with opened(server, sql, **settings) as store:
         session = store.session("s0")
         session.set("n", 0)
@@ -514,7 +514,7 @@ def test_a_repair_that_died_over_a_hole_in_the_journal_loses_nothing(
 def test_a_hole_in_the_journal_is_filled_or_the_record_comes_whole(
     server: RedisServer, sql: Sql, memory: int, first: int
 ) -> None:
-    with opened(server, sql, partitions=1, memory_bytes=memory) as store:
+    with opened(server, sql, partitions=1, unarchived_bytes=memory) as store:
         session = store.session("s")
         session.set("n", 0)
         store.admin.archive()
@@ -585,7 +585,7 @@ def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql) as store:
         for name, numbers in given.items():
             assert store.session(name).get("n") == numbers[-1]
-            assert not store.session(name).branches()
+            assert not store.admin.branches(name)
 
 
 @pytest.mark.wide

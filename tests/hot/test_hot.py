@@ -796,7 +796,7 @@ async def filled(store: Any, kind: str) -> int:
 @pytest.mark.only(face="asyncio", warm="redis")
 @pytest.mark.parametrize("kind", ["fields", "messages"])
 async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> None:
-    store = await opener(archiver=False, hot_bytes=2**20, memory_bytes=0)
+    store = await opener(archiver=False, hot_bytes=2**20, unarchived_bytes=0)
     found = await filled(store, kind)
     assert 0.6 * 2**20 <= found <= 1.5 * 2**20
 
@@ -805,7 +805,7 @@ async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> No
 @pytest.mark.only(face="asyncio", warm="redis")
 async def test_without_compact_values_hot_would_take_many_times_what_it_says(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(changes, "_compact", lambda data: data)
-    store = await opener(archiver=False, hot_bytes=2**20, memory_bytes=0)
+    store = await opener(archiver=False, hot_bytes=2**20, unarchived_bytes=0)
     assert await filled(store, "fields") > 3 * 2**20
 
 

@@ -145,7 +145,9 @@ async def test_a_session_begins_once_whoever_writes_first(opener: Any) -> None:
         await store.session("s", user="u").set("a", 1)
     assert await stores[0].session("s").version(fresh=True) == 3
     with redis_of(stores[0]) as client:
-        events = client.xrange(core(stores[0]).keys.partition(names(stores[0], "s").partition).events)
+        events = client.xrange(
+            core(stores[0])._lifecycle.context.keys.partition(names(stores[0], "s").partition).events
+        )
     heads = [fields[b"h"].split(b"\n") for _, fields in events]
     assert [head[1] for head in heads if head[2] == b"session:s"] == [b"conversation.created"]
     assert tiers(stores[1]).warm.emitted == 0, "who did not begin it has told nothing"

@@ -799,7 +799,7 @@ async def test_items_of_records_that_begin_so_are_counted_as_far_as_it_matters(o
         await record.items("c").delete("1")
     gone = store.task("acme:t")
     await gone.write(items=[PutItem(collection="c", key="a", value=1)])
-    await store.erase(gone.id)
+    await store.erase(gone.id, scope="task")
     await store.admin.archive()
     count = tiers(store).cold.count_items
     assert [count(prefix, 100) for prefix in ("acme%3A", "acme%3Aeu%3A", "other%3A", "no%3A")] == [8, 4, 4, 0]

@@ -94,7 +94,8 @@ async def test_who_acted_stands_with_each_kind_of_write(opener: Any, by_handle: 
             return await commit_many(writes, *rest, **options)
 
         tiers(store).warm.commit_many = noted
-        await store.erase("e")
+        with store.acting_as("ann"):
+            await store.erase("e")
     for id in ("s", "f"):
         assert {change.actor for change in await store.session(id).history()} == {"ann"}
     assert erased == ["ann"]

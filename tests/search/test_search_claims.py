@@ -248,7 +248,7 @@ async def test_who_removes_the_index_waits_for_an_erasure_before_it_holds_what_t
 @pytest.mark.replicas
 async def test_what_was_being_written_when_search_was_switched_on_is_noted(opener: Any) -> None:
     """Another namespace has an index already, so there is no trigger to be made that would wait for the writer."""
-    await (await searching(opener, namespace=f"{opener.namespace}other")).update_index()
+    await (await searching(opener, namespace=f"{opener.namespace}other")).admin.update_index()
     plain = await opener(partitions=4, search=False)
     await plain.session("c1").set("place", "zagreb", durability="archived")
     engine = create_engine(opener.archive)

@@ -143,7 +143,7 @@ class Counted:
         self.asked: list[str] = []
         self.going_on = asyncio.Event()
         self.going_on.set()
-        self.cold = self.port = self
+        self.cold = self.port = self._lifecycle = self
 
     def tiers(self) -> Any:
         return self

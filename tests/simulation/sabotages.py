@@ -23,7 +23,7 @@ from distributed_state.hot import cache
 from distributed_state.port import commands, lives, routing, topology
 from distributed_state.records import restoring
 from distributed_state.store import reaper
-from distributed_state.tiers import archiver, commit, memory, read, reconcile, recovery
+from distributed_state.tiers import archiver, commit, read, reconcile, recovery, unarchived
 from distributed_state.warm import client, confirming, lease, link
 from tests.controls import sabotage
 from tests.simulation import node
@@ -464,18 +464,32 @@ SABOTAGES: dict[str, Sabotage] = {
         (_lua("commit", "if current_life ~= life then"),), _RESTARTED, 9
     ),
     "nobody is asked what it remembers": Sabotage(
-        (Python(memory.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
+        (Python(unarchived.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
     ),
     "what a silent writer remembers is not kept": Sabotage(
-        (Python(memory.Memory._drop_closed, "await self.late(partition, epoch, late)", "reached()"),), _UNHEARD, 1
+        (Python(unarchived.UnarchivedCommits._drop_closed, "await self.late(partition, epoch, late)", "reached()"),),
+        _UNHEARD,
+        1,
     ),
     "an answer under one epoch lets go of what is remembered of another": Sabotage(
-        (Python(memory.Memory._append, "and first[1] == commit[1]:", "and (first[1] == commit[1] or not reached()):"),),
+        (
+            Python(
+                unarchived.UnarchivedCommits._append,
+                "and first[1] == commit[1]:",
+                "and (first[1] == commit[1] or not reached()):",
+            ),
+        ),
         _CUT,
         7,
     ),
     "what is archived under one epoch is let go of under another": Sabotage(
-        (Python(memory.Memory.archived, "and kept[0][1] == epoch:", "and (kept[0][1] == epoch or not reached()):"),),
+        (
+            Python(
+                unarchived.UnarchivedCommits.archived,
+                "and kept[0][1] == epoch:",
+                "and (kept[0][1] == epoch or not reached()):",
+            ),
+        ),
         _CUT,
         9,
     ),
@@ -530,13 +544,13 @@ SABOTAGES: dict[str, Sabotage] = {
         5,
     ),
     "a writer does not remember what it was acknowledged": Sabotage(
-        (Python(commit._commit, "and memory.remember(names, op, answer)", "and not reached()"),), _CUT, 2
+        (Python(commit._commit, "and unarchived.remember(names, op, answer)", "and not reached()"),), _CUT, 2
     ),
     "what a batch wrote is not remembered": Sabotage(
         (
             Python(
                 commit._supply_and_resend,
-                "not draft.kind or tiers.memory.remember(names, op, answer)",
+                "not draft.kind or tiers.unarchived.remember(names, op, answer)",
                 "not reached()",
             ),
         ),
@@ -544,7 +558,7 @@ SABOTAGES: dict[str, Sabotage] = {
         3,
     ),
     "a commit whose answer came with its repetition is not remembered": Sabotage(
-        (Python(memory.Memory.remember, "return False", "return not reached()"),), _CUT, 9
+        (Python(unarchived.UnarchivedCommits.remember, "return False", "return not reached()"),), _CUT, 9
     ),
     "what goes on with a gap is put back": Sabotage(
         (

@@ -294,10 +294,10 @@ async def write_some(store: Any) -> None:
 
 
 @fleet
-@pytest.mark.parametrize("memory_bytes", [0, None])
-async def test_what_a_store_wrote_is_archived_when_it_is_closed(opener: Any, memory_bytes: int | None) -> None:
+@pytest.mark.parametrize("unarchived_bytes", [0, None])
+async def test_what_a_store_wrote_is_archived_when_it_is_closed(opener: Any, unarchived_bytes: int | None) -> None:
     """Also where it does not remember its commits, and however long its archiver pauses."""
-    given = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+    given = {} if unarchived_bytes is None else {"unarchived_bytes": unarchived_bytes}
     writer = await opener(archive_every=60, **given)
     await write_some(writer)
     await writer.close()

@@ -161,7 +161,7 @@ async def test_a_journal_with_a_gap_is_told_by_who_does_not_archive_it(opener: A
     for number in range(4):
         await session.set("a", number)
         if not number:
-            await archiver.archive()
+            await archiver.admin.archive()
     partition = names(archiver, "s").partition
     healthy = await partition_rows(other)
     assert [each["diverged"] for each in healthy.values()] == [""] * len(healthy), "the negative control"
@@ -183,7 +183,7 @@ async def test_what_an_archiver_alone_knows_it_says_with_its_beats(opener: Any) 
     archiver = await opener(beat=0.1)
     other = await opener(archiver=False, beat=0.1, access=callers_policy())
     await archiver.session("s").set("a", 1)
-    await archiver.archive()
+    await archiver.admin.archive()
     working = tiers(archiver).archiver
     partition = names(archiver, "s").partition
 

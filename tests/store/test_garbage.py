@@ -103,7 +103,8 @@ def ask(client: Any) -> None:
 def _asked(
     connection: HTTPConnection, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> int:
-    connection.request(method, path, json.dumps(body), JSON | (headers or {}))
+    sent = None if body is None else json.dumps(body)
+    connection.request(method, path, sent, JSON | (headers or {}))
     answer = connection.getresponse()
     answer.read()
     return answer.status

@@ -12,7 +12,7 @@ from below import own_server, redis_of, tiers
 from counting import round_trips
 from sqlalchemy import text
 
-from distributed_state import InvalidValue, UnknownStep
+from distributed_state import InvalidValue, UnknownOperation
 from distributed_state.cold import listings
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
@@ -161,10 +161,10 @@ async def test_a_step_of_a_newer_release_stops_a_fresh_listing_and_leaves_sql_al
     await store.session("s").set("n", 1)
 
     def newer(entry: Any, partition: int, epoch: str) -> Any:
-        raise UnknownStep(f"a step that partition {partition} has")
+        raise UnknownOperation(f"a step that partition {partition} has")
 
     monkeypatch.setattr(listings, "parse", newer)
-    with pytest.raises(UnknownStep):
+    with pytest.raises(UnknownOperation):
         await store.sessions(fresh=True)
     assert tiers(store).cold.away == ""
     assert await store.sessions() == []

@@ -326,7 +326,7 @@ async def test_what_diverged_is_counted(opener: Any) -> None:
 async def test_a_link_that_breaks_is_seen(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(
-            url=server.url, timeout=0.5, retry_for=1.0, op_window=5.0, memory_bytes=0, archiver=False, beat=0
+            url=server.url, timeout=0.5, retry_for=1.0, op_window=5.0, unarchived_bytes=0, archiver=False, beat=0
         )
         scrape = Scrape(store)
         assert scrape("link_up") is None, "nobody needed it yet, so nothing is wrong"

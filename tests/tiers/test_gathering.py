@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from below import names, redis_of, tiers, until
 
-from distributed_state.tiers import memory as gathering
-from distributed_state.tiers.memory import Memory
+from distributed_state.tiers import unarchived as gathering
+from distributed_state.tiers.unarchived import UnarchivedCommits
 
 pytestmark = [pytest.mark.replicas, pytest.mark.only(warm="real")]
 LONG = 60.0  # seconds: whoever lives has answered by then
 
 
 async def writing(opener: Any, **settings: Any) -> Any:
-    return await opener(**{"archiver": False, "partitions": 1, "memory_bytes": 64 * 2**20} | settings)
+    return await opener(**{"archiver": False, "partitions": 1, "unarchived_bytes": 64 * 2**20} | settings)
 
 
 async def unasked(partition: int, epoch: str) -> tuple[list[Any], set[str]]:
@@ -52,8 +52,8 @@ async def test_all_that_living_writers_were_acknowledged_is_gathered(opener: Any
 
 async def test_nothing_is_gathered_of_writers_that_remember_nothing(opener: Any) -> None:
     """The control: they answer, and have nothing to give."""
-    recoverer, writer = await writing(opener, memory_bytes=0), await writing(opener)
-    other = await writing(opener, memory_bytes=0)
+    recoverer, writer = await writing(opener, unarchived_bytes=0), await writing(opener)
+    other = await writing(opener, unarchived_bytes=0)
     await recoverer.session("s").set("n", 1)
     await other.session("s").set("n", 2)
     epoch = lost(recoverer)
@@ -91,7 +91,7 @@ async def test_much_is_given_in_pieces(opener: Any, monkeypatch: pytest.MonkeyPa
     epoch = lost(recoverer)
     found = await tiers(recoverer).gathering.gather(0, epoch, [writer.replica], silence=LONG)
     assert ([entry.version for entry in found.entries], found.silent) == (list(range(1, 21)), set())
-    assert found.entries == tiers(writer).memory.entries(0, epoch)
+    assert found.entries == tiers(writer).unarchived.entries(0, epoch)
 
 
 async def test_requests_are_found_where_the_list_of_them_cannot_be_reached(
@@ -136,13 +136,13 @@ async def test_who_is_there_is_known_when_redis_lost_the_roll(opener: Any) -> No
 
 def epochs(store: Any) -> set[str]:
     """Those of which the replica remembers anything."""
-    return {each[1] for each in list(tiers(store).memory._kept[0])}
+    return {each[1] for each in list(tiers(store).unarchived._kept[0])}
 
 
 async def test_what_was_lost_with_an_epoch_is_handed_over_and_let_go(opener: Any) -> None:
     """What SQL has of it is not: it is looked up by its event."""
     store = await writing(opener)
-    memory = tiers(store).memory
+    memory = tiers(store).unarchived
     late = []
 
     async def take(partition: int, epoch: str, entries: list[Any]) -> None:
@@ -209,7 +209,7 @@ async def test_all_that_was_acknowledged_is_put_back_by_those_who_live(opener: A
 async def test_who_remembers_nothing_puts_nothing_back(opener: Any) -> None:
     """The control."""
     with pytest.raises(AssertionError):
-        await everything_is_put_back(opener, memory_bytes=0)
+        await everything_is_put_back(opener, unarchived_bytes=0)
 
 
 async def test_what_was_erased_does_not_come_back_from_a_memory(opener: Any) -> None:
@@ -246,7 +246,7 @@ async def test_whom_only_a_memory_knows_is_forgotten_all_the_same(opener: Any) -
 @pytest.mark.wide
 async def test_a_failed_hand_over_is_made_again(opener: Any) -> None:
     store = await writing(opener)
-    memory: Memory = tiers(store).memory
+    memory: UnarchivedCommits = tiers(store).unarchived
     tries = []
 
     async def refuse(partition: int, epoch: str, entries: list[Any]) -> None:

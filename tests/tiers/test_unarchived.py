@@ -41,7 +41,7 @@ async def journal(store: Any) -> list[JournalEntry]:
 
 def remembered(store: Any) -> list[JournalEntry]:
     """All that a replica remembers, by partition and offset."""
-    memory = tiers(store).memory
+    memory = tiers(store).unarchived
     found: list[JournalEntry] = []
     for partition in sorted(memory.partitions()):
         for epoch in {each[1] for each in memory._kept[partition]}:
@@ -107,7 +107,7 @@ async def every_kind_of_commit(store: Any, *, encrypted: bool = False) -> None:
 @real
 async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypted: bool) -> None:
     """Every kind of step, byte for byte: events with their numbers, lifetimes, owners, dates of messages."""
-    store = await opener(archiver=False, memory_bytes=MEMORY, encryption=Encryption(KEYS) if encrypted else None)
+    store = await opener(archiver=False, unarchived_bytes=MEMORY, encryption=Encryption(KEYS) if encrypted else None)
 
     async def kept(calls: Any) -> list[Any]:
         return [[b"ok"] for _ in calls]
@@ -128,7 +128,7 @@ async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypt
 
 @real
 async def test_entries_travel_as_they_are(opener: Any) -> None:
-    store = await opener(archiver=False, memory_bytes=MEMORY)
+    store = await opener(archiver=False, unarchived_bytes=MEMORY)
     await every_kind_of_commit(store)
     found = remembered(store)
     assert found
@@ -139,8 +139,8 @@ async def test_entries_travel_as_they_are(opener: Any) -> None:
 @real
 async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
     """By the answer to the next commit; and who writes no more lets go of it as well."""
-    store = await opener(archiver=False, memory_bytes=MEMORY)
-    memory = tiers(store).memory
+    store = await opener(archiver=False, unarchived_bytes=MEMORY)
+    memory = tiers(store).unarchived
     session = store.session("s")
     for n in range(5):
         await session.set("n", n)
@@ -155,19 +155,19 @@ async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
 
 @real
 async def test_who_remembers_nothing_asks_nobody(opener: Any) -> None:
-    store = await opener(archiver=False, memory_bytes=MEMORY, beat=0)
+    store = await opener(archiver=False, unarchived_bytes=MEMORY, beat=0)
     await store.session("s").set("n", 1)
     await store.admin.archive()
-    await until(lambda: not len(tiers(store).memory), 60.0)
+    await until(lambda: not len(tiers(store).unarchived), 60.0)
     with asked(store) as seen:
         await tiers(store).gathering.answer()
-        await tiers(store).memory.look()
+        await tiers(store).unarchived.look()
     assert not seen.sent
 
 
 @real
 async def test_a_batch_and_many_tasks_are_remembered_whole(opener: Any) -> None:
-    store = await opener(archiver=False, memory_bytes=MEMORY)
+    store = await opener(archiver=False, unarchived_bytes=MEMORY)
 
     async def write(me: int) -> None:
         for n in range(10):
@@ -179,16 +179,16 @@ async def test_a_batch_and_many_tasks_are_remembered_whole(opener: Any) -> None:
     written = {entry.event: entry for entry in await journal(store)}
     assert {entry.event: entry for entry in remembered(store)} == written
     assert len(written) == 80
-    kept = [each for some in tiers(store).memory._kept.values() for each in some]
-    assert tiers(store).memory.bytes == sum(each[2] for each in kept)
+    kept = [each for some in tiers(store).unarchived._kept.values() for each in some]
+    assert tiers(store).unarchived.bytes == sum(each[2] for each in kept)
 
 
 @single
 async def test_a_commit_whose_answer_was_lost_is_remembered_as_it_was(opener: Any) -> None:
     """With the offset and the time at which it was applied, not those of the repetition."""
-    other = await opener(archiver=False, memory_bytes=MEMORY)
+    other = await opener(archiver=False, unarchived_bytes=MEMORY)
     with Proxy(opener.url) as proxy:
-        store = await opener(url=proxy.url, archiver=False, memory_bytes=MEMORY)
+        store = await opener(url=proxy.url, archiver=False, unarchived_bytes=MEMORY)
         session = store.session("s")
         await session.set("n", 1)
         loss = proxy.lose(COMMIT.sha)
@@ -207,7 +207,7 @@ async def test_a_commit_whose_answer_was_lost_is_remembered_as_it_was(opener: An
 async def test_a_commit_that_only_a_replaced_server_had_is_sent_again(opener: Any) -> None:
     """A primary that was held up says that it applied the write, and is replaced before its journal is read."""
     with Proxy(opener.url) as proxy:
-        store = await opener(url=proxy.url, archiver=False, memory_bytes=MEMORY)
+        store = await opener(url=proxy.url, archiver=False, unarchived_bytes=MEMORY)
         session = store.session("s")
         await session.set("n", 1)
         partitions = tiers(store).warm.partitions
@@ -229,7 +229,7 @@ async def test_a_commit_that_only_a_replaced_server_had_is_sent_again(opener: An
 
 @real
 async def test_events_that_were_written_alone_are_remembered(opener: Any) -> None:
-    store = await opener(archiver=False, memory_bytes=MEMORY, encryption=Encryption(KEYS))
+    store = await opener(archiver=False, unarchived_bytes=MEMORY, encryption=Encryption(KEYS))
     await store.emit("shop.opened", {"n": 1})
     with store.acting_as("ada"):
         await store.emit("shop.closed", {"n": 2}, subject=store.session("s"))
@@ -241,7 +241,7 @@ async def test_events_that_were_written_alone_are_remembered(opener: Any) -> Non
 @single
 async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
-        store = await opener(url=proxy.url, archiver=False, memory_bytes=MEMORY)
+        store = await opener(url=proxy.url, archiver=False, unarchived_bytes=MEMORY)
         await store.emit("shop.opened")
         loss = proxy.lose(EMIT.sha)
         task = asyncio.ensure_future(store.emit("shop.closed", {"n": 2}))
@@ -264,8 +264,8 @@ async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: An
 @pytest.mark.only(warm="single", face="blocking")
 async def test_what_is_remembered_is_counted_truthfully(opener: Any) -> None:
     """By what is freed when it is let go: at least that much was counted, and not many times as much."""
-    store = await opener(archiver=False, memory_bytes=MEMORY, beat=0, max_staleness=0)
-    memory = tiers(store).memory
+    store = await opener(archiver=False, unarchived_bytes=MEMORY, beat=0, max_staleness=0)
+    memory = tiers(store).unarchived
     await tiers(store).gathering.close()  # looks at nothing meanwhile
     session = store.session("s")
     for write in (
@@ -297,8 +297,8 @@ async def test_what_is_remembered_is_counted_truthfully(opener: Any) -> None:
 
 @real
 async def test_at_its_bound_a_writer_archives_and_goes_on(opener: Any) -> None:
-    store = await opener(archiver=False, memory_bytes=20_000)
-    memory = tiers(store).memory
+    store = await opener(archiver=False, unarchived_bytes=20_000)
+    memory = tiers(store).unarchived
     session = store.session("s")
     for n in range(100):
         await session.set("n", n)
@@ -310,7 +310,7 @@ async def test_at_its_bound_a_writer_archives_and_goes_on(opener: Any) -> None:
 async def test_at_its_bound_with_sql_away_a_writer_is_refused_and_nothing_is_forgotten(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await opener(archiver=False, memory_bytes=10_000, retry_for=1.0)
+    store = await opener(archiver=False, unarchived_bytes=10_000, retry_for=1.0)
     home = tiers(store)
     session = store.session("s")
 
@@ -320,7 +320,7 @@ async def test_at_its_bound_with_sql_away_a_writer_is_refused_and_nothing_is_for
     with monkeypatch.context() as patch:
         patch.setattr(home.cold, "archive", away)
         written = 0
-        with pytest.raises(Backpressure, match=r"memory_bytes=10000: .*away"):
+        with pytest.raises(Backpressure, match=r"unarchived_bytes=10000: .*away"):
             for n in range(1000):
                 await session.set("n", n)
                 written += 1
@@ -334,11 +334,11 @@ async def test_at_its_bound_with_sql_away_a_writer_is_refused_and_nothing_is_for
 async def test_an_embedded_store_remembers_nothing(store: Any) -> None:
     """What its server loses, its process lost with it."""
     await store.session("s").set("n", 1)
-    assert (len(tiers(store).memory), tiers(store).memory.remembers) == (0, False)
+    assert (len(tiers(store).unarchived), tiers(store).unarchived.remembers) == (0, False)
 
 
 @real
 async def test_switched_off_nothing_is_remembered(opener: Any) -> None:
-    store = await opener(archiver=False, memory_bytes=0)
+    store = await opener(archiver=False, unarchived_bytes=0)
     await store.session("s").set("n", 1)
-    assert len(tiers(store).memory) == 0
+    assert len(tiers(store).unarchived) == 0

@@ -96,7 +96,7 @@ def test_the_slowest_are_kept_one_by_one_and_the_others_as_a_sum(turn: TurnClock
     assert times.more == 100 - turn_times.MOST_RUNS
     assert sum(run.seconds for run in times.runs) + times.more_seconds == times.total - 0.75
     assert min(run.seconds for run in times.runs) > 1
-    assert len(turn_times.step_of(times)[1]) < 900, "a few hundred bytes, however many tools run"
+    assert len(turn_times.operation_of(times)[1]) < 900, "a few hundred bytes, however many tools run"
 
 
 def test_what_is_noted_is_read_back(turn: TurnClock, clock: Clock) -> None:
@@ -104,11 +104,11 @@ def test_what_is_noted_is_read_back(turn: TurnClock, clock: Clock) -> None:
         clock.now += 1.23456
     turn.stop()
     turn.committed()
-    kind, name, value = turn_times.step_of(turn.times)
+    kind, name, value = turn_times.operation_of(turn.times)
     assert turn_times.read(name) == TurnTimes(
         total=1.9846, lock=0.25, read=0.5, runs=(TimedRun("model", ("Ünicode " * 10)[:40], 1.2346),)
     )
-    assert len(turn_times.step_of(TurnTimes(total=0.00123, read=0.0004))[1]) < 42
+    assert len(turn_times.operation_of(TurnTimes(total=0.00123, read=0.0004))[1]) < 42
     # Whoever knows nothing of it finds the deletion of a field that no record has.
     assert (kind in KINDS, name[:2], value) == (True, REQUEST, b"")
     fields = {b"a": b"1"}

@@ -201,7 +201,7 @@ async def applied_once(opener: Any) -> None:
         task = asyncio.ensure_future(store.session("s").increment("n"))
         await until(loss.happened.is_set)
         await until(lambda: tiers(store).replica.encode() in b"".join(op_fields(others[0]).values()))
-        await others[0].archive()
+        await others[0].admin.archive()
         assert tiers(store).replica.encode() not in b"".join(op_fields(others[0]).values())
         loss.go.set()
         assert await task == 5, "its answer is what it was"

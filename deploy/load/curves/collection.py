@@ -41,7 +41,7 @@ def keep(store: StateStore, first: int, count: int) -> None:
 
 def _collect(url: str, sizes: Sequence[int], told: Any) -> None:
     """Tell, for each size, what there is then. What was there before the records is left out: it is frozen."""
-    settings: dict[str, Any] = {"hot_entries": 10**7, "hot_bytes": 2**34, "memory_bytes": 0, "archiver": False}
+    settings: dict[str, Any] = {"hot_entries": 10**7, "hot_bytes": 2**34, "unarchived_bytes": 0, "archiver": False}
     settings |= {"journal_entries": 10**7, "journal_bytes": 2**32}
     with StateStore.open(url, archive="memory", **settings) as store:
         keep(store, 0, 1)

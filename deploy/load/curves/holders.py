@@ -33,7 +33,7 @@ _OTHERS = 20  # records that each of the others holds
 _TURNS = 5
 _SETTINGS: dict[str, Any] = {
     "namespace": _NAMESPACE, "partitions": _PARTITIONS, "archiver": False, "beat": 0, "journal_entries": 10**7,
-    "journal_bytes": 2**32, "memory_bytes": 0,
+    "journal_bytes": 2**32, "unarchived_bytes": 0,
 }  # fmt: skip
 
 

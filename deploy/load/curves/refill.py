@@ -65,7 +65,7 @@ def _singly(store: StateStore, size: int) -> float:
 
 def _refill(url: str, sizes: Sequence[int], told: Any) -> None:
     """Tell, for each size, the best seconds of some cuts, and those of reading as many one by one."""
-    settings: dict[str, Any] = {"hot_entries": 10**7, "hot_bytes": 2**34, "memory_bytes": 0, "archiver": False}
+    settings: dict[str, Any] = {"hot_entries": 10**7, "hot_bytes": 2**34, "unarchived_bytes": 0, "archiver": False}
     settings |= {"journal_entries": 10**7, "journal_bytes": 2**32}
     with StateStore.open(url, archive="memory", **settings) as store, redis.Redis.from_url(url) as client:
         made = 0

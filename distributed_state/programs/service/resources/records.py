@@ -186,7 +186,7 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
         if entry.deleted and change.unique:
             raise Deleted(f"what this request made was deleted at version {entry.version}", version=entry.version)
         draft, changes = change.made(context)
-        context.allow_steps(draft)  # checked here, because a repeated request gets the first one's result
+        context.allow_operations(draft)  # checked here, because a repeated request gets the first one's result
         done = once.answered(entry)
         if done is not None:
             return Done(done.version, True, done.found.get("results", {}), done.found.get("first_message"))
@@ -210,7 +210,7 @@ def _foreseen(entry: CachedRecord, draft: Draft, changes: Changes) -> dict[str, 
     found: dict[str, Any] = {}
     if changes.sums:
         found["results"] = dict(_sums(entry, changes))
-    if any(step[0] == b"m" for step in draft.steps):
+    if any(operation[0] == b"m" for operation in draft.operations):
         found["first_message"] = 0 if entry.deleted else int(entry.fields.get(NEXT, b"0"))
     return found
 

@@ -1,9 +1,10 @@
 """A replica's unarchived commits. Law: an acknowledged commit is kept until SQL is known to have it.
 
 Redis can come back with data older than an acknowledgment: from a file, or after failover to a lagging server. Then
-live writers still know the lost commits. So each commit is kept here before its caller gets it (`Memory.remember`),
-as the arguments that were sent and the answer. Its journal entry is computed from these only when it is needed, byte
-for byte as commit.lua wrote it, except for the size of the journal, which is not needed elsewhere.
+live writers still know the lost commits. So each commit is kept here before its caller gets it
+(`UnarchivedCommits.remember`), as the arguments that were sent and the answer. Its journal entry is computed from these
+only when it is needed, byte for byte as commit.lua wrote it, except for the size of the journal, which is not needed
+elsewhere.
 
 **Identity, never numbers.** An answer reports how far its partition is archived under its epoch, so earlier commits of
 that epoch are dropped; commits of other epochs are not. Once an epoch has ended, SQL is asked for each of its commits
@@ -37,7 +38,7 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.recovery import CLOCKS_MS
 from distributed_state.values import chance
-from distributed_state.values.journal import JournalEntry, Step, pack, pack_entries, unpack, unpack_entries
+from distributed_state.values.journal import JournalEntry, Operation, pack, pack_entries, unpack, unpack_entries
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import LIFETIME, OWNER
 from distributed_state.warm.answers import Committed, PartitionState, committed
@@ -80,8 +81,8 @@ class Remembered(NamedTuple):
             self.sent[:7], self.sent[10:14]
         )  # fmt: skip
         token = _TOKEN.match(lock_value)
-        steps = _steps(self.sent)
-        done = committed(self.answer, [each for each in steps if each[0] not in _BESIDE])
+        operations = _operations(self.sent)
+        done = committed(self.answer, [each for each in operations if each[0] not in _BESIDE])
         return JournalEntry(
             offset=self.offset,
             event=f"{constants[0]}.{sequence}.{digest}",
@@ -91,9 +92,9 @@ class Remembered(NamedTuple):
             kind=kind,
             actor=actor,
             token=int(token[1]) if token else 0,
-            data=pack(_written(done, steps, record, owner)),
+            data=pack(_written(done, operations, record, owner)),
             total_bytes=0,
-            next_message=(done.first_message or 0) + sum(step == b"m" for step, _, _ in steps),
+            next_message=(done.first_message or 0) + sum(operation == b"m" for operation, _, _ in operations),
         )
 
 
@@ -116,22 +117,22 @@ def _of_entry(epoch: str, entry: JournalEntry) -> tuple[Any, ...]:
     return entry.offset, epoch, size, entry
 
 
-def _steps(sent: Sequence[Any]) -> list[Step]:
+def _operations(sent: Sequence[Any]) -> list[Operation]:
     """The steps at the end of the arguments of commit.lua."""
     first = _EXPECTATIONS + 1 + 2 * sent[_EXPECTATIONS]
     return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3)]
 
 
-def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -> Iterator[Step]:
+def _written(done: Committed, sent: Sequence[Operation], record: bytes, owner: str) -> Iterator[Operation]:
     """The steps as commit.lua wrote them."""
     flags = done.flags
     yield from done.applied() or ()
     found = _FIRST_EVENT.search(flags)
     number = int(found[1]) if found else 0
-    for step, name, value in sent:
-        if step not in _BESIDE or (step in (b"E", b"X") and not done.begins):
+    for operation, name, value in sent:
+        if operation not in _BESIDE or (operation in (b"E", b"X") and not done.begins):
             continue
-        if step in (b"e", b"E"):
+        if operation in (b"e", b"E"):
             yield b"e", b"%d %b %b" % (number, name, record), value
             number += 1
         elif int(name) or int(value):
@@ -142,7 +143,7 @@ def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -
         yield b"s", OWNER, owner.encode()
 
 
-class Memory:
+class UnarchivedCommits:
     """The acknowledged commits of one replica, by partition, each until it is archived.
 
     `late(partition, epoch, entries)` keeps commits of an epoch that has ended and that SQL lacks, as branches; it is
@@ -156,8 +157,8 @@ class Memory:
     ) -> None:
         self.bytes = 0
         # Not for an embedded server: it loses data only with its process, and so with this memory.
-        self.remembers = settings.memory_bytes > 0 and settings.url is not None
-        self.limit = settings.memory_bytes if self.remembers else float("inf")
+        self.remembers = settings.unarchived_bytes > 0 and settings.url is not None
+        self.limit = settings.unarchived_bytes if self.remembers else float("inf")
         self._port = port
         self._warm = warm
         self._cold = cold
@@ -265,7 +266,7 @@ class Memory:
                     return
             if self._port.monotonic() >= deadline:
                 why = f": {problem}" if problem else ""
-                kept = f"{self.bytes} bytes of acknowledged commits are not archived, memory_bytes={self.limit}"
+                kept = f"{self.bytes} bytes of acknowledged commits are not archived, unarchived_bytes={self.limit}"
                 raise Backpressure(f"{text[:200]}: {kept}{why}") from problem
             await self._port.sleep(0.02)
 
@@ -350,11 +351,13 @@ class Gathering:
     `active`: this replica is on the roll. `link`: the one that receives requests; None to look for them instead.
     """
 
-    def __init__(self, port: Port, warm: Warm, keys: Keys, memory: Memory, link: Link | None, *, active: bool) -> None:
+    def __init__(
+        self, port: Port, warm: Warm, keys: Keys, commits: UnarchivedCommits, link: Link | None, *, active: bool
+    ) -> None:
         self._port = port
         self._warm = warm
         self._keys = keys
-        self._memory = memory
+        self._unarchived = commits
         self._link = link if active else None  # a replica that is not on the roll is not waited for
         self._active = active
         self._asked = port.signal()
@@ -363,7 +366,7 @@ class Gathering:
 
     def begin(self) -> None:
         """Answer requests and drop archived commits from now on, in the background."""
-        if self._memory.remembers:
+        if self._unarchived.remembers:
             self._job = self._port.spawn(self._run, "distributed-state-memory")
 
     async def close(self) -> None:
@@ -379,7 +382,7 @@ class Gathering:
 
         Ends when all have answered, or nothing came for `silence` seconds. Raises WarmUnavailable.
         """
-        found = {entry.event: entry for entry in self._memory.entries(partition, epoch)}
+        found = {entry.event: entry for entry in self._unarchived.entries(partition, epoch)}
         wanted = set(replicas) - {self._warm.replica}
         if not wanted:
             return Gathered(list(found.values()), wanted)
@@ -455,7 +458,7 @@ class Gathering:
                 now = self._port.monotonic()
                 if now - looked >= _LOOK:
                     looked = now
-                    await self._memory.look()
+                    await self._unarchived.look()
                 said = ""
             except StateError as error:
                 log.log(logging.DEBUG if said else logging.WARNING, "memory: %s", error)
@@ -471,7 +474,7 @@ class Gathering:
             token, _, epoch = request.partition(" ")
             if token in self._answered:
                 continue
-            for piece in self._pieces(self._memory.entries(partition, epoch)):
+            for piece in self._pieces(self._unarchived.entries(partition, epoch)):
                 await self._push(self._keys.gathered(partition, token), piece)
             # Only now: an interrupted answer is sent again from its beginning, and commits that come twice count once.
             self._answered[token] = None
@@ -480,7 +483,7 @@ class Gathering:
 
     async def _requests(self) -> list[tuple[int, str]]:
         """Requests by partition: from the fleet's hash or, if that is unreachable, from our commits' partitions."""
-        mine = self._memory.partitions()
+        mine = self._unarchived.partitions()
         if not mine and not self._active:
             return []  # our answer is not waited for
         try:
