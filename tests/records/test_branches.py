@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest

@@ -24,7 +24,7 @@ def stored(fields: dict[str, Any]) -> dict[bytes, bytes]:
     return {name.encode(): codec.encode(value) for name, value in fields.items()}
 
 
-def steps(base: dict[str, Any], wanted: dict[str, Any]) -> dict[bytes, merge.Step]:
+def steps(base: dict[str, Any], wanted: dict[str, Any]) -> dict[bytes, merge.Operation]:
     """What a writer sends to make `wanted` of `base`."""
     found = {}
     for key in base.keys() | wanted.keys():
