@@ -382,7 +382,7 @@ async def lay_about(opener: Any) -> None:
     changes = Changes(tiers(store).settings, Codec("", ""))
     changes.increment("n", 1)
     draft = changes.draft("increment")
-    op = tiers(store).warm.ops.begin(draft.steps)
+    op = tiers(store).warm.ops.begin(draft.operations)
     op.creation = "+"
     op.since_ms = tiers(store).clock.earliest_ms() - 10_000
     op.doubted = True
@@ -405,7 +405,7 @@ async def test_a_request_that_comes_twice_is_applied_once(opener: Any) -> None:
     changes = Changes(tiers(store).settings, Codec("", ""))
     changes.increment("n", 1)
     draft = changes.draft("increment")
-    op = tiers(store).warm.ops.begin(draft.steps)
+    op = tiers(store).warm.ops.begin(draft.operations)
     op.creation = "+"
     first = await tiers(store).warm.commit(names(store, "s"), draft, op)
     assert isinstance(first, Committed)

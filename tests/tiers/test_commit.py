@@ -1137,7 +1137,7 @@ async def a_late_duplicate_changes_nothing(store: Any) -> None:
     warm, keys = tiers(store).warm, names(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
-    op = warm.ops.begin(draft.steps)
+    op = warm.ops.begin(draft.operations)
     first = await warm.commit(keys, draft, op)
     assert isinstance(first, Committed)
     again = await warm.commit(keys, draft, op)
@@ -1168,7 +1168,7 @@ async def test_one_op_id_for_two_changes_is_an_error(store: Any) -> None:
     warm, keys = tiers(store).warm, names(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
-    op = warm.ops.begin(draft.steps)
+    op = warm.ops.begin(draft.operations)
     await warm.commit(keys, draft, op)
     other = copy(op)
     other.digest = "0"
@@ -1180,10 +1180,10 @@ async def test_many_writes_in_flight_are_all_remembered(opener: Any) -> None:
     store = await opener(archiver=False)  # what is archived, SQL remembers
     warm, keys = tiers(store).warm, names(store, "s")
     await store.session("s").set("n", 0)
-    open_since, sent = warm.ops.begin(increment(store).steps), []
+    open_since, sent = warm.ops.begin(increment(store).operations), []
     for _ in range(100):
         draft = increment(store)
-        op = warm.ops.begin(draft.steps)
+        op = warm.ops.begin(draft.operations)
         sent.append((draft, op, await warm.commit(keys, draft, op)))
     random.Random(1).shuffle(sent)
     for draft, op, answer in sent:
@@ -1202,7 +1202,7 @@ async def a_younger_write_arrives_first(store: Any) -> None:
     warm, keys = tiers(store).warm, names(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
-    older, younger = warm.ops.begin(draft.steps), warm.ops.begin(draft.steps)
+    older, younger = warm.ops.begin(draft.operations), warm.ops.begin(draft.operations)
     first = await warm.commit(keys, draft, younger)
     await warm.commit(keys, draft, older)
     warm.ops.end(older)
@@ -1437,7 +1437,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
     await store.session("s").set("n", 1)
     await store.admin.archive()
     draft = increment(store)
-    op, (read_keys, arguments) = warm.ops.begin(draft.steps), warm.read_call(keys, "", None)
+    op, (read_keys, arguments) = warm.ops.begin(draft.operations), warm.read_call(keys, "", None)
 
     async def ask() -> Any:
         if repeated == "commit":

@@ -191,7 +191,7 @@ async def everything_is_put_back(opener: Any, **settings: Any) -> None:
         return len(await home.presence.known()) == 3
 
     await until(all_known, LONG)
-    if home.memory.remembers:
+    if home.unarchived.remembers:
         gather = home.gathering.gather
         home.gathering.gather = lambda *given, silence: gather(*given, silence=LONG)
     lost(stores[0], heard=True)
@@ -219,7 +219,7 @@ async def test_what_was_erased_does_not_come_back_from_a_memory(opener: Any) -> 
     await store.session("s").set("n", 2)
     home = tiers(store)
     epoch = home.epoch(0)
-    entries = home.memory.entries(0, epoch)
+    entries = home.unarchived.entries(0, epoch)
     assert len(entries) == 2
     assert (await home.port.sql(home.cold.known, 0, epoch, entries)).lacking == {entry.event for entry in entries}
     await other.forget("u")

@@ -41,7 +41,7 @@ async def increments(stores: list[Any]) -> list[Sent]:
         changes = Changes(tiers(store).settings, Codec("", ""))
         changes.increment("n", 1)
         draft = changes.draft("increment")
-        op = tiers(store).warm.ops.begin(draft.steps, names(store, "s").text)
+        op = tiers(store).warm.ops.begin(draft.operations, names(store, "s").text)
         done = await tiers(store).warm.commit(names(store, "s"), draft, op)
         assert isinstance(done, Committed)
         sent.append((store, draft, op, done))
