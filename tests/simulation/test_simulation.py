@@ -58,6 +58,7 @@ def test_every_promise_holds_at_length(name: str, part: int) -> None:
         holds(name, seed, dense=False)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("what", FOUND)
 def test_a_fault_that_was_found_stays_mended(what: str) -> None:
     name, seed = FOUND[what]
